@@ -1,0 +1,1 @@
+"""One OpenAI-compatible endpoint for all models of an installation."""

@@ -1,0 +1,1 @@
+"""Paged-attention, continuous-batching inference server."""

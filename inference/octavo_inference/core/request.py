@@ -1,0 +1,83 @@
+"""The vocabulary of a request, shared by the API process, the engine and the offline `LLM`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen and when to stop. Defaults are those of the OpenAI API; names are vLLM's.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `seed` makes a choice a function of (seed, position,
+    index) alone, so it does not depend on what else is in the batch; None draws one per request. `stop` are strings,
+    found in the decoded text; `stop_token_ids` in the tokens. `max_tokens` None means up to the model's limit.
+    `logprobs` is how many alternatives to report per token (0: only the chosen one), None for none at all.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """One prompt handed to the engine. `tokens` is the prompt; `salt` separates prefix caches of tenants.
+
+    `priority`: higher runs first; equal priorities run in order of arrival.
+    """
+
+    id: str
+    tokens: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    salt: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """Client gone or stop string found: free the request's rows and blocks before the next step."""
+
+    id: str
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities (natural) of one generated token and of its best alternatives, best first."""
+
+    logprob: float
+    rank: int
+    """Rank of the chosen token among all tokens, 1 = most likely."""
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step produced for one sequence: usually one token."""
+
+    id: str
+    index: int
+    """Which of the request's n sequences."""
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token id or string that ended it; None for end-of-sequence and length."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache; final once the first token is out."""
+    error: str | None = None
+    """With finish_reason "error": a human message."""

@@ -1,0 +1,1 @@
+"""Model descriptions and weights."""

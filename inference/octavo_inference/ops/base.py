@@ -1,0 +1,30 @@
+"""What the engine needs of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo_inference.run.batch import Batch, Float32, StepResult
+
+
+class Backend(Protocol):
+    """A loaded model on a device with its KV pool. Chosen once at start; used from one thread."""
+
+    name: str
+    """For people: "reference", "cpu (avx2)", ..."""
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model over the batch, store K and V, sample. Raises nothing a single request can cause."""
+        ...
+
+    def logits(self, batch: Batch) -> Float32:
+        """The step without sampling: logits [R, vocab] in float32 of the sample rows. For tests and evaluation."""
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks (source, destination), all layers."""
+        ...

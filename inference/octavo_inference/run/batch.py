@@ -1,0 +1,75 @@
+"""The one batch shape: prefill chunks and decode tokens are a ragged list of query tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Rows whose logits are needed, and how to choose from them. All arrays have length R.
+
+    `row` indexes the batch's query tokens; `position` is the position the chosen token will take, which with `seed`
+    keys its random number. `temperature` 0 is greedy; `top_k` 0 keeps all. `logprobs` is the number of alternatives to
+    report, -1 for none. `adjust[i]` is None for rows without penalties or banned tokens.
+    """
+
+    row: Int32
+    position: Int32
+    seed: NDArray[np.uint64]
+    temperature: Float32
+    top_p: Float32
+    top_k: Int32
+    min_p: Float32
+    logprobs: Int32
+    adjust: list[LogitAdjust | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitAdjust:
+    """Changes to one row of logits before sampling.
+
+    `prompt` and `output` are the tokens so far (repetition penalty sees both; presence and frequency only the output,
+    as in the OpenAI API). `banned` ids get -inf (end-of-sequence and stop ids before `min_tokens`).
+    """
+
+    prompt: Int32
+    output: Int32
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    banned: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work. T query tokens of B sequences.
+
+    `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
+    `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step;
+    `block_table[B, max_blocks]` lists each sequence's blocks, padded with 0.
+    """
+
+    tokens: Int32
+    positions: Int32
+    slots: Int32
+    query_start: Int32
+    seq_len: Int32
+    block_table: Int32
+    sample: SampleRows
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`tokens[R]` chosen for the sample rows; for rows that asked, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs)."""
+
+    tokens: Int32
+    logprob: Float32
+    rank: Int32
+    top: list[tuple[Int32, Float32] | None]

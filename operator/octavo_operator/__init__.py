@@ -1,0 +1,1 @@
+"""Reconciles LLMDeployments into inference pods and scales them."""

@@ -1,0 +1,110 @@
+"""The load reports: what a pod and a gateway say of themselves, sampled by the operator and by gateways.
+
+One small JSON object each. Counters only grow within one `start_time`; a reader that sees another `start_time`
+starts its differences afresh.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StepSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Running sums over engine steps: enough to fit `seconds = a + b*prefill + d*rows + c*context` by least squares.
+
+    Tokens and rows are counts per step, `seconds` the wall time of the step. Two factors in a name: sum of products.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    prefill: int = 0
+    rows: int = 0
+    context: int = 0
+    prefill_prefill: int = 0
+    prefill_rows: int = 0
+    prefill_context: int = 0
+    rows_rows: int = 0
+    rows_context: int = 0
+    context_context: int = 0
+    seconds_prefill: float = 0.0
+    seconds_rows: float = 0.0
+    seconds_context: float = 0.0
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one inference pod.
+
+    `pinned` blocks have ref > 0; `cached` blocks (ref = 0, reusable) are free capacity and are counted apart.
+    `running`, `waiting` are sequences; `waiting_tokens` is the prompt tokens of waiting sequences,
+    `uncached_prompt_tokens` the prompt tokens (waiting and running) that still have to be computed.
+    Times are seconds; `start_time` is Unix time of the process start.
+    """
+
+    sequence: int
+    start_time: float
+    model: str
+    block_size: int
+    blocks_total: int
+    blocks_pinned: int
+    blocks_cached: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    uncached_prompt_tokens: int
+    oldest_wait: float
+    preemptions: int
+    requests: int
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_hit_tokens: int
+    max_running: int
+    max_batched_tokens: int
+    max_waiting: int
+    ready: bool
+    draining: bool
+    cold_start: float = 0.0
+    """Seconds from process start to ready (0 while not ready)."""
+    steps: StepSums = msgspec.field(default_factory=StepSums)
+
+    @property
+    def kv_occupancy(self) -> float:
+        """Share of the pool that live sequences hold, 0..1."""
+        return self.blocks_pinned / self.blocks_total if self.blocks_total else 0.0
+
+
+class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway knows of one LLMDeployment. `arrivals` and `arrival_prompt_tokens` are counters."""
+
+    namespace: str
+    name: str
+    arrivals: int
+    arrival_prompt_tokens: int
+    in_flight: int
+    held: int
+    held_prompt_tokens: int
+    oldest_hold: float
+    last_arrival: float
+    """Unix time of the newest request; 0 when there was none."""
+
+
+class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one gateway replica."""
+
+    sequence: int
+    start_time: float
+    models: list[ModelTraffic]
+
+
+def encode(report: LoadReport | GatewayReport) -> bytes:
+    """JSON of a report."""
+    return msgspec.json.encode(report)
+
+
+def decode_load(data: bytes) -> LoadReport:
+    """A pod's report. Raises `msgspec.ValidationError` naming the field when it is malformed."""
+    return msgspec.json.decode(data, type=LoadReport)
+
+
+def decode_gateway(data: bytes) -> GatewayReport:
+    """A gateway's report. Raises `msgspec.ValidationError` naming the field when it is malformed."""
+    return msgspec.json.decode(data, type=GatewayReport)

@@ -1,0 +1,45 @@
+"""Names that more than one part must spell the same way."""
+
+from __future__ import annotations
+
+from typing import Final
+
+API_GROUP: Final = "octavo.dev"
+API_VERSION: Final = "v1alpha1"
+KIND: Final = "LLMDeployment"
+PLURAL: Final = "llmdeployments"
+
+# Labels of every object the operator makes. A pod belongs to the LLMDeployment that LABEL_NAME names.
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "octavo"
+LABEL_NAME: Final = "octavo.dev/llmdeployment"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+COMPONENT_SERVER: Final = "server"
+
+# Set on a pod by the operator when it is chosen to go; the gateway stops routing to it at once.
+ANNOTATION_DRAINING: Final = "octavo.dev/draining"
+ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+
+# Annotation of the child Service: the model names (comma-separated, first the served name, then aliases) that the
+# gateway routes to it, and the LLMDeployment's settings that the gateway needs without reading the resource itself.
+ANNOTATION_MODELS: Final = "octavo.dev/models"
+# "true" when the gateway may hold requests for it while no replica is ready (scale to zero, rollout, start).
+ANNOTATION_HOLD: Final = "octavo.dev/hold"
+# Last measured seconds from pod creation to ready, for Retry-After.
+ANNOTATION_COLD_START: Final = "octavo.dev/cold-start-seconds"
+
+PORT_API: Final = 8000
+PORT_ADMIN: Final = 9000
+PORT_GATEWAY: Final = 8080
+PORT_OPERATOR: Final = 8081
+PORT_NAME_API: Final = "api"
+PORT_NAME_ADMIN: Final = "admin"
+
+PATH_LOAD: Final = "/v1/octavo/load"
+PATH_DRAIN: Final = "/v1/octavo/drain"
+PATH_WAKE: Final = "/v1/octavo/wake"
+
+# Internal headers: stripped from what clients send and from what pods answer.
+HEADER_PREFIX: Final = "x-octavo-"
+HEADER_DRAINING: Final = "X-Octavo-Draining"
+HEADER_REQUEST_ID: Final = "X-Request-Id"

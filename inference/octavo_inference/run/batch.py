@@ -67,7 +67,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens[R]` chosen for the sample rows; for rows that asked, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs)."""
+    """`tokens[R]` chosen for the sample rows; for rows that asked `logprob[R]`, `rank[R]` and `top[i]` (ids, logprobs)."""
 
     tokens: Int32
     logprob: Float32

@@ -1,0 +1,1 @@
+"""The LLMDeployment API: typed models and what is generated from them."""

@@ -1,0 +1,137 @@
+"""Pydantic models to the structural schema that an API server accepts, with CEL rules where the models carry them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo_operator.api.v1alpha1 import ROOT_RULES, Block, Json, Spec, Status
+from octavo_protocol import names
+
+_INT32_MAX = 2**31 - 1
+_CONVERTED = ("title", "properties", "items", "default", "additionalProperties")
+
+
+def structural(model: type[Block]) -> Json:
+    """Structural schema of a model: references inlined, nulls gone, nested defaults that satisfy their own rules."""
+    schema = model.model_json_schema(by_alias=True, mode="serialization")
+    definitions: dict[str, Json] = schema.pop("$defs", {})
+    rules = {cls.__name__: [rule.model_dump() for rule in cls.RULES] for cls in _blocks(Block)}
+    return _convert(schema, definitions, rules)
+
+
+def crd() -> Json:
+    """The CustomResourceDefinition."""
+    spec, status = structural(Spec), structural(Status)
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.API_GROUP}"},
+        "spec": {
+            "group": names.API_GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": names.KIND.lower(),
+                "shortNames": ["llmd"],
+                "categories": ["octavo"],
+            },
+            "versions": [
+                {
+                    "name": names.API_VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": _COLUMNS,
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "type": "object",
+                            "description": "A language model served by Octavo.",
+                            "required": ["spec"],
+                            "x-kubernetes-validations": [rule.model_dump() for rule in ROOT_RULES],
+                            "properties": {
+                                "apiVersion": {"type": "string"},
+                                "kind": {"type": "string"},
+                                "metadata": {"type": "object"},
+                                "spec": spec,
+                                "status": status,
+                            },
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> Json:
+    column: Json = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return column | {"priority": 1} if wide else column
+
+
+_COLUMNS = [
+    _column("Model", "string", ".spec.model.uri", "What is served"),
+    _column("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready"),
+    _column("Ready", "integer", ".status.readyReplicas", "Replicas that serve"),
+    _column("Desired", "integer", ".status.desiredReplicas", "Replicas wanted"),
+    _column("KV", "string", ".status.load.kvOccupancy", "Share of the KV pools held by live requests"),
+    _column("Queue", "integer", ".status.load.queuedRequests", "Requests waiting in replicas"),
+    _column("Age", "date", ".metadata.creationTimestamp", "Time since creation"),
+    _column("Scaling", "string", ".status.autoscaling.reason", "What the autoscaler does", wide=True),
+    _column("URL", "string", ".status.url", "OpenAI-compatible base address", wide=True),
+]
+
+
+def _blocks(cls: type[Block]) -> list[type[Block]]:
+    found = [cls]
+    for sub in cls.__subclasses__():
+        found += _blocks(sub)
+    return found
+
+
+def _convert(node: Json, definitions: dict[str, Json], rules: dict[str, list[Json]]) -> Json:
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[1]]
+        # What stands beside the reference describes the field; the definition describes the type.
+        return _convert({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions, rules)
+    if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
+        (option,) = [o for o in node["anyOf"] if o.get("type") != "null"]
+        return _convert({**option, **{k: v for k, v in node.items() if k != "anyOf"}}, definitions, rules)
+    out = {k: v for k, v in node.items() if k not in _CONVERTED}
+    if "properties" in node:
+        out["properties"] = {k: _convert(v, definitions, rules) for k, v in node["properties"].items()}
+        if own := rules.get(node.get("title", "")):
+            out["x-kubernetes-validations"] = own
+    if "items" in node:
+        out["items"] = _convert(node["items"], definitions, rules)
+    if isinstance(node.get("additionalProperties"), dict):
+        out["additionalProperties"] = _convert(node["additionalProperties"], definitions, rules)
+    if "const" in out or "enum" in out:
+        out.setdefault("type", "string")
+    if out.get("type") == "integer":
+        out["format"] = "int32" if out.get("maximum", _INT32_MAX + 1) <= _INT32_MAX else "int64"
+    default = _default(node.get("default"), out)
+    return out if default is None else {**out, "default": default}
+
+
+def _default(value: Any, schema: Json) -> Any:
+    """A default without nulls and empty collections.
+
+    A block's default is checked by its rules before the defaults of its fields are filled in, so a block with rules
+    gets its scalars spelt out; others get an empty object.
+    """
+    if value is None or value in ([], {}):
+        return None
+    if not isinstance(value, dict):
+        return value
+    if "x-kubernetes-validations" not in schema:
+        return {}
+    return {k: v for k, v in value.items() if isinstance(v, (str, int, bool))}

@@ -1,0 +1,502 @@
+"""LLMDeployment v1alpha1: the one source of the CRD, its chart copy and its reference page.
+
+Every string, list, map and number is bounded; rules that need more than one field are CEL rules on the block they
+are about (`RULES`). Fields that the engine can choose better for the device it meets have no default here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+Json = dict[str, Any]
+
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$"
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+# Flags that describe where the operator put things: pods made with other values could not be reached or drained.
+RESERVED_FLAGS = ("config", "model", "host", "port", "admin-host", "admin-port", "drain-timeout")
+
+_INT_OR_STRING: Json = {
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "x-kubernetes-int-or-string": True,
+    "pattern": QUANTITY,
+    "maxLength": 32,
+}
+Quantity = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING)]
+FreeObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+
+
+class Rule(BaseModel):
+    """One CEL rule: `rule` must hold, otherwise the API server answers `message`."""
+
+    rule: str
+    message: str
+
+
+class Block(BaseModel):
+    """A structured value of the API, written in camelCase."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+
+class SecretRef(Block):
+    """A Secret of the same namespace."""
+
+    name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the Secret.")
+
+
+class Model(Block):
+    """What is served, and under which names."""
+
+    RULES = (
+        Rule(
+            rule="!self.uri.startsWith('hf://') || self.uri.matches('^hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$')",
+            message="a hub model is written hf://ORGANISATION/REPOSITORY (the revision goes into model.revision)",
+        ),
+        Rule(
+            rule="!self.uri.startsWith('pvc://') || "
+            "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
+            message="a model on a volume is written pvc://CLAIM/PATH with PATH inside the volume",
+        ),
+        Rule(
+            rule="!has(self.revision) || self.uri.startsWith('hf://')",
+            message="model.revision is for hf:// models; an oci:// reference carries its own tag or digest",
+        ),
+        Rule(
+            rule="!has(self.credentialsSecretRef) || self.uri.startsWith('hf://')",
+            message="model.credentialsSecretRef is for hf:// models; registries use imagePullSecrets of the service "
+            "account that has the resource's name",
+        ),
+    )
+
+    uri: str = Field(
+        max_length=512,
+        pattern=r"^(hf|oci|pvc)://[^\s]+$",
+        description="Where the weights are: `oci://REFERENCE` (an image whose files are the model, mounted as an image "
+        "volume), `hf://ORGANISATION/REPOSITORY` (downloaded by an init container before the server starts) or "
+        "`pvc://CLAIM/PATH` (a folder or file of a PersistentVolumeClaim, mounted read-only).",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9._/-]+$",
+        description="Branch, tag or commit of a hub model; `main` when not given.",
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=MODEL_NAME,
+        description="Model name that clients send; the resource's name when not given.",
+    )
+    aliases: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=MODEL_NAME)], ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = Field(default=(), max_length=8, description="Further model names that clients may send.")
+    credentials_secret_ref: SecretRef | None = Field(
+        default=None,
+        description="Secret whose key `token` is the hub token. Only the init container that downloads gets it.",
+    )
+
+
+class Kv(Block):
+    """The KV cache pool."""
+
+    memory: Quantity | None = Field(
+        default=None,
+        description="Memory of the KV pool of one replica, e.g. `4Gi`; what the device leaves when not given.",
+    )
+    block_size: Literal[16, 32, 64, 128] | None = Field(
+        default=None, description="Tokens in one KV block; what suits the device when not given."
+    )
+
+
+class Scheduler(Block):
+    """Bounds of one engine step and of the queue before it."""
+
+    max_running_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Sequences computed at the same time; what suits the device when not given.",
+    )
+    max_batched_tokens: int | None = Field(
+        default=None, ge=16, le=262144, description="Tokens in one engine step; what suits the device when not given."
+    )
+    max_queued_requests: int | None = Field(
+        default=None, ge=0, le=65536, description="Requests that may wait in one replica before it answers 429."
+    )
+    chunked_prefill: bool = Field(default=True, description="Compute long prompts in pieces between decode tokens.")
+
+
+class KeyRef(Block):
+    """One key of a Secret or ConfigMap of the same namespace."""
+
+    name: str = Field(min_length=1, max_length=253, description="Name of the object.")
+    key: str = Field(min_length=1, max_length=253, description="Key in the object.")
+
+
+class EnvSource(Block):
+    """Where a variable's value comes from."""
+
+    RULES = (
+        Rule(
+            rule="has(self.secretKeyRef) != has(self.configMapKeyRef)",
+            message="valueFrom needs one of secretKeyRef and configMapKeyRef",
+        ),
+    )
+
+    secret_key_ref: KeyRef | None = Field(default=None, description="Key of a Secret.")
+    config_map_key_ref: KeyRef | None = Field(default=None, description="Key of a ConfigMap.")
+
+
+class Env(Block):
+    """One environment variable of the server container."""
+
+    RULES = (
+        Rule(rule="has(self.value) != has(self.valueFrom)", message="a variable needs one of value and valueFrom"),
+    )
+
+    name: str = Field(
+        min_length=1, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of the variable."
+    )
+    value: str | None = Field(default=None, max_length=2048, description="The value itself.")
+    value_from: EnvSource | None = Field(default=None, description="The value from an object.")
+
+
+class Engine(Block):
+    """How the inference server runs."""
+
+    RULES = tuple(
+        Rule(
+            rule=f"!has(self.extraArgs) || self.extraArgs.all(a, a != '--{flag}' && !a.startsWith('--{flag}='))",
+            message=f"engine.extraArgs must not set --{flag}: the operator sets it",
+        )
+        for flag in RESERVED_FLAGS
+    )
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        pattern=r"^[^\s]+$",
+        description="Image of the server; the installation's own when not given. An installation that changes its "
+        "image changes running replicas only with their next change of spec.",
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto",
+        description="Number format of the computation; `auto` is what the weights and the device suggest.",
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=16,
+        le=10_000_000,
+        description="Longest prompt plus answer, in tokens; the model's own when not given.",
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Threads of CPU computation; `resources.cpu` rounded down when not given.",
+    )
+    kv: Kv = Field(default=Kv(), description="The KV cache pool.")
+    prefix_caching: bool = Field(
+        default=True, description="Keep KV blocks of finished prompts for requests that share them."
+    )
+    scheduler: Scheduler = Field(default=Scheduler(), description="Bounds of a step and of the queue.")
+    env: Annotated[
+        tuple[Env, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(default=(), max_length=32, description="Environment variables of the server container.")
+    extra_args: tuple[Annotated[str, Field(max_length=512)], ...] = Field(
+        default=(), max_length=32, description="Further flags of octavo-server; they win over the fields above."
+    )
+
+
+class Gpu(Block):
+    """GPUs of one replica."""
+
+    count: int = Field(default=1, ge=0, le=16, description="GPUs of one replica; 0 runs on the CPU.")
+    resource_name: str = Field(
+        default="nvidia.com/gpu",
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$",
+        description="Name of the extended resource.",
+    )
+
+
+class Resources(Block):
+    """What one replica asks of its node."""
+
+    gpu: Gpu = Field(default=Gpu(), description="GPUs of one replica.")
+    cpu: Quantity = Field(
+        default="4", description="CPUs requested; no limit is set, because throttling stalls decoding."
+    )
+    memory: Quantity = Field(default="16Gi", description="Memory requested, and the limit.")
+
+
+class Targets(Block):
+    """What a well-loaded replica looks like."""
+
+    kv_occupancy_percent: int = Field(
+        default=75,
+        ge=10,
+        le=95,
+        description="Share of the KV pool that live requests may hold before a replica is added.",
+    )
+    queued_requests_per_replica: int = Field(
+        default=4, ge=1, le=10_000, description="Waiting requests per replica before a replica is added."
+    )
+
+
+class ScaleUp(Block):
+    """How fast replicas are added."""
+
+    stabilization_seconds: int = Field(
+        default=0, ge=0, le=3600, description="Demand must hold this long before replicas are added."
+    )
+    max_replicas_per_step: int = Field(default=4, ge=1, le=1000, description="Replicas added in one period.")
+    period_seconds: int = Field(default=30, ge=1, le=3600, description="Length of a period.")
+
+
+class ScaleDown(Block):
+    """How slowly replicas are taken away."""
+
+    stabilization_seconds: int = Field(
+        default=300, ge=0, le=86400, description="The highest demand of this window decides whether replicas may go."
+    )
+    max_replicas_per_step: int = Field(default=1, ge=1, le=1000, description="Replicas taken away in one period.")
+    period_seconds: int = Field(default=60, ge=1, le=3600, description="Length of a period.")
+
+
+class Autoscaling(Block):
+    """Who decides the number of replicas."""
+
+    RULES = (
+        Rule(rule="self.minReplicas <= self.maxReplicas", message="minReplicas must not exceed maxReplicas"),
+        Rule(
+            rule="!has(self.idleSecondsToZero) || (self.mode == 'Builtin' && self.minReplicas == 0)",
+            message="idleSecondsToZero needs mode Builtin and minReplicas 0",
+        ),
+    )
+
+    mode: Literal["Manual", "Builtin", "External"] = Field(
+        default="Manual",
+        description="`Manual`: `spec.replicas`. `Builtin`: Octavo's autoscaler, between minReplicas and maxReplicas. "
+        "`External`: `spec.replicas`, written through `/scale` by an HPA or KEDA.",
+    )
+    min_replicas: int = Field(
+        default=1, ge=0, le=1000, description="Fewest replicas in mode Builtin; 0 allows scale to zero."
+    )
+    max_replicas: int = Field(default=1, ge=1, le=1000, description="Most replicas in mode Builtin.")
+    targets: Targets = Field(default=Targets(), description="Targets of mode Builtin.")
+    scale_up: ScaleUp = Field(default=ScaleUp(), description="How fast replicas are added.")
+    scale_down: ScaleDown = Field(default=ScaleDown(), description="How slowly replicas are taken away.")
+    idle_seconds_to_zero: int | None = Field(
+        default=None,
+        ge=10,
+        le=604800,
+        description="Without any request for this long the last replica goes; 900 when minReplicas is 0 and none is "
+        "given. The gateway holds the next request while a replica starts.",
+    )
+
+
+class Drain(Block):
+    """How a replica that must go finishes its work. Grace period of the pod = propagation + timeout + 15 seconds."""
+
+    timeout_seconds: int = Field(
+        default=120, ge=0, le=3600, description="Longest time running requests may take to finish."
+    )
+    propagation_seconds: int = Field(
+        default=5,
+        ge=0,
+        le=60,
+        description="Time a terminating replica still takes new requests, so that every client of its Service has "
+        "learned that it goes.",
+    )
+
+
+class Probes(Block):
+    """When a replica counts as failed."""
+
+    startup_timeout_seconds: int = Field(
+        default=1800, ge=30, le=14400, description="Longest start (load of weights and first token) before a restart."
+    )
+    liveness_stall_seconds: int = Field(
+        default=60,
+        ge=10,
+        le=3600,
+        description="Restart when requests are there and no engine step ended for this long.",
+    )
+
+
+class Scheduling(Block):
+    """Where pods may run; the fields have the meaning they have in a pod."""
+
+    node_selector: Annotated[
+        dict[str, Annotated[str, Field(max_length=63)]],
+        Field(max_length=32),
+    ] = Field(default={}, description="Labels that a node must have.")
+    tolerations: tuple[FreeObject, ...] = Field(default=(), max_length=32, description="Tolerations of the pods.")
+    affinity: FreeObject | None = Field(default=None, description="Affinity of the pods.")
+    topology_spread_constraints: tuple[FreeObject, ...] = Field(
+        default=(), max_length=8, description="Topology spread constraints of the pods."
+    )
+    priority_class_name: str | None = Field(default=None, max_length=253, description="Priority class of the pods.")
+    runtime_class_name: str | None = Field(default=None, max_length=253, description="Runtime class of the pods.")
+
+
+class Availability(Block):
+    """Protection of the pods."""
+
+    pod_disruption_budget: bool = Field(
+        default=True,
+        description="Let evictions take one replica at a time; unhealthy replicas never block a node drain.",
+    )
+    network_policy: bool = Field(
+        default=True,
+        description="Let only the gateway and pods of the same namespace reach the API, only operator and gateway the "
+        "admin port, and the server reach nothing (hf:// models: DNS and the hub, for the download).",
+    )
+
+
+class Spec(Block):
+    """The wanted state of one served model."""
+
+    RULES = (
+        Rule(
+            rule="self.autoscaling.mode != 'Builtin' || oldSelf.autoscaling.mode != 'Builtin' || "
+            "self.replicas == oldSelf.replicas",
+            message="replicas is not used while autoscaling.mode is Builtin; change autoscaling.minReplicas or "
+            "maxReplicas, or set autoscaling.mode to Manual or External",
+        ),
+    )
+
+    suspend: bool = Field(
+        default=False, description="Run no replica and hold no requests, whatever the other fields say."
+    )
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description="Replicas in the modes Manual and External (there written through `/scale`).",
+    )
+    model: Model = Field(description="What is served.")
+    engine: Engine = Field(default=Engine(), description="How the inference server runs.")
+    resources: Resources = Field(default=Resources(), description="What one replica asks of its node.")
+    autoscaling: Autoscaling = Field(default=Autoscaling(), description="Who decides the number of replicas.")
+    drain: Drain = Field(default=Drain(), description="How a replica that must go finishes its work.")
+    probes: Probes = Field(default=Probes(), description="When a replica counts as failed.")
+    scheduling: Scheduling = Field(default=Scheduling(), description="Where pods may run.")
+    availability: Availability = Field(default=Availability(), description="Protection of the pods.")
+
+
+class Condition(Block):
+    """One aspect of the state, with a reason and a message a person can act on."""
+
+    type: str = Field(max_length=316, description="Aspect.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field(max_length=1024, description="One word for programs.")
+    message: str = Field(max_length=4096, description="What is the case, and what to do about it.")
+    last_transition_time: Time = Field(description="When `status` changed.")
+    observed_generation: int = Field(ge=0, description="Generation of the spec this was said of.")
+
+
+class Load(Block):
+    """Sums over the replicas, written when they moved and at most every 30 seconds."""
+
+    kv_occupancy: str | None = Field(
+        default=None, max_length=8, description="Share of the KV pools that live requests hold."
+    )
+    running_requests: int = Field(default=0, ge=0, description="Sequences being computed.")
+    queued_requests: int = Field(default=0, ge=0, description="Sequences waiting in replicas.")
+    held_requests: int = Field(default=0, ge=0, description="Requests held by gateways until a replica can take them.")
+    updated_at: Time = Field(description="When this was written.")
+
+
+class Capacity(Block):
+    """What was measured of a replica."""
+
+    cold_start_seconds: int | None = Field(
+        default=None, ge=0, description="From the creation of a pod to its readiness."
+    )
+    kv_tokens_per_replica: int | None = Field(
+        default=None, ge=0, description="Tokens that the KV pool of a replica holds."
+    )
+
+
+class ScalingEvent(Block):
+    """One change of the number of replicas by the autoscaler."""
+
+    time: Time = Field(description="When.")
+    from_: int = Field(alias="from", ge=0, description="Replicas before.")
+    to: int = Field(ge=0, description="Replicas wanted.")
+    reason: str = Field(max_length=128, description="One word for programs.")
+    inputs: str = Field(max_length=1024, description="The numbers the decision was made from.")
+
+
+class AutoscalingStatus(Block):
+    """What the built-in autoscaler thinks."""
+
+    reason: str = Field(max_length=128, description="One word for programs.")
+    message: str = Field(max_length=1024, description="The decision in words.")
+    recommended: int = Field(ge=0, description="Replicas it wants.")
+    last_scale_time: Time | None = Field(default=None, description="When it last changed the number.")
+    history: tuple[ScalingEvent, ...] = Field(
+        default=(), max_length=10, description="The newest changes, oldest first."
+    )
+
+
+class Failure(Block):
+    """Something a pod reports as wrong."""
+
+    pod: str = Field(max_length=253, description="Name of the pod.")
+    container: str | None = Field(default=None, max_length=253, description="Name of the container.")
+    reason: str = Field(max_length=128, description="One word for programs.")
+    message: str = Field(max_length=1024, description="What was found and what to do.")
+    count: int = Field(default=1, ge=0, description="How often.")
+    last_time: Time | None = Field(default=None, description="When last.")
+
+
+class Status(Block):
+    """The observed state, written by the operator."""
+
+    observed_generation: int = Field(ge=0, description="Generation of the spec this status is about.")
+    replicas: int = Field(default=0, ge=0, description="Pods that are not terminating.")
+    ready_replicas: int = Field(default=0, ge=0, description="Pods that serve.")
+    updated_replicas: int = Field(default=0, ge=0, description="Pods of the newest spec.")
+    draining_replicas: int = Field(default=0, ge=0, description="Pods that finish their work and go.")
+    desired_replicas: int = Field(default=0, ge=0, description="Pods wanted now.")
+    selector: str = Field(max_length=512, description="Label selector of the pods, for HPA and KEDA.")
+    url: str = Field(max_length=512, description="OpenAI-compatible base address inside the cluster.")
+    load: Load | None = Field(default=None, description="What the replicas do.")
+    capacity: Capacity | None = Field(default=None, description="What was measured of a replica.")
+    autoscaling: AutoscalingStatus | None = Field(default=None, description="What the built-in autoscaler thinks.")
+    failures: tuple[Failure, ...] = Field(
+        default=(), max_length=10, description="What pods report as wrong, worst first."
+    )
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = Field(default=(), max_length=16, description="Ready, Available, Progressing, Degraded and their parts.")
+
+
+ROOT_RULES = (
+    Rule(
+        rule="self.metadata.name.size() <= 45",
+        message="name must be 45 characters or fewer: the names of services and pods are derived from it",
+    ),
+    Rule(
+        rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        message="name must start with a letter and contain only lower-case letters, digits and '-': "
+        "a Service gets the same name",
+    ),
+)

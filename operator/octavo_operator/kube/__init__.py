@@ -1,0 +1,1 @@
+"""The Kubernetes API as a few verbs on plain dicts."""

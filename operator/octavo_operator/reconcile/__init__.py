@@ -1,0 +1,1 @@
+"""One level-based pass: observe, plan, execute."""

@@ -1,0 +1,1 @@
+"""The autoscaler: the pure policy and the loop that feeds it."""

@@ -51,9 +51,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """Client gone or stop string found: free the request's rows and blocks before the next step."""
+    """Client gone or stop string found: free rows and blocks before the next step.
+
+    `index` names one of the request's n sequences; None means all of them.
+    """
 
     id: str
+    index: int | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +17,13 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position: int
+
+    def apply(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scaled rotary frequencies: low ones divided by `factor`, high ones kept, a ramp in between."""
+        turns = self.original_max_position * frequencies / (2 * math.pi)
+        ramp = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = np.clip(ramp, 0.0, 1.0)
+        return kept * frequencies + (1 - kept) * frequencies / self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,6 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
     digest: str = ""
-    extra_stop_ids: tuple[int, ...] = field(default=())
 
     @property
     def qkv_width(self) -> int:
@@ -49,3 +59,13 @@ class ModelConfig:
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Size of one token's K and V over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_element
+
+    def rope_frequencies(self) -> NDArray[np.float64]:
+        """Radians per position of each rotary pair, [head_dim / 2]."""
+        plain = self.rope_theta ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
+        return plain if self.rope_scaling is None else self.rope_scaling.apply(plain)
+
+    def rope_table(self, positions: int) -> NDArray[np.float32]:
+        """Cosines then sines, [positions, head_dim]: computed in float64, rounded once."""
+        angles = np.arange(positions, dtype=np.float64)[:, None] * self.rope_frequencies()
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

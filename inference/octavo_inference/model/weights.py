@@ -53,3 +53,44 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     lm_head: Tensor
+
+
+def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """float32 rounded to the nearest bfloat16 (ties to even), as bits."""
+    bits = values.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def bf16_values(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """bfloat16 bits as float32, exactly."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def exact_half(values: NDArray[np.float16]) -> Tensor:
+    """A float16 tensor without loss: bfloat16 when every value fits its 8 bits, float32 otherwise."""
+    wide = values.astype(np.float32)
+    bits = wide.view(np.uint32)
+    if not np.any(bits & np.uint32(0xFFFF)):
+        return Tensor("bf16", values.shape, (bits >> np.uint32(16)).astype(np.uint16))
+    return Tensor("f32", values.shape, wide)
+
+
+def dequantize(tensor: Tensor) -> NDArray[np.float32]:
+    """The tensor in float32, in its shape. Block formats as in ggml-quants.c: blocks of 32 along the columns."""
+    if tensor.format == "f32":
+        return tensor.data.astype(np.float32, copy=False).reshape(tensor.shape)
+    if tensor.format == "bf16":
+        return bf16_values(tensor.data.astype(np.uint16, copy=False)).reshape(tensor.shape)
+    rows, columns = tensor.shape
+    blocks = tensor.data.view(np.uint8).reshape(rows * columns // 32, -1)
+    scale = blocks[:, 0:2].copy().view(np.float16).astype(np.float32)
+    if tensor.format == "q8_0":
+        return (blocks[:, 2:].view(np.int8).astype(np.float32) * scale).reshape(tensor.shape)
+    # Four-bit blocks: the low nibbles are elements 0..15, the high nibbles 16..31.
+    packed = blocks[:, 2 if tensor.format == "q4_0" else 4 :]
+    nibbles = np.concatenate([packed & 0x0F, packed >> 4], axis=1)
+    if tensor.format == "q4_0":
+        return ((nibbles.astype(np.float32) - 8.0) * scale).reshape(tensor.shape)
+    minimum = blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
+    return (nibbles.astype(np.float32) * scale + minimum).reshape(tensor.shape)

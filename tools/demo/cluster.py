@@ -64,7 +64,7 @@ class Cluster:
 
     def ready_pods(self, name: str) -> list[dict[str, Any]]:
         """Ready, not terminating pods of an LLMDeployment."""
-        pods = self.list("pods", f"octavo.dev/llmdeployment={name}")
+        pods = self.items("pods", f"octavo.dev/llmdeployment={name}")
         return [pod for pod in pods if is_ready(pod)]
 
 

@@ -18,7 +18,7 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.from_gguf import config_from_gguf, weights_from_gguf
 from octavo_inference.model.from_hf import config_from_hf, read_json, weights_from_hf
 from octavo_inference.model.gguf import GgufFile, read_gguf
-from octavo_inference.model.safetensors import INDEX_NAME, read_checkpoint
+from octavo_inference.model.safetensors import INDEX_NAME, Checkpoint, read_checkpoint
 from octavo_inference.model.tokenizer import load_tokenizer, token_at, tokenizer_from_gguf
 from octavo_inference.model.weights import Weights
 
@@ -28,17 +28,32 @@ _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """Everything a model is. `chat_template` is Jinja source; `name` the file's or folder's name, for people."""
+class TextModel:
+    """A model without its weights: what turning text into tokens and back needs.
+
+    `chat_template` is Jinja source; `name` the file's or folder's name, for people.
+    """
 
     name: str
     path: Path
     config: ModelConfig
-    weights: Weights
     tokenizer: Tokenizer
     chat_template: str | None
     bos_token: str | None
     eos_token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A whole model."""
+
+    text: TextModel
+    weights: Weights
+
+    @property
+    def config(self) -> ModelConfig:
+        """The decoder's description."""
+        return self.text.config
 
 
 def load_model(path: str) -> LoadedModel:
@@ -47,9 +62,19 @@ def load_model(path: str) -> LoadedModel:
     Weights stay in the mapped files where their format allows. Raises `ModelError` saying what is missing or wrong.
     """
     source = find_model(path)
-    model = _load_gguf(source) if source.is_file() else _load_hf(source)
-    _check(model)
-    return model
+    if source.is_file():
+        file = read_gguf(source)
+        text = _gguf_text(file)
+        return LoadedModel(text, weights_from_gguf(file, text.config))
+    checkpoint = read_checkpoint(source)
+    text = _hf_text(source, checkpoint)
+    return LoadedModel(text, weights_from_hf(source, checkpoint, text.config))
+
+
+def load_text(path: str) -> TextModel:
+    """As `load_model`, without touching the weights."""
+    source = find_model(path)
+    return _gguf_text(read_gguf(source)) if source.is_file() else _hf_text(source, read_checkpoint(source))
 
 
 def find_model(path: str) -> Path:
@@ -88,23 +113,21 @@ def _embedded() -> Path:
     return files[0]
 
 
-def _load_gguf(path: Path) -> LoadedModel:
-    file = read_gguf(path)
-    config = config_from_gguf(file, _digest([file.header], [file.buffer]))
-    weights = weights_from_gguf(file, config)
-    beside = path.parent / "tokenizer.json"
-    tokenizer = load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file)
+def _gguf_text(file: GgufFile) -> TextModel:
+    folder = file.path.parent
+    beside = folder / "tokenizer.json"
     template = file.metadata.get("tokenizer.chat_template")
-    return LoadedModel(
+    model = TextModel(
         name=_gguf_name(file),
-        path=path,
-        config=config,
-        weights=weights,
-        tokenizer=tokenizer,
-        chat_template=template if isinstance(template, str) else _hf_template(path.parent),
+        path=file.path,
+        config=config_from_gguf(file, _digest([file.header], [file.buffer])),
+        tokenizer=load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file),
+        chat_template=template if isinstance(template, str) else _hf_template(folder),
         bos_token=token_at(file, "bos"),
         eos_token=token_at(file, "eos"),
     )
+    _check(model)
+    return model
 
 
 def _gguf_name(file: GgufFile) -> str:
@@ -113,24 +136,23 @@ def _gguf_name(file: GgufFile) -> str:
     return name if file.path.stem == "model" and isinstance(name, str) else file.path.stem
 
 
-def _load_hf(folder: Path) -> LoadedModel:
+def _hf_text(folder: Path, checkpoint: Checkpoint) -> TextModel:
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).exists():
             raise ModelError(f"{folder}: {name} is missing beside the safetensors files")
-    checkpoint = read_checkpoint(folder)
     identity = np.frombuffer((folder / "config.json").read_bytes(), np.uint8)
-    config = config_from_hf(folder, checkpoint, _digest([identity, *checkpoint.headers], checkpoint.buffers))
     settings = read_json(folder / "tokenizer_config.json")
-    return LoadedModel(
+    model = TextModel(
         name=folder.resolve().name,
         path=folder,
-        config=config,
-        weights=weights_from_hf(folder, checkpoint, config),
+        config=config_from_hf(folder, checkpoint, _digest([identity, *checkpoint.headers], checkpoint.buffers)),
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         chat_template=_hf_template(folder),
         bos_token=_token_text(settings.get("bos_token")),
         eos_token=_token_text(settings.get("eos_token")),
     )
+    _check(model)
+    return model
 
 
 def _hf_template(folder: Path) -> str | None:
@@ -167,7 +189,7 @@ def _digest(headers: Iterable[NDArray[np.uint8]], buffers: Iterable[NDArray[np.u
     return h.hexdigest()
 
 
-def _check(model: LoadedModel) -> None:
+def _check(model: TextModel) -> None:
     config = model.config
     if config.kv_heads <= 0 or config.heads % config.kv_heads or config.head_dim <= 0 or config.head_dim % 2:
         raise ModelError(

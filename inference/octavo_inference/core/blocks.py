@@ -1,0 +1,253 @@
+"""The block pool: who holds which block of KV, which blocks can be reused, and which goes next.
+
+Every block is in exactly one place:
+
+    pinned   ref > 0              held by sequences, in no list
+    free     ref = 0, no hash     list `free`
+    cached   ref = 0, hash        list `leaves` when no known block follows it in its chain, else list `inner`
+
+A block is taken from `free`, else the least recently used of `leaves`, else of `inner`. Leaves go before the blocks
+they follow, since a block without its predecessors can never be found again. All operations are O(1) per block:
+the lists are threaded through the blocks themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class Block:
+    """One block's bookkeeping. `stamp` orders releases; `prev` and `next` thread the list it is in."""
+
+    __slots__ = ("hash", "id", "next", "parent", "prev", "ref", "stamp")
+
+    def __init__(self, block_id: int) -> None:
+        self.id = block_id
+        self.ref = 0
+        self.hash: bytes | None = None
+        self.parent: bytes | None = None
+        self.stamp = 0
+        self.prev: Block = self
+        self.next: Block = self
+
+
+class BlockList:
+    """Doubly linked list through the blocks, with a sentinel that is its own neighbour when empty."""
+
+    __slots__ = ("head", "size")
+
+    def __init__(self) -> None:
+        self.head = Block(-1)
+        self.size = 0
+
+    def append(self, block: Block) -> None:
+        """Put at the end: the last to be taken."""
+        self._link(self.head.prev, block)
+
+    def prepend(self, block: Block) -> None:
+        """Put at the front: the next to be taken."""
+        self._link(self.head, block)
+
+    def first(self) -> Block | None:
+        """The next to be taken, None when empty."""
+        return self.head.next if self.size else None
+
+    def remove(self, block: Block) -> None:
+        """Take out a block that is in this list."""
+        block.prev.next = block.next
+        block.next.prev = block.prev
+        block.prev = block.next = block
+        self.size -= 1
+
+    def _link(self, before: Block, block: Block) -> None:
+        block.prev, block.next = before, before.next
+        before.next.prev = block
+        before.next = block
+        self.size += 1
+
+
+class PoolError(Exception):
+    """The pool's books are wrong: a bug, found by `BlockPool.check` or by releasing what is not held."""
+
+
+class BlockPool:
+    """Hands out blocks 0..count-1, counts references and finds cached ones by hash."""
+
+    def __init__(self, count: int) -> None:
+        self.blocks = [Block(i) for i in range(count)]
+        self.by_hash: dict[bytes, Block] = {}
+        self.followers: dict[bytes, int] = {}
+        """How many known blocks follow the block of this hash; absent when none."""
+        self.free = BlockList()
+        self.leaves = BlockList()
+        self.inner = BlockList()
+        self.clock = 0
+        self.evictions = 0
+        for block in self.blocks:
+            self.free.append(block)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now: free and cached ones."""
+        return self.free.size + self.leaves.size + self.inner.size
+
+    @property
+    def cached(self) -> int:
+        """Blocks with ref 0 that a prefix can still find."""
+        return self.leaves.size + self.inner.size
+
+    @property
+    def pinned(self) -> int:
+        """Blocks that sequences hold."""
+        return len(self.blocks) - self.available
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The longest run of known blocks from the start of a chain. They are not held: `acquire` them."""
+        found = []
+        for key in hashes:
+            block = self.by_hash.get(key)
+            if block is None:
+                break
+            found.append(block.id)
+        return found
+
+    def idle(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks nobody holds, so that holding them makes as many fewer available."""
+        return sum(1 for i in block_ids if self.blocks[i].ref == 0)
+
+    def shared(self, block_id: int) -> bool:
+        """Held more than once: must be copied before it is written."""
+        return self.blocks[block_id].ref > 1
+
+    def acquire(self, block_ids: Iterable[int]) -> None:
+        """Hold blocks that are known or already held."""
+        for i in block_ids:
+            block = self.blocks[i]
+            if block.ref == 0:
+                self._unlist(block)
+            block.ref += 1
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Hold `count` blocks of undefined content, evicting cached ones; None and no change when there are too few."""
+        if count > self.available:
+            return None
+        taken = []
+        for _ in range(count):
+            block = self.free.first()
+            if block is not None:
+                self.free.remove(block)
+            else:
+                block = self._evict()
+            block.ref = 1
+            taken.append(block.id)
+        return taken
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Let go of a sequence's blocks, given in order; the tail becomes the first to be evicted."""
+        for i in reversed(block_ids):
+            block = self.blocks[i]
+            if block.ref <= 0:
+                raise PoolError(f"block {i} is released but nobody holds it")
+            block.ref -= 1
+            if block.ref == 0:
+                self.clock += 1
+                block.stamp = self.clock
+                if block.hash is None:
+                    self.free.prepend(block)
+                elif block.hash in self.followers:
+                    self.inner.append(block)
+                else:
+                    self.leaves.append(block)
+
+    def register(self, block_id: int, key: bytes, parent: bytes) -> None:
+        """Make a held, completely computed block findable. The first block of a hash stays the known one."""
+        block = self.blocks[block_id]
+        if block.hash is not None or key in self.by_hash:
+            return
+        block.hash, block.parent = key, parent
+        self.by_hash[key] = block
+        self.followers[parent] = self.followers.get(parent, 0) + 1
+        before = self.by_hash.get(parent)
+        if before is not None and before.ref == 0 and self.followers[parent] == 1:
+            self.leaves.remove(before)
+            self.inner.append(before)
+
+    def _evict(self) -> Block:
+        block = self.leaves.first()
+        if block is not None:
+            self.leaves.remove(block)
+        else:
+            # Only blocks whose followers are all held: their chain was computed twice at the same time.
+            block = self.inner.first()
+            if block is None:
+                raise PoolError("no block to evict although some are available")
+            self.inner.remove(block)
+        self._forget(block)
+        self.evictions += 1
+        return block
+
+    def _forget(self, block: Block) -> None:
+        key, parent = block.hash, block.parent
+        if key is None or parent is None:
+            raise PoolError(f"block {block.id} is listed as cached without a hash")
+        del self.by_hash[key]
+        block.hash = block.parent = None
+        left = self.followers[parent] - 1
+        if left:
+            self.followers[parent] = left
+            return
+        del self.followers[parent]
+        before = self.by_hash.get(parent)
+        if before is not None and before.ref == 0:
+            self.inner.remove(before)
+            # Released together with its follower it is the next to go; used since then it counts as recent.
+            first = self.leaves.first()
+            if first is None or before.stamp <= first.stamp:
+                self.leaves.prepend(before)
+            else:
+                self.leaves.append(before)
+
+    def _unlist(self, block: Block) -> None:
+        if block.hash is None:
+            self.free.remove(block)
+        elif block.hash in self.followers:
+            self.inner.remove(block)
+        else:
+            self.leaves.remove(block)
+
+    def check(self, held: Iterable[Sequence[int]]) -> None:
+        """Compare the books with the blocks that sequences say they hold. Raises `PoolError` naming the difference."""
+        refs = [0] * len(self.blocks)
+        for block_ids in held:
+            for i in block_ids:
+                refs[i] += 1
+        followers: dict[bytes, int] = {}
+        for block in self.blocks:
+            if block.ref != refs[block.id]:
+                raise PoolError(f"block {block.id} has ref {block.ref}, {refs[block.id]} sequences hold it")
+            if block.hash is not None and block.parent is not None:
+                followers[block.parent] = followers.get(block.parent, 0) + 1
+                if self.by_hash.get(block.hash) is not block:
+                    raise PoolError(f"block {block.id} has a hash that finds another block")
+        if followers != self.followers or len(self.by_hash) != sum(followers.values()):
+            raise PoolError("counts of followers do not match the registered blocks")
+        listed = {name: self._walk(name) for name in ("free", "leaves", "inner")}
+        for block in self.blocks:
+            place = "free" if block.hash is None else "inner" if block.hash in followers else "leaves"
+            expected = {place} if block.ref == 0 else set()
+            found = {name for name, ids in listed.items() if block.id in ids}
+            if found != expected:
+                raise PoolError(f"block {block.id} (ref {block.ref}) is in {found or 'no list'}, expected {expected}")
+
+    def _walk(self, name: str) -> set[int]:
+        blocks: BlockList = getattr(self, name)
+        ids: set[int] = set()
+        block = blocks.head.next
+        while block is not blocks.head:
+            if block.id in ids or block.next.prev is not block:
+                raise PoolError(f"list {name} is broken at block {block.id}")
+            ids.add(block.id)
+            block = block.next
+        if len(ids) != blocks.size:
+            raise PoolError(f"list {name} has {len(ids)} blocks, its size says {blocks.size}")
+        return ids

@@ -1,0 +1,14 @@
+"""A Kubernetes node, or only its control plane, from programs built from Go modules; nothing of the host is touched.
+
+Tests put `tools/` on `sys.path` and write::
+
+    from localcluster import control_plane
+
+    with control_plane() as plane:
+        ...  # plane.server, plane.kubeconfig, plane.ca, plane.certificate, plane.key
+"""
+
+from localcluster.controlplane import ControlPlane, control_plane
+from localcluster.errors import ClusterError
+
+__all__ = ["ClusterError", "ControlPlane", "control_plane"]

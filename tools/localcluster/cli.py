@@ -1,0 +1,107 @@
+"""The command line of the local cluster."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from localcluster import record, status
+from localcluster.addresses import Addresses
+from localcluster.down import tear_down
+from localcluster.errors import ClusterError
+from localcluster.record import DEFAULT_NAME, Record
+from localcluster.up import registry_storage, up
+from toolbox.build import ToolError
+from toolbox.progress import Progress
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="localcluster", description="A Kubernetes node on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    texts = {
+        "up": "start a cluster",
+        "down": "remove a cluster without a trace, in whatever state it is",
+        "status": "show the parts of a cluster; exits 1 unless all is well",
+        "kubeconfig": "print the path of the administrator's kubeconfig",
+        "registry": "print host:port of the registry to push to; manifests call it localhost:5000",
+    }
+    for command, text in texts.items():
+        sub = commands.add_parser(command, help=text, description=text)
+        sub.add_argument("--name", default=DEFAULT_NAME, help="which cluster (default: %(default)s)")
+        if command == "up":
+            sub.add_argument("--data", type=Path, help="a new or empty folder for all of the cluster's data")
+            sub.add_argument(
+                "--network", type=int, metavar="N", help="use 10.N.0.0/16 (default: a free one, 245 first)"
+            )
+            sub.add_argument(
+                "--control-plane-only", action="store_true", help="only etcd and the API server, on loopback, no root"
+            )
+        if command == "down":
+            sub.add_argument("--purge", action="store_true", help="also delete the images pushed to its registry")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command: 0 when it worked, 1 when not, with the reason on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except (ClusterError, ToolError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    progress = Progress()
+    if options.command == "up":
+        if options.control_plane_only and options.network is not None:
+            raise ClusterError("--network: a control plane without a node is on loopback only; leave it out")
+        cluster = up(
+            options.name,
+            options.data,
+            options.network,
+            control_plane_only=options.control_plane_only,
+            progress=progress,
+        )
+        print(f"cluster {cluster.name} is up: export KUBECONFIG={cluster.kubeconfig}")
+        return 0
+    if options.command == "down":
+        return _down(options.name, purge=options.purge, progress=progress)
+    cluster = _known(options.name)
+    if options.command == "status":
+        text, healthy = status.report(cluster)
+        print(text)
+        return 0 if healthy else 1
+    if options.command == "registry":
+        if cluster.network is None:
+            raise ClusterError(f"cluster {cluster.name} is a control plane only: it has no registry")
+        print(Addresses(cluster.network).registry)
+    else:
+        print(cluster.kubeconfig)
+    return 0
+
+
+def _down(name: str, *, purge: bool, progress: Progress) -> int:
+    with record.held(record.check_name(name)):
+        found = record.load(name)
+        if found is None:
+            print(f"there is no cluster {name}")
+        else:
+            with progress.step(f"remove cluster {name}"):
+                tear_down(found)
+        if purge:
+            shutil.rmtree(registry_storage(name), ignore_errors=True)
+    return 0
+
+
+def _known(name: str) -> Record:
+    found = record.load(record.check_name(name))
+    if found is None:
+        others = ", ".join(each.name for each in record.load_all())
+        raise ClusterError(
+            f"there is no cluster {name}" + (f"; there is: {others}" if others else "; start it with up")
+        )
+    return found

@@ -1,0 +1,111 @@
+"""The configuration files of a node: values in, text out."""
+
+import json
+from pathlib import Path
+
+from localcluster.addresses import Addresses
+from toolbox.images import PAUSE
+
+CNI_PROGRAMS = "/usr/lib/cni"
+REGISTRY_NAME = "localhost:5000"
+
+
+def containerd(data: Path, *, snapshotter: str, restrict_oom_score: bool) -> str:
+    """The TOML of containerd.
+
+    `restrict_oom_score`: without CAP_SYS_RESOURCE runc dies when it is to lower a process's OOM score.
+    """
+    return f"""version = 4
+root = "{data}/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{data}/opt"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "{snapshotter}"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{PAUSE}"
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "{data}/registry"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = {str(restrict_oom_score).lower()}
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["{CNI_PROGRAMS}"]
+  conf_dir = "{data}/cni"
+"""
+
+
+def registry_hosts(addresses: Addresses) -> str:
+    """Where containerd finds what manifests call localhost:5000."""
+    url = f"http://{addresses.registry}"
+    return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
+
+
+def registry(storage: Path, addresses: Addresses) -> str:
+    """The image registry's YAML (as JSON)."""
+    return json.dumps(
+        {
+            "version": 0.1,
+            "log": {"level": "error", "accesslog": {"disabled": True}},
+            "storage": {"filesystem": {"rootdirectory": str(storage)}, "delete": {"enabled": True}},
+            "http": {"addr": addresses.registry},
+        }
+    )
+
+
+def cni(data: Path, addresses: Addresses) -> str:
+    """A bridge for pods; addresses are handed out from a folder."""
+    bridge = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "ipMasq": False,
+        "hairpinMode": True,
+        "mtu": 1400,
+        "ipam": {
+            "type": "host-local",
+            "dataDir": f"{data}/ipam",
+            "ranges": [[{"subnet": addresses.pods}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        },
+    }
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return json.dumps({"cniVersion": "1.0.0", "name": "octavo", "plugins": [bridge, portmap]})
+
+
+def kubelet(data: Path, addresses: Addresses, cgroup: str) -> str:
+    """The configuration of kubelet."""
+    return json.dumps(
+        {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "failCgroupV1": False,
+            "cgroupDriver": "cgroupfs",
+            # All pods below one folder: clean removal, and nothing shared with another kubelet of this machine.
+            "cgroupRoot": f"/{cgroup}",
+            "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": f"{data}/pki/ca.crt"},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": f"{data}/pki/kubelet-server.crt",
+            "tlsPrivateKeyFile": f"{data}/pki/kubelet-server.key",
+            "clusterDomain": "cluster.local",
+            "clusterDNS": [addresses.dns],
+            "resolvConf": "",
+            "podLogsDir": f"{data}/log/pods",
+            # The node shows kubelet the kernel settings that it wants (see node.py), so it never sets the host's.
+            "protectKernelDefaults": True,
+            "failSwapOn": False,
+            "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "100Mi"},
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "nodeStatusUpdateFrequency": "4s",
+            "syncFrequency": "10s",
+            "serializeImagePulls": False,
+        }
+    )

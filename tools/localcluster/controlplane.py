@@ -1,0 +1,142 @@
+"""Only etcd and kube-apiserver, on loopback, without root: what integration tests run against."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster import components, kube, pki, supervisor
+from localcluster.errors import ClusterError
+from toolbox import deps
+from toolbox.build import ToolError, program
+from toolbox.catalog import TOOLS_FOLDER
+
+CONFIG_FILE = "supervisor.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """A running control plane and the files to reach it as a cluster administrator (group system:masters)."""
+
+    server: str
+    data: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Kubeconfig with embedded certificates."""
+        return self.data / "admin.kubeconfig"
+
+    @property
+    def ca(self) -> Path:
+        """Certificate authority of the server, PEM."""
+        return self.data / "pki" / "ca.crt"
+
+    @property
+    def certificate(self) -> Path:
+        """Client certificate, PEM."""
+        return self.data / "pki" / "admin.crt"
+
+    @property
+    def key(self) -> Path:
+        """Client key, PEM."""
+        return self.data / "pki" / "admin.key"
+
+
+@contextmanager
+def control_plane() -> Iterator[ControlPlane]:
+    """A control plane of its own in a temporary folder; gone after the block, and also after a kill of this process.
+
+    No controller manager runs: no garbage collection, no default ServiceAccounts, namespaces stay Terminating.
+    Raises ClusterError, also when a program is missing.
+    """
+    data = Path(tempfile.mkdtemp(prefix="octavo-control-plane-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, data, ignore_errors=True)
+        try:
+            process = launch(data, lifeline=True)
+        except ToolError as error:
+            raise ClusterError(str(error)) from error
+        stack.callback(_end, process)
+        yield wait_ready(data, process)
+
+
+def launch(data: Path, *, lifeline: bool) -> subprocess.Popen[bytes]:
+    """Writes keys and configuration below `data` and starts the supervisor; raises ToolError, ClusterError.
+
+    With `lifeline` the supervisor ends, and removes `data`, when this process closes its end of the pipe or dies.
+    """
+    deps.require(deps.CONTROL_PLANE)
+    programs = {name: program(name) for name in ("etcd", "kube-apiserver")}
+    client_port, peer_port, port = _free_ports(3)
+    server = f"https://127.0.0.1:{port}"
+    (data / "log").mkdir(parents=True, exist_ok=True)
+    keys = pki.create(
+        data / "pki",
+        {"apiserver": ("/CN=kube-apiserver", ("IP:127.0.0.1", "DNS:localhost", "DNS:kubernetes.default.svc"))},
+        {"admin": "/O=system:masters/CN=admin"},
+    )
+    pki.write_kubeconfig(data / "admin.kubeconfig", keys, "admin", server, "octavo-control-plane")
+    settings = components.ApiServer("127.0.0.1", port, client_port, "10.0.0.0/24")
+    commands = {
+        "etcd": components.etcd(programs["etcd"], data, client_port, peer_port),
+        "kube-apiserver": [
+            *components.kube_apiserver(programs["kube-apiserver"], keys, settings),
+            # Without controllers there are no ServiceAccounts to insist on, and loopback is no valid endpoint.
+            "--disable-admission-plugins=ServiceAccount",
+            "--endpoint-reconciler-type=none",
+        ],
+    }
+    config = data / CONFIG_FILE
+    config.write_text(
+        json.dumps({"data": str(data), "server": server, "lifeline": lifeline, "commands": commands}), encoding="utf-8"
+    )
+    with (data / "log" / "supervisor.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "localcluster.supervisor", str(config)],
+            cwd=data,
+            env={**os.environ, "PYTHONPATH": str(TOOLS_FOLDER)},
+            stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def wait_ready(data: Path, process: subprocess.Popen[bytes]) -> ControlPlane:
+    """Waits until the API server is ready; raises ClusterError with the log of what failed."""
+    server = json.loads((data / CONFIG_FILE).read_text(encoding="utf-8"))["server"]
+    api = kube.connect(server, pki.Pki(data / "pki"))
+
+    def failed() -> str | None:
+        if process.poll() is not None:
+            return f"the supervisor exited:\n{supervisor.log_tail(data, 'supervisor')}"
+        return supervisor.crash_report(data)
+
+    kube.wait("API server", api.ready, 60, failed)
+    return ControlPlane(server, data)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

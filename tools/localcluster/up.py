@@ -1,0 +1,239 @@
+"""Starts a cluster: record, keys and files, cgroup, namespaces, link, images, DNS; each stage shown with its time."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from localcluster import cgroups, components, config, controlplane, dns, host, kube, pki, processes, record, supervisor
+from localcluster import node as node_process
+from localcluster.addresses import Addresses, choose
+from localcluster.down import cgroup_name, config_file, tear_down
+from localcluster.errors import ClusterError
+from localcluster.record import Record
+from toolbox import images
+from toolbox.build import ensure, program
+from toolbox.catalog import TOOLS_FOLDER
+from toolbox.deps import CONTROL_PLANE, require
+from toolbox.paths import cache_root
+from toolbox.progress import Progress
+
+_NODE_TOOLS = ("kubernetes", "etcd", "containerd", "coredns", "registry")
+_NODE_PROGRAMS = (
+    "etcd", "containerd", "ctr", "registry",
+    "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy",
+)  # fmt: skip
+
+
+def up(name: str, data: Path | None, network: int | None, *, control_plane_only: bool, progress: Progress) -> Record:
+    """Starts the cluster `name` and returns its record; raises ClusterError or ToolError and then leaves nothing."""
+    record.check_name(name)
+    if control_plane_only:
+        require(CONTROL_PLANE)
+    else:
+        host.require_node()
+    with record.held(name):
+        _clear_remains(name, progress)
+        chosen = (data or record.default_data(name)).resolve()
+        host.check_data(chosen)
+        if not control_plane_only:
+            ensure([tool for tool in _NODE_TOOLS if tool != "kubernetes" or _builds_kubernetes()], progress)
+            images.node_images(progress)
+        current = _reserve(name, chosen, network, control_plane_only=control_plane_only)
+        try:
+            if control_plane_only:
+                current = _start_control_plane(current, progress)
+            else:
+                _start_node(current, progress)
+        except BaseException:
+            # Also for Ctrl-C. A killed process cannot do this: then the next `up` or `down` does.
+            tear_down(current)
+            raise
+        complete = Record(current.name, current.data, current.network, current.server, up=True)
+        complete.save()
+        return complete
+
+
+def _builds_kubernetes() -> bool:
+    return not os.environ.get("OCTAVO_KUBERNETES_BIN")
+
+
+def _clear_remains(name: str, progress: Progress) -> None:
+    found = record.load(name)
+    if found is None:
+        return
+    if found.up and processes.keepers(config_file(found)):
+        raise ClusterError(f"cluster {name} is already up: {found.server} (kubeconfig {found.kubeconfig})")
+    with progress.step(f"remove what is left of an earlier cluster {name}"):
+        tear_down(found)
+
+
+def _reserve(name: str, data: Path, network: int | None, *, control_plane_only: bool) -> Record:
+    with record.all_held():
+        if control_plane_only:
+            current = Record(name, data, None, "")
+        else:
+            reserved = [other.network for other in record.load_all() if other.network is not None]
+            addresses = choose(network, host.routes(), reserved)
+            current = Record(name, data, addresses.network, addresses.server)
+        current.save()
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return current
+
+
+def _start_control_plane(current: Record, progress: Progress) -> Record:
+    with progress.step("API server"):
+        process = controlplane.launch(current.data, lifeline=False)
+        plane = controlplane.wait_ready(current.data, process)
+    return Record(current.name, current.data, None, plane.server)
+
+
+def _start_node(current: Record, progress: Progress) -> None:
+    addresses = Addresses(current.network or 0)
+    cgroup = cgroup_name(current)
+    with progress.step("keys and configuration"):
+        keys = _write_files(current.data, addresses, current.name, cgroup)
+    api = kube.connect(addresses.server, keys)
+    with progress.step("namespaces and network"):
+        cgroups.create(cgroup)
+        process = _unshare(current)
+        _connect(current, addresses, process)
+
+    def failed() -> str | None:
+        if process.poll() is not None:
+            return f"the node's first process exited:\n{supervisor.log_tail(current.data, 'node')}"
+        return supervisor.crash_report(current.data)
+
+    with progress.step("API server"):
+        kube.wait("API server", api.ready, 120, failed)
+    with progress.step("images for pods and DNS"):
+        _import(current, images.node_images(progress))
+    with progress.step("node Ready"):
+        kube.wait("node", lambda: kube.node_ready(api, components.NODE_NAME), 120, failed)
+    with progress.step("DNS Ready"):
+        for path, manifest in dns.manifests(addresses.dns, images.coredns_image()):
+            api.apply(path, manifest)
+        kube.wait("DNS", lambda: _deployment_ready(api, dns.READY), 120, failed)
+
+
+def _write_files(data: Path, addresses: Addresses, name: str, cgroup: str) -> pki.Pki:
+    (data / "log").mkdir()
+    keys = pki.create(
+        data / "pki",
+        {
+            "apiserver": (
+                "/CN=kube-apiserver",
+                [f"IP:{ip}" for ip in ("127.0.0.1", addresses.node, addresses.api_service)]
+                + [f"DNS:{dns_name}" for dns_name in _api_names()],
+            ),
+            "kubelet-server": (
+                f"/O=system:nodes/CN=system:node:{components.NODE_NAME}",
+                [f"IP:{addresses.node}", f"DNS:{components.NODE_NAME}"],
+            ),
+        },
+        {
+            "admin": "/O=system:masters/CN=admin",
+            "apiserver-kubelet": "/O=system:masters/CN=kube-apiserver-kubelet-client",
+            "kubelet": f"/O=system:nodes/CN=system:node:{components.NODE_NAME}",
+            "kube-controller-manager": "/CN=system:kube-controller-manager",
+            "kube-scheduler": "/CN=system:kube-scheduler",
+            "kube-proxy": "/CN=system:kube-proxy",
+        },
+    )
+    for user in ("admin", "kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy"):
+        pki.write_kubeconfig(data / f"{user}.kubeconfig", keys, user, addresses.server, f"octavo-{name}")
+    # The images stay when the cluster goes: the next one of this name starts without pushing them again.
+    storage = registry_storage(name)
+    storage.mkdir(parents=True, exist_ok=True)
+    programs = {each: program(each) for each in _NODE_PROGRAMS}
+    files = {
+        "containerd.toml": config.containerd(
+            data, snapshotter=host.snapshotter(data), restrict_oom_score=host.lacks_sys_resource()
+        ),
+        f"registry/{config.REGISTRY_NAME}/hosts.toml": config.registry_hosts(addresses),
+        "registry.yaml": config.registry(storage, addresses),
+        "cni/10-octavo.conflist": config.cni(data, addresses),
+        "kubelet.json": config.kubelet(data, addresses, cgroup),
+        node_process.CONFIG_FILE: json.dumps(
+            {
+                "data": str(data),
+                "network": addresses.network,
+                "commands": components.node(programs, data, addresses),
+            }
+        ),
+    }
+    for path, text in files.items():
+        (data / path).parent.mkdir(parents=True, exist_ok=True)
+        (data / path).write_text(text, encoding="utf-8")
+    return keys
+
+
+def registry_storage(name: str) -> Path:
+    """Where the registry of the clusters of this name keeps its images."""
+    return cache_root() / "registry" / name
+
+
+def _api_names() -> Iterable[str]:
+    return "localhost", "kubernetes", *(f"kubernetes.default{end}" for end in ("", ".svc", ".svc.cluster.local"))
+
+
+def _unshare(current: Record) -> subprocess.Popen[bytes]:
+    path = f"{program('containerd').parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    with (current.data / "log" / "node.log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                "unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc",
+                sys.executable, "-m", "localcluster.node", str(config_file(current)),
+            ],
+            cwd="/",
+            env={"PATH": path, "PYTHONPATH": str(TOOLS_FOLDER), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/root"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def _connect(current: Record, addresses: Addresses, process: subprocess.Popen[bytes]) -> None:
+    """The veth pair and the host's routes to pods and Services."""
+
+    def failed() -> str | None:
+        return None if process.poll() is None else supervisor.log_tail(current.data, "node")
+
+    kube.wait("namespaces", lambda: processes.node_init(config_file(current)) is not None, 30, failed)
+    init = processes.node_init(config_file(current))
+    host.ip(
+        "link", "add", addresses.link, "type", "veth", "peer", "name", node_process.LINK, "netns", str(init),
+    )  # fmt: skip
+    # The alias says whose it is: only links with the data folder's name are ever removed.
+    host.ip("link", "set", addresses.link, "alias", str(current.data))
+    host.ip("address", "add", f"{addresses.host}/30", "dev", addresses.link)
+    host.ip("link", "set", addresses.link, "up")
+    for destination in (addresses.pods, addresses.services):
+        host.ip("route", "add", destination, "via", addresses.node)
+
+
+def _import(current: Record, archives: Iterable[Path]) -> None:
+    init = processes.node_init(config_file(current))
+    for archive in archives:
+        run = subprocess.run(
+            [
+                "nsenter", "--target", str(init), "--mount", "--net", "--pid", "--wd=/", "--",
+                str(program("ctr")), "--connect-timeout=20s", "--namespace=k8s.io", "images", "import", "--local",
+                str(archive),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+        )  # fmt: skip
+        if run.returncode:
+            raise ClusterError(f"importing {archive.name}: {run.stderr.strip() or run.stdout.strip()}")
+
+
+def _deployment_ready(api: kube.Api, path: str) -> bool:
+    try:
+        return bool(api.get(path)["status"].get("readyReplicas"))
+    except OSError:
+        return False

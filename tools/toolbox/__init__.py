@@ -1,0 +1,5 @@
+"""Builds the programs of the local cluster from Go modules, once, into a cache outside the clone."""
+
+from toolbox.build import ToolError, ensure, program
+
+__all__ = ["ToolError", "ensure", "program"]

@@ -1,0 +1,11 @@
+"""`python tools/toolbox`: build, list and check what the local cluster needs."""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # started by its folder: then the folder is on the path, and its parent is needed
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from toolbox.cli import main
+
+sys.exit(main())

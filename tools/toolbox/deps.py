@@ -1,0 +1,101 @@
+"""The programs that come from Debian packages: which are missing, and installing them."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolbox.build import ToolError
+from toolbox.progress import Progress
+
+CNI_FOLDER = Path("/usr/lib/cni")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that must be there: a program on PATH, or a file when it is an absolute path."""
+
+    what: str
+    package: str
+    why: str
+
+    def met(self) -> bool:
+        """Whether it is there; administrators' folders count even where PATH lacks them."""
+        if self.what.startswith("/"):
+            return Path(self.what).exists()
+        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+        return shutil.which(self.what, path=path) is not None
+
+
+CONTROL_PLANE = (Need("openssl", "openssl", "keys and certificates of the cluster"),)
+NODE = (
+    *CONTROL_PLANE,
+    Need("runc", "runc", "containers"),
+    Need("ip", "iproute2", "the node's network"),
+    Need("nsenter", "util-linux", "the node's namespaces"),
+    Need("mount", "mount", "the node's private mounts"),
+    Need(str(CNI_FOLDER / "bridge"), "containernetworking-plugins", "pod networks"),
+    Need("iptables", "iptables", "Services (kube-proxy)"),
+    Need("conntrack", "conntrack", "Services (kube-proxy)"),
+    Need("nft", "nftables", "network policies"),
+    Need("gcc", "gcc", "the pause image"),
+)
+IMAGES = (
+    Need("buildah", "buildah", "container images"),
+    Need("mmdebstrap", "mmdebstrap", "the base image where no image registry is reachable"),
+    Need("/bin/busybox", "busybox-static", "the client pods of the end-to-end tests"),
+)
+
+
+def missing(needs: Sequence[Need]) -> list[Need]:
+    """The needs that are not met."""
+    return [need for need in needs if not need.met()]
+
+
+def message(needs: Sequence[Need]) -> str:
+    """What is missing, why it is needed and the command that installs it."""
+    lines = [f"  {need.what:<28} {need.why}" for need in needs]
+    packages = " ".join(sorted({need.package for need in needs}))
+    return "\n".join(
+        ["missing on this machine:", *lines, f"on Debian or Ubuntu: sudo apt-get install --yes {packages}"]
+    )
+
+
+def require(needs: Sequence[Need]) -> None:
+    """Raises ToolError naming what is missing and the packages to install."""
+    if absent := missing(needs):
+        raise ToolError(message(absent))
+
+
+def require_all(*, install: bool, progress: Progress) -> None:
+    """Checks everything that the demo and the tests use; installs what is missing when asked to. ToolError."""
+    absent = missing([*NODE, *IMAGES])
+    if absent and install:
+        if shutil.which("apt-get") is None or os.geteuid() != 0:
+            raise ToolError(f"cannot install: apt-get and root are needed\n{message(absent)}")
+        packages = sorted({need.package for need in absent})
+        with progress.step(f"apt-get install {' '.join(packages)}") as step:
+            # --no-install-recommends: iptables, buildah and others recommend daemons that nothing here uses.
+            for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
+                step.detail = command[0]
+                _apt(command)
+        absent = missing(absent)
+    if absent:
+        raise ToolError(message(absent))
+
+
+def _apt(arguments: Sequence[str]) -> None:
+    run = subprocess.run(
+        ["apt-get", "--quiet", *arguments],
+        check=False,
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if run.returncode:
+        tail = "\n".join(run.stdout.splitlines()[-15:])
+        raise ToolError(f"apt-get {arguments[0]} failed:\n{tail}")

@@ -40,7 +40,7 @@ def check_data(data: Path) -> None:
 
 
 def snapshotter(data: Path) -> str:
-    """The snapshotter of containerd for a data folder: overlayfs, but plain copies where the folder is itself on one."""
+    """The snapshotter of containerd for a data folder: overlayfs, but copies where that cannot stack."""
     run = subprocess.run(["stat", "-f", "-c", "%T", str(data)], check=True, capture_output=True, text=True)
     return "native" if run.stdout.strip() == "overlayfs" else "overlayfs"
 

@@ -1,0 +1,114 @@
+"""The command `octavo-gateway`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from octavo_gateway import logs
+from octavo_gateway.hold import Bounds
+from octavo_gateway.keys import KeyFile
+from octavo_gateway.run import Options, run
+from octavo_gateway.static import StaticError, parse
+from octavo_protocol.names import PORT_ADMIN, PORT_GATEWAY, PORT_OPERATOR
+
+_UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the gateway until SIGTERM or SIGINT; the exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        options = _options(given)
+    except (StaticError, OSError, ValueError) as error:
+        print(f"octavo-gateway: {error}", file=sys.stderr)
+        return 2
+    logs.set_up(given.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octavo-gateway", description="One OpenAI-compatible endpoint for all models of an installation."
+    )
+    source = parser.add_argument_group("where models come from")
+    source.add_argument("--namespace", action="append", metavar="NS", help="watch this namespace (repeatable; default: the pod's own)")  # fmt: skip  # noqa: E501
+    source.add_argument("--all-namespaces", action="store_true", help="watch every namespace")
+    source.add_argument("--kubeconfig", type=Path, metavar="PATH", help="kubeconfig to use outside a cluster")
+    source.add_argument(
+        "--static-endpoints", action="append", metavar="MODEL=URL[|ADMINPORT][,URL…]",
+        help="serve MODEL from these addresses, without Kubernetes (repeatable)",
+    )  # fmt: skip
+    listen = parser.add_argument_group("where it listens")
+    listen.add_argument("--host", default="127.0.0.1", help="address of the OpenAI endpoint (default %(default)s)")
+    listen.add_argument("--port", type=int, default=PORT_GATEWAY, help="its port (default %(default)s)")
+    listen.add_argument("--admin-host", default="127.0.0.1", help="address of /metrics and the load report")
+    listen.add_argument("--admin-port", type=int, default=PORT_ADMIN, help="its port (default %(default)s)")
+    listen.add_argument("--api-key-file", type=Path, metavar="PATH", help="file of API keys, one per line; read again when it changes. Without it every client may call")  # fmt: skip  # noqa: E501
+    hold = parser.add_argument_group("requests that wait for a replica")
+    hold.add_argument("--hold-timeout", type=_seconds, default=300.0, metavar="SECONDS", help="longest wait (default %(default)g)")  # fmt: skip  # noqa: E501
+    hold.add_argument("--hold-max-requests", type=int, default=1024, metavar="N", help="most requests held per model (default %(default)s)")  # fmt: skip  # noqa: E501
+    hold.add_argument("--hold-max-bytes", type=_quantity, default="64Mi", metavar="QUANTITY", help="most bytes held per model (default %(default)s)")  # fmt: skip  # noqa: E501
+    hold.add_argument("--operator-service", metavar="NAME.NAMESPACE[:PORT]", help=f"headless Service of the operator, called when a model has no replica (default port {PORT_OPERATOR})")  # fmt: skip  # noqa: E501
+    end = parser.add_argument_group("the end")
+    end.add_argument("--drain-delay", type=_seconds, default=5.0, metavar="SECONDS", help="after SIGTERM still accept for this long (default %(default)g)")  # fmt: skip  # noqa: E501
+    end.add_argument("--drain-timeout", type=_seconds, default=120.0, metavar="SECONDS", help="then let running answers finish for this long (default %(default)g)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info", help="least severe level that is logged")  # fmt: skip  # noqa: E501
+    return parser
+
+
+def _options(given: argparse.Namespace) -> Options:
+    if given.all_namespaces and given.namespace:
+        raise ValueError("--all-namespaces and --namespace exclude each other")
+    if given.static_endpoints and (given.all_namespaces or given.namespace or given.kubeconfig):
+        raise ValueError("--static-endpoints is for use without Kubernetes: drop the namespace and kubeconfig options")
+    operator = None
+    if given.operator_service:
+        host, _, port = given.operator_service.partition(":")
+        if not host or (port and not port.isdigit()):
+            raise ValueError(
+                f"--operator-service {given.operator_service!r}: expected NAME.NAMESPACE or NAME.NAMESPACE:PORT"
+            )
+        operator = (host, int(port or PORT_OPERATOR))
+    return Options(
+        host=given.host,
+        port=given.port,
+        admin_host=given.admin_host,
+        admin_port=given.admin_port,
+        static=parse(given.static_endpoints) if given.static_endpoints else None,
+        namespaces=None if given.all_namespaces else tuple(given.namespace or ()),
+        kubeconfig=given.kubeconfig,
+        keys=KeyFile(given.api_key_file) if given.api_key_file else None,
+        bounds=Bounds(given.hold_max_requests, given.hold_max_bytes, given.hold_timeout),
+        operator=operator,
+        drain_delay=given.drain_delay,
+        drain_timeout=given.drain_timeout,
+        random=random.random,
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400 seconds")
+    return value
+
+
+def _quantity(text: str) -> int:
+    number = text.rstrip("kKMGi")
+    unit = text[len(number) :]
+    if not number.isdigit() or unit not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a quantity such as 64Mi")
+    return int(number) * _UNITS[unit]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The answer to one client: not begun, begun by the gateway while the request is held, or the pod's own."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from octavo_gateway.openai import ApiError
+from octavo_protocol.names import HEADER_REQUEST_ID
+
+EVENT_STREAM = "text/event-stream"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def error_response(error: ApiError, request_id: str) -> web.Response:
+    """An error object with its status and Retry-After."""
+    headers = {HEADER_REQUEST_ID: request_id}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    return web.Response(status=error.status, body=error.body(), headers=headers, content_type="application/json")
+
+
+class Answer:
+    """What has been said to the client so far, and what may still be said."""
+
+    def __init__(self, request: web.Request, request_id: str) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._stream: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether status and headers are already at the client."""
+        return self._stream is not None
+
+    async def keep_alive(self) -> None:
+        """Tell a client that waits for a stream that it is not forgotten; begins the stream."""
+        if self._stream is None:
+            await self.begin(200, CIMultiDict({"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}))
+        await self.write(KEEP_ALIVE)
+
+    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Send status and headers, unless a keep-alive already did."""
+        if self._stream is None:
+            headers[HEADER_REQUEST_ID] = self._request_id
+            self._stream = web.StreamResponse(status=status, headers=headers)
+            await self._stream.prepare(self._request)
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes of the stream."""
+        if self._stream is not None:
+            await self._stream.write(data)
+
+    async def end(self) -> web.StreamResponse:
+        """Finish the stream."""
+        if self._stream is None:
+            raise web.HTTPInternalServerError
+        await self._stream.write_eof()
+        return self._stream
+
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """Answer with an error: a response if nothing was said yet, else an event, and the connection ends."""
+        if self._stream is None:
+            return error_response(error, self._request_id)
+        await self.event(error.body())
+        self._stream.force_close()
+        return await self.end()
+
+    async def event(self, data: bytes) -> None:
+        """Send one event."""
+        await self.write(b"data: " + data + b"\n\n")

@@ -1,0 +1,53 @@
+"""Which headers cross the gateway. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from multidict import CIMultiDict, MultiMapping
+
+from octavo_protocol.names import HEADER_PREFIX, HEADER_REQUEST_ID
+
+HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+     "transfer-encoding", "upgrade"}
+)  # fmt: skip
+# Credentials of clients never reach a pod. The body is sent anew and the answer must stay readable, so its length,
+# encodings and the request's conditions are the gateway's own.
+NOT_TO_POD = HOP_BY_HOP | {
+    "authorization", "x-api-key", "api-key", "cookie", "host", "content-length", "content-encoding",
+    "accept-encoding", "expect", "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip",
+}  # fmt: skip
+NOT_TO_CLIENT = HOP_BY_HOP | {"content-length", "date", "server", "set-cookie"}
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+
+
+def to_pod(headers: MultiMapping[str], request_id: str) -> CIMultiDict[str]:
+    """Headers of the request to the pod."""
+    passed = _without(headers, NOT_TO_POD)
+    passed[HEADER_REQUEST_ID] = request_id
+    return passed
+
+
+def to_client(headers: MultiMapping[str], request_id: str) -> CIMultiDict[str]:
+    """Headers of the answer to the client."""
+    passed = _without(headers, NOT_TO_CLIENT)
+    passed[HEADER_REQUEST_ID] = request_id
+    return passed
+
+
+def request_id(headers: MultiMapping[str], fresh: Callable[[], str]) -> str:
+    """The client's request id where it is harmless in logs and headers, else a fresh one."""
+    given = headers.get(HEADER_REQUEST_ID, "")
+    return given if _REQUEST_ID.match(given) else fresh()
+
+
+def _without(headers: MultiMapping[str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    named = {name.strip().lower() for name in ",".join(headers.getall("Connection", [])).split(",")}
+    return CIMultiDict(
+        (name, value)
+        for name, value in headers.items()
+        if (lower := name.lower()) not in dropped and lower not in named and not lower.startswith(HEADER_PREFIX)
+    )

@@ -1,0 +1,1 @@
+"""The only package of the gateway that talks to Kubernetes."""

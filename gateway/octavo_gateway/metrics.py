@@ -1,0 +1,74 @@
+"""Prometheus metrics of the gateway. Labels carry deployments and status codes, never text of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from octavo_gateway.fleet import Backend, Fleet
+
+UNKNOWN = "unknown"
+_HOLD_BUCKETS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
+_OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+
+
+def label(backend: Backend) -> str:
+    """The value of `model` for a deployment: its served name, so that aliases and made-up names add no series."""
+    return backend.deployment.models[0]
+
+
+class Metrics:
+    """All metrics of one gateway process, in a registry of their own."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "octavo_gateway_requests", "Requests answered, by HTTP status", ["model", "code"], registry=registry
+        )
+        self.retries = Counter(
+            "octavo_gateway_retries", "Requests sent to a second replica", ["model", "reason"], registry=registry
+        )
+        self.broken = Counter(
+            "octavo_gateway_broken_streams", "Streams that a replica broke off", ["model"], registry=registry
+        )
+        self.hold_seconds = Histogram(
+            "octavo_gateway_hold_seconds", "Time held before a replica was free", ["model"],
+            buckets=_HOLD_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self.overhead = Histogram(
+            "octavo_gateway_overhead_seconds", "Time from the request's head to its dispatch, without time held",
+            buckets=_OVERHEAD_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self.wakes = Counter(
+            "octavo_gateway_wakes", "Calls to the operator to start a replica", ["result"], registry=registry
+        )
+        registry.register(_Gauges(fleet))
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        in_flight = GaugeMetricFamily(
+            "octavo_gateway_in_flight_requests", "Requests at a replica now", labels=["model"]
+        )
+        held = GaugeMetricFamily("octavo_gateway_held_requests", "Requests held now", labels=["model"])
+        endpoints = GaugeMetricFamily("octavo_gateway_upstream_endpoints", "Known replicas", labels=["model", "state"])
+        for backend in self._fleet.backends():
+            model = label(backend)
+            now = backend.clock()
+            accepting = sum(upstream.accepts(now) for upstream in backend.upstreams.values())
+            in_flight.add_metric([model], backend.in_flight)
+            held.add_metric([model], len(backend.queue))
+            endpoints.add_metric([model, "accepting"], accepting)
+            endpoints.add_metric([model, "not-accepting"], len(backend.upstreams) - accepting)
+        return [in_flight, held, endpoints]

@@ -1,0 +1,95 @@
+"""The OpenAI surface the gateway itself speaks: error objects, the two fields it reads, the model list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+
+import msgspec
+
+from octavo_gateway.endpoints import Deployment
+
+MAX_RETRY_AFTER = 120
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An answer with an OpenAI error object. `retry_after` in seconds becomes an integer header of 1 to 120."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = None if retry_after is None else min(MAX_RETRY_AFTER, max(1, ceil(retry_after)))
+
+    def body(self) -> bytes:
+        """The error object as JSON, all four keys present."""
+        fallback = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _TYPES.get(self.status, fallback)
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        )
+
+
+class RequestHead(msgspec.Struct, frozen=True):
+    """All the gateway reads of a request body."""
+
+    model: str
+    stream: bool | None = None
+
+
+_decoder = msgspec.json.Decoder(RequestHead)
+
+
+def read_head(body: bytes) -> RequestHead:
+    """The model and whether the answer is streamed. Raises `ApiError` 400 naming the field when they are malformed."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        field = "stream" if "$.stream" in message else "model"
+        found = message.partition(" - at ")[0]
+        raise ApiError(400, f"{found}; the body must be a JSON object with a string `model`", param=field) from None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise ApiError(400, "the body is not valid JSON; send a JSON object with a string `model`") from None
+
+
+def estimate_tokens(body: bytes) -> int:
+    """Prompt tokens of a request, about: four bytes each. The gateway has no tokenizer on purpose."""
+    return max(1, len(body) // 4)
+
+
+def unknown_model(model: str) -> ApiError:
+    """404 for a model nobody serves."""
+    shown = model if len(model) <= 128 else model[:128] + "…"
+    return ApiError(
+        404,
+        f"The model {shown!r} does not exist; GET /v1/models lists the models there are.",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def model_list(deployments: Iterable[Deployment]) -> bytes:
+    """`GET /v1/models`: every served name and alias."""
+    data = [_model(name, deployment) for deployment in deployments for name in deployment.models]
+    return msgspec.json.encode({"object": "list", "data": data})
+
+
+def model_object(name: str, deployment: Deployment) -> bytes:
+    """`GET /v1/models/{id}`."""
+    return msgspec.json.encode(_model(name, deployment))
+
+
+def _model(name: str, deployment: Deployment) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": deployment.created, "owned_by": "octavo"}

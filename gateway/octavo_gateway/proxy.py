@@ -1,0 +1,235 @@
+"""One request from client to pod and its answer back.
+
+Bytes pass unchanged. A second pod is tried once at most, and only while nothing of an answer has come: after a failed
+connection or a 503 of a pod that drains. A stream that breaks ends with an error event, never as if it were complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from time import perf_counter
+
+import aiohttp
+from aiohttp import web
+
+from octavo_gateway import headers, openai
+from octavo_gateway.answer import EVENT_STREAM, Answer
+from octavo_gateway.events import EventCutter
+from octavo_gateway.fleet import Backend, Lease
+from octavo_gateway.metrics import Metrics, label
+from octavo_gateway.openai import ApiError
+from octavo_protocol.names import HEADER_DRAINING
+
+log = logging.getLogger(__name__)
+
+# A short wait is not worth giving up the status code for.
+STREAM_GRACE_SECONDS = 2.0
+KEEP_ALIVE_SECONDS = 10.0
+# Answers that are not streamed are read whole before a byte is passed on, so that a broken one can become a 502.
+MAX_PLAIN_ANSWER = 64 * 1024 * 1024
+_SKIPPED = ("User-Agent", "Accept-Encoding")
+
+
+class UnreachedError(Exception):
+    """The pod did not take the request. `reason` is a metric label."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RetryBudget:
+    """Retries allowed: a share of the requests, with a small reserve, so that retries cannot multiply an outage."""
+
+    def __init__(self, share: float = 0.2, reserve: float = 10.0) -> None:
+        self._share = share
+        self._reserve = reserve
+        self._left = reserve
+
+    def earn(self) -> None:
+        """Count a request."""
+        self._left = min(self._reserve, self._left + self._share)
+
+    def spend(self) -> bool:
+        """Take a retry; False when there is none left."""
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as far as the gateway has read it. `path` is the route's own, not the client's spelling."""
+
+    path: str
+    body: bytes
+    stream: bool
+    tokens: int
+    request_id: str
+    started: float
+
+
+class Proxy:
+    """Forwards calls over one client session.
+
+    `hold_seconds` bounds how long a call waits for a pod; `grace` is the silence before a held stream is begun, and
+    `keep_alive` that between comments.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        hold_seconds: float,
+        *,
+        grace: float = STREAM_GRACE_SECONDS,
+        keep_alive: float = KEEP_ALIVE_SECONDS,
+    ) -> None:
+        self._session = session
+        self._metrics = metrics
+        self._hold_seconds = hold_seconds
+        self._grace = grace
+        self._keep_alive = keep_alive
+        self._budget = RetryBudget()
+
+    async def forward(self, request: web.Request, backend: Backend, call: Call) -> web.StreamResponse:
+        """Answer one call. Cancelled when the client goes away, which closes the connection to the pod."""
+        answer = Answer(request, call.request_id)
+        backend.arrived(call.tokens)
+        self._budget.earn()
+        try:
+            return await self._attempts(request, answer, backend, call)
+        except ApiError as error:
+            return await answer.fail(error)
+
+    async def _attempts(self, request: web.Request, answer: Answer, backend: Backend, call: Call) -> web.StreamResponse:
+        retried = False
+        while True:
+            lease = await self._place(answer, backend, call)
+            try:
+                return await self._exchange(request, answer, lease, call)
+            except UnreachedError as unreached:
+                lease.upstream.avoid(backend.clock())
+                log.info("%s: %s did not take it: %s", call.request_id, lease.upstream.endpoint.name, unreached.reason)
+                if retried or not self._budget.spend():
+                    raise backend.unavailable("the replicas did not take the request") from None
+                retried = True
+                self._metrics.retries.labels(label(backend), unreached.reason).inc()
+            finally:
+                lease.release()
+
+    async def _place(self, answer: Answer, backend: Backend, call: Call) -> Lease:
+        """A place on a pod, at once or after being held."""
+        lease = backend.lease(call.tokens)
+        held = 0.0
+        if lease is None:
+            begun = perf_counter()
+            ticket = backend.hold(len(call.body), call.tokens)
+            try:
+                lease = await self._wait(answer, ticket.granted, backend, call.stream)
+            except BaseException:
+                backend.withdraw(ticket)
+                raise
+            held = perf_counter() - begun
+        self._metrics.hold_seconds.labels(label(backend)).observe(held)
+        self._metrics.overhead.observe(max(0.0, perf_counter() - call.started - held))
+        return lease
+
+    async def _wait(self, answer: Answer, granted: asyncio.Future[Lease], backend: Backend, stream: bool) -> Lease:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._hold_seconds
+        patience = self._grace
+        while not granted.done():
+            left = deadline - loop.time()
+            if left <= 0:
+                raise backend.unavailable(f"no replica became free within {self._hold_seconds:g} s")
+            await asyncio.wait([granted], timeout=min(left, patience) if stream else left)
+            if stream and not granted.done() and deadline > loop.time():
+                await answer.keep_alive()
+                patience = self._keep_alive
+        return granted.result()
+
+    async def _exchange(self, request: web.Request, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
+        pod = await self._open(request, lease, call)
+        complete = False
+        try:
+            if pod.status == 503 and HEADER_DRAINING in pod.headers:
+                lease.upstream.draining = True
+                raise UnreachedError("draining")
+            if pod.content_type == EVENT_STREAM:
+                response = await self._relay(pod, answer, lease, call)
+            else:
+                response = await self._whole(pod, answer, call)
+            complete = True
+            return response
+        finally:
+            # Closing tells the pod that nobody reads any more; only a connection that was read to its end is kept.
+            if complete and pod.content.at_eof():
+                pod.release()
+            else:
+                pod.close()
+
+    async def _open(self, request: web.Request, lease: Lease, call: Call) -> aiohttp.ClientResponse:
+        try:
+            return await self._session.post(
+                lease.upstream.endpoint.url + call.path,
+                data=call.body,
+                headers=headers.to_pod(request.headers, call.request_id),
+                skip_auto_headers=_SKIPPED,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectionError:
+            raise UnreachedError("connect") from None
+        except aiohttp.ClientError:
+            raise ApiError(502, "The replica gave an answer that is not HTTP.", code="bad_gateway") from None
+
+    async def _relay(self, pod: aiohttp.ClientResponse, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
+        """Pass an event stream on as it comes, in whole events."""
+        await answer.begin(pod.status, headers.to_client(pod.headers, call.request_id))
+        cutter = EventCutter()
+        while True:
+            try:
+                chunk = await pod.content.readany()
+            except (aiohttp.ClientError, OSError):
+                self._metrics.broken.labels(label(lease.backend)).inc()
+                log.warning("%s: %s broke its stream off", call.request_id, lease.upstream.endpoint.name)
+                return await answer.fail(broken())
+            if not chunk:
+                break
+            if whole := cutter.feed(chunk):
+                await answer.write(whole)
+        await answer.write(cutter.rest())
+        return await answer.end()
+
+    async def _whole(self, pod: aiohttp.ClientResponse, answer: Answer, call: Call) -> web.StreamResponse:
+        """Pass an answer on that is not a stream."""
+        body = bytearray()
+        try:
+            while chunk := await pod.content.readany():
+                body += chunk
+                if len(body) > MAX_PLAIN_ANSWER:
+                    raise ApiError(502, "The replica's answer is too long.", code="bad_gateway")
+        except (aiohttp.ClientError, OSError):
+            raise broken() from None
+        if not answer.begun:
+            passed = headers.to_client(pod.headers, call.request_id)
+            return web.Response(status=pod.status, body=bytes(body), headers=passed)
+        # The client was told 200 while it was held: the pod's refusal can only be an event.
+        if pod.status < 400:
+            raise ApiError(502, "The replica did not answer with a stream.", code="bad_gateway")
+        await answer.event(bytes(body).replace(b"\n", b" "))
+        return await answer.end()
+
+
+def broken() -> ApiError:
+    """What a client hears when a pod goes away in the middle of an answer."""
+    return ApiError(502, "The replica that was answering went away; the answer is incomplete.", code="replica_lost")
+
+
+def call_of(path: str, body: bytes, request_id: str, started: float) -> tuple[str, Call]:
+    """The model a body asks for, and the call. Raises `ApiError` 400 when the body cannot be read."""
+    head = openai.read_head(body)
+    return head.model, Call(path, body, bool(head.stream), openai.estimate_tokens(body), request_id, started)

@@ -1,0 +1,170 @@
+"""Put the parts together, serve, and end well: drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from octavo_gateway import load
+from octavo_gateway.endpoints import Table
+from octavo_gateway.fleet import Fleet
+from octavo_gateway.hold import Bounds
+from octavo_gateway.keys import KeyFile
+from octavo_gateway.kube import watch
+from octavo_gateway.metrics import Metrics
+from octavo_gateway.openai import ApiError
+from octavo_gateway.proxy import Proxy
+from octavo_gateway.server import Admin, Api, Status
+from octavo_gateway.wake import Waker
+
+log = logging.getLogger(__name__)
+
+# Below the five seconds after which uvicorn closes an idle connection: a request must not meet a closing one.
+UPSTREAM_IDLE_SECONDS = 3.0
+CONNECT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says. `static` None: Kubernetes; `namespaces` None: all, empty: the pod's own."""
+
+    host: str
+    port: int
+    admin_host: str
+    admin_port: int
+    static: Table | None
+    namespaces: tuple[str, ...] | None
+    kubeconfig: Path | None
+    keys: KeyFile | None
+    bounds: Bounds
+    operator: tuple[str, int] | None
+    drain_delay: float
+    drain_timeout: float
+    random: Callable[[], float]
+
+
+async def run(options: Options) -> int:
+    """Serve until SIGTERM or SIGINT, drain, and give the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    status = Status(start_time=time.time())
+    fleet = Fleet(options.bounds, time.time, options.random)
+    metrics = Metrics(fleet)
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(upstream_session())
+        own = await stack.enter_async_context(upstream_session())
+        background = [asyncio.create_task(load.poll(fleet, own))]
+        if options.operator:
+            waker = Waker(fleet, own, metrics, *options.operator, options.random)
+            background.append(asyncio.create_task(waker.run()))
+        background.append(asyncio.create_task(_tables(options, fleet, status)))
+        stack.push_async_callback(_cancel, background)
+        api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, time.time, options.keys)
+        public = await _serve(stack, api.app(), options.host, options.port, options.drain_timeout)
+        await _serve(stack, Admin(fleet, metrics, status).app(), options.admin_host, options.admin_port, 1.0)
+        log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)
+        failed = await _until(stop, background)
+        if failed:
+            return 1
+        await _drain(options, fleet, status, public)
+    log.info("stopped")
+    return 0
+
+
+@asynccontextmanager
+async def upstream_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client session for pods: no limit of its own, no proxies, no cookies, dead peers noticed by TCP keep-alive."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=UPSTREAM_IDLE_SECONDS, socket_factory=_socket)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    ) as session:
+        yield session
+
+
+def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A pod whose node is gone sends nothing, not even a reset: given up after 15 + 3 x 5 s.
+    for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
+
+async def _tables(options: Options, fleet: Fleet, status: Status) -> None:
+    """Keep the fleet in step with what there is, for ever."""
+
+    def update(table: Table) -> None:
+        fleet.update(table)
+        status.synced = True
+
+    if options.static is not None:
+        update(options.static)
+        await asyncio.Event().wait()
+    namespaces = options.namespaces
+    if namespaces == ():
+        namespaces = (watch.own_namespace(),)
+    async with watch.connect(options.kubeconfig) as api:
+        await watch.Watcher(api, namespaces, options.random).run(update)
+
+
+async def _serve(stack: AsyncExitStack, app: web.Application, host: str, port: int, timeout: float) -> web.TCPSite:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=timeout)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, host, port, backlog=1024)
+    await site.start()
+    return site
+
+
+async def _until(stop: asyncio.Event, background: list[asyncio.Task[None]]) -> bool:
+    """Wait for the order to stop; True when a part of the gateway failed before."""
+    waiting = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    for task in done:
+        if task is not waiting:
+            log.error("the gateway cannot go on: %r", task.exception())
+            return True
+    return False
+
+
+async def _drain(options: Options, fleet: Fleet, status: Status, public: web.TCPSite) -> None:
+    """Refuse readiness, accept a little longer while clients learn of it, then let running answers finish."""
+    status.draining = True
+    log.info("draining: %d requests under way", status.requests)
+    await asyncio.sleep(options.drain_delay)
+    await public.stop()
+    deadline = asyncio.get_running_loop().time() + options.drain_timeout
+    while status.requests and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.05)
+    for backend in fleet.backends():
+        backend.fail_held(ApiError(503, "the gateway is shutting down", code="shutting_down", retry_after=1))
+    if status.requests:
+        log.warning("%d requests did not finish within the drain time-out", status.requests)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task

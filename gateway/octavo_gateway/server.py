@@ -1,0 +1,196 @@
+"""The two HTTP servers: the OpenAI endpoint for clients, the second port for operator and Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from time import perf_counter
+from uuid import uuid4
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from octavo_gateway import headers
+from octavo_gateway.answer import error_response
+from octavo_gateway.fleet import Fleet
+from octavo_gateway.keys import KeyFile, presented_key
+from octavo_gateway.metrics import UNKNOWN, Metrics, label
+from octavo_gateway.openai import ApiError, model_list, model_object, unknown_model
+from octavo_gateway.proxy import Proxy, call_of
+from octavo_protocol import load
+from octavo_protocol.names import PATH_LOAD
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 8 * 1024 * 1024
+# Metrics only: no answer reached the client.
+CLIENT_GONE = 499
+# Routes that answer without a key; every other one asks for it.
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class Status:
+    """Whether the gateway may get traffic. `synced`: the first table was read. `requests` are those under way."""
+
+    start_time: float
+    synced: bool = False
+    draining: bool = False
+    requests: int = 0
+    sequence: int = 0
+
+
+@dataclass(slots=True)
+class Api:
+    """Handlers of the client side."""
+
+    fleet: Fleet
+    proxy: Proxy
+    metrics: Metrics
+    status: Status
+    clock: Callable[[], float]
+    keys: KeyFile | None = None
+    version: str = field(default_factory=lambda: version("octavo"))
+
+    def app(self) -> web.Application:
+        """The application for the public port."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_get("/v1/models", self._models, allow_head=False)
+        app.router.add_get("/v1/models/{model:.+}", self._model, allow_head=False)
+        app.router.add_get("/livez", self._alive, allow_head=False)
+        app.router.add_get("/readyz", self._ready, allow_head=False)
+        app.router.add_get("/version", self._version, allow_head=False)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Request id, key and errors of every route, those that do not exist included."""
+        request_id = headers.request_id(request.headers, lambda: uuid4().hex)
+        request["id"] = request_id
+        self.status.requests += 1
+        try:
+            self._admit(request)
+            response = await handler(request)
+        except ApiError as error:
+            response = error_response(error, request_id)
+        except web.HTTPException as refused:
+            response = error_response(_refusal(refused, request), request_id)
+            response.headers.update({"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {})
+        except asyncio.CancelledError:
+            self._count(request, CLIENT_GONE)
+            raise
+        except ConnectionError:
+            # The client went away while it was written to; aiohttp drops what is answered now.
+            response = web.Response(status=CLIENT_GONE)
+        except Exception:
+            log.exception("%s: request failed", request_id)
+            response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id)
+        finally:
+            self.status.requests -= 1
+        if self.status.draining:
+            response.force_close()
+        self._count(request, response.status)
+        if not response.prepared:
+            response.headers.setdefault("X-Request-Id", request_id)
+        return response
+
+    def _count(self, request: web.Request, code: int) -> None:
+        if request.method == "POST":
+            self.metrics.requests.labels(request.get("model", UNKNOWN), str(code)).inc()
+
+    def _admit(self, request: web.Request) -> None:
+        if not request.raw_path.startswith("/"):
+            raise ApiError(400, "the request line must carry a path, not an absolute address")
+        if self.keys is None or request.path in OPEN_PATHS:
+            return
+        key = presented_key(request.headers)
+        if key is None:
+            raise ApiError(401, "no API key: send Authorization: Bearer KEY", code="missing_api_key")
+        if not self.keys.allows(key, self.clock()):
+            raise ApiError(401, "the API key is not valid", code="invalid_api_key")
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        started = perf_counter()
+        if request.content_type != "application/json":
+            raise ApiError(415, f"Content-Type is {request.content_type}; send application/json")
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
+        model, call = call_of(request.path, await request.read(), request["id"], started)
+        backend = self.fleet.find(model)
+        if backend is None:
+            raise unknown_model(model)
+        request["model"] = label(backend)
+        return await self.proxy.forward(request, backend, call)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return _json(model_list(self.fleet.deployments()))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        backend = self.fleet.find(name)
+        if backend is None:
+            raise unknown_model(name)
+        return _json(model_object(name, backend.deployment))
+
+    async def _alive(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self.status.draining:
+            return web.Response(status=503, text="draining")
+        if not self.status.synced:
+            return web.Response(status=503, text="the list of models is not read yet")
+        return web.Response(text="ok")
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return _json(msgspec.json.encode({"version": self.version}))
+
+
+@dataclass(slots=True)
+class Admin:
+    """Handlers of the second port."""
+
+    fleet: Fleet
+    metrics: Metrics
+    status: Status
+
+    def app(self) -> web.Application:
+        """The application for the second port."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get(PATH_LOAD, self._load)
+        return app
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _load(self, _: web.Request) -> web.Response:
+        self.status.sequence += 1
+        report = load.GatewayReport(
+            sequence=self.status.sequence,
+            start_time=self.status.start_time,
+            models=[backend.traffic() for backend in self.fleet.backends()] if self.status.synced else [],
+        )
+        return _json(load.encode(report))
+
+
+def _json(data: bytes) -> web.Response:
+    return web.Response(body=data, content_type="application/json")
+
+
+def _refusal(refused: web.HTTPException, request: web.Request) -> ApiError:
+    """The own refusals of aiohttp as error objects."""
+    messages = {
+        404: "no such path; the endpoints are /v1/chat/completions, /v1/completions and /v1/models",
+        405: f"{request.method} is not allowed here",
+        413: f"the body is larger than {MAX_BODY} bytes",
+    }
+    return ApiError(refused.status, messages.get(refused.status, refused.reason), code=None)

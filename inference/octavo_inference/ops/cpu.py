@@ -1,0 +1,254 @@
+"""The CPU backend: a step is one native call; Python hands over flat arrays by address."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+from ctypes import byref
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.errors import ModelError, SettingsError
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import Weights
+from octavo_inference.ops.native import abi
+from octavo_inference.ops.native.cores import usable_cores
+from octavo_inference.ops.native.library import Kernels, load
+from octavo_inference.ops.native.memory import allocate
+from octavo_inference.ops.native.packing import ELEMENT_BYTES, Packed, address, pack
+from octavo_inference.run.batch import Batch, Float32, LogitAdjust, SampleRows, StepResult
+
+DEFAULT_BLOCK_SIZE = 32
+Dtype = Literal["auto", "bfloat16", "float32"]
+
+_CHUNK = 32  # keys the attention kernel takes at a time
+_STEP = 16  # widest vector of any variant
+_LOG = logging.getLogger(__name__)
+
+
+def kv_element_bytes(dtype: str) -> int:
+    """Bytes of one element of the KV pool."""
+    return ELEMENT_BYTES[_format(dtype)]
+
+
+class CpuBackend:
+    """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
+
+    `profile` sums the seconds each part of the steps took.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        config: ModelConfig,
+        packed: Packed,
+        team: int,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_batched_tokens: int,
+        max_running: int,
+        max_model_len: int,
+        threads: int,
+        format_: str,
+    ) -> None:
+        self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
+        self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
+        self.profile = abi.Profile()
+        self._kernels, self._packed, self._team = kernels, packed, team
+        weakref.finalize(self, kernels.library.octavo_team_destroy, team)
+
+        act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
+        tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
+        first = packed.layers[0]
+        block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
+        self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
+        scratch = max(
+            kernels.library.octavo_attention_scratch(config.head_dim),
+            packed.lm_head.rows,
+        )
+        self._buffers = {
+            "rope": config.rope_table(max_model_len),
+            "kv": self._kv,
+            "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
+            "qkv": _zeros((tokens, first.qkv.rows), np.dtype(np.float32)),
+            "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
+            # The final norm writes one row per sample row, of which there may be more than query tokens.
+            "normed": _zeros((max(tokens, max_running), config.hidden), act),
+            "attended": _zeros((tokens, config.heads * config.head_dim), act),
+            "activated": _zeros((tokens, config.intermediate), act),
+            "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
+        }
+        self._logits: Float32 = self._buffers["logits"]
+        self._layers = layers
+        self._model = abi.Model(
+            layers=layers,
+            final_norm=packed.final_norm,
+            embedding=packed.embedding,
+            lm_head=packed.lm_head,
+            **{name: address(buffer) for name, buffer in self._buffers.items()},
+            num_blocks=num_blocks,
+            scratch_floats=scratch,
+            format=abi.FORMATS["f32" if format_ == "f32" else "bf16"],
+            num_layers=config.layers,
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate,
+            vocab=config.vocab,
+            block_size=block_size,
+            norm_eps=config.norm_eps,
+        )
+        self._tokens = np.zeros(max_running, np.int32)
+        self._logprob = np.zeros(max_running, np.float32)
+        self._rank = np.zeros(max_running, np.int32)
+        working = sum(b.nbytes for name, b in self._buffers.items() if name != "kv")
+        _LOG.info(
+            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
+            self.name,
+            packed.size / 1e6,
+            self._kv.nbytes / 1e6,
+            num_blocks,
+            block_size,
+            working / 1e6,
+        )
+
+    @classmethod
+    def create(
+        cls,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        max_batched_tokens: int,
+        max_running: int,
+        max_model_len: int,
+        dtype: Dtype = "auto",
+        threads: int | None = None,
+    ) -> CpuBackend:
+        """Pack the weights and allocate the pool; KV pages are touched when first used.
+
+        Raises NativeUnavailableError (kernels not built), ModelError (sizes the kernels cannot run), SettingsError.
+        """
+        _check(config, block_size)
+        kernels, format_ = load(), _format(dtype)
+        count = threads or usable_cores()
+        team = kernels.library.octavo_team_create(count)
+        packed = pack(kernels, team, config, weights, format_)
+        return cls(
+            kernels,
+            config,
+            packed,
+            team,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_batched_tokens=max_batched_tokens,
+            max_running=max_running,
+            max_model_len=max_model_len,
+            threads=count,
+            format_=format_,
+        )
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model over the batch, store K and V, sample; the result is valid until the next call."""
+        rows = batch.sample
+        count = len(rows.row)
+        width = max(0, int(rows.logprobs.max(initial=-1)))
+        top_ids, top_logprobs = np.empty((count, width), np.int32), np.empty((count, width), np.float32)
+        adjust = _adjustments(rows.adjust)
+        self._run(
+            batch,
+            abi.Sampling(
+                **_inputs(rows),
+                adjust=None if adjust is None else ctypes.addressof(adjust),
+                tokens=address(self._tokens),
+                logprob=address(self._logprob),
+                rank=address(self._rank),
+                top_ids=address(top_ids),
+                top_logprobs=address(top_logprobs),
+                count=count,
+                top_width=width,
+            ),
+            choose=True,
+        )
+        wanted = rows.logprobs.tolist() if width or (rows.logprobs >= 0).any() else [-1] * count
+        top = [
+            None if n < 0 else (top_ids[i, : min(n, self.vocab_size)], top_logprobs[i, : min(n, self.vocab_size)])
+            for i, n in enumerate(wanted)
+        ]
+        return StepResult(self._tokens[:count], self._logprob[:count], self._rank[:count], top)
+
+    def logits(self, batch: Batch) -> Float32:
+        """The step without sampling: logits [R, vocab] of the sample rows."""
+        count = len(batch.sample.row)
+        self._run(batch, abi.Sampling(row=address(batch.sample.row), count=count), choose=False)
+        return self._logits[:count, : self.vocab_size].copy()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks (source, destination), all layers."""
+        for origin, target in pairs:
+            self._kv[:, target] = self._kv[:, origin]
+
+    def _run(self, batch: Batch, sampling: abi.Sampling, *, choose: bool) -> None:
+        native = abi.Batch(
+            tokens=address(batch.tokens),
+            positions=address(batch.positions),
+            slots=address(batch.slots),
+            query_start=address(batch.query_start),
+            seq_len=address(batch.seq_len),
+            block_table=address(batch.block_table),
+            num_tokens=len(batch.tokens),
+            num_seqs=len(batch.seq_len),
+            table_width=batch.block_table.shape[1],
+        )
+        self._kernels.library.octavo_step(
+            self._team, byref(self._model), byref(native), byref(sampling), int(choose), byref(self.profile)
+        )
+
+
+def _format(dtype: str) -> str:
+    if dtype not in {"auto", "bfloat16", "float32"}:
+        raise SettingsError(f"dtype is {dtype!r}; the CPU backend knows auto, bfloat16 and float32", "dtype")
+    return "f32" if dtype == "float32" else "bf16"
+
+
+def _check(config: ModelConfig, block_size: int) -> None:
+    if block_size <= 0 or block_size % _CHUNK:
+        raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_CHUNK}", "block_size")
+    for name in ("hidden", "intermediate", "head_dim"):
+        value = getattr(config, name)
+        if value % _STEP:
+            raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
+    if config.heads % config.kv_heads:
+        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+
+
+def _zeros(shape: tuple[int, int], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+    return allocate(shape[0] * shape[1] * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def _inputs(rows: SampleRows) -> dict[str, int]:
+    names = ("row", "position", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs")
+    return {name: address(getattr(rows, name)) for name in names}
+
+
+def _adjustments(adjust: list[LogitAdjust | None]) -> ctypes.Array[abi.Adjust] | None:
+    if not any(a is not None for a in adjust):
+        return None
+    result = (abi.Adjust * len(adjust))()
+    for to, a in zip(result, adjust, strict=True):
+        to.repetition = 1.0
+        if a is None:
+            continue
+        for name in ("prompt", "output", "banned"):
+            ids = getattr(a, name)
+            setattr(to, name, address(ids))
+            setattr(to, f"{name}_len", len(ids))
+        to.presence, to.frequency, to.repetition = a.presence_penalty, a.frequency_penalty, a.repetition_penalty
+    return result

@@ -1,0 +1,1 @@
+"""The native kernels: C++ sources, their build and their loader."""

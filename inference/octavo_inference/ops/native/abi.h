@@ -1,0 +1,84 @@
+// The plain-C structures shared with Python; abi.py mirrors them field by field.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+// Formats of stored tensors (model/weights.py) and of packed matrices (the first two).
+enum Format : int32_t { FORMAT_F32 = 0, FORMAT_BF16 = 1, FORMAT_Q4_0 = 2, FORMAT_Q4_1 = 3, FORMAT_Q8_0 = 4 };
+
+struct Info {
+  int32_t abi_version, vector_floats, panel, max_rows, activation_bytes;
+};
+
+// A tensor as the file has it: rows of `cols` elements, `row_bytes` apart.
+struct Source {
+  const void* data;
+  int64_t rows, cols, row_bytes;
+  int32_t format;
+};
+
+// A packed matrix: panels of PANEL output columns, [rows/PANEL][cols/GROUP][PANEL][GROUP]. `rows` is padded to PANEL.
+struct Matrix {
+  void* data;
+  const float* bias;  // [rows] or null
+  int64_t rows, cols;
+  int32_t format;
+};
+
+struct Layer {
+  const float *input_norm, *post_norm;  // [hidden]
+  Matrix qkv, output, gate_up, down;
+};
+
+// Row strides of the scratch buffers are the padded row counts of the matrices that write them.
+struct Model {
+  const Layer* layers;
+  const float* final_norm;
+  Source embedding;
+  Matrix lm_head;
+  const float* rope;  // [max_positions][head_dim]: cosines of the first half, then sines
+  void* kv;           // [layers][num_blocks] blocks; a block is [kv_heads][K [dim/G][block][G], V [block/G][dim][G]]
+  float *hidden_state, *qkv, *logits;
+  void *normed, *attended, *activated;  // activation type
+  float* scratch;                       // per thread: scratch_floats
+  int64_t num_blocks, scratch_floats;
+  int32_t format, num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size;
+  float norm_eps;
+};
+
+struct Batch {
+  const int32_t *tokens, *positions, *slots, *query_start, *seq_len, *block_table;
+  int32_t num_tokens, num_seqs, table_width;
+};
+
+// Changes to one row of logits before sampling; empty and neutral (repetition 1) where a row has none.
+struct Adjust {
+  const int32_t *prompt, *output, *banned;
+  int64_t prompt_len, output_len, banned_len;
+  float presence, frequency, repetition;
+};
+
+// How to choose from each of the `count` rows of logits, and where the choices go; see run/batch.py.
+struct Sampling {
+  const int32_t *row, *position;
+  const uint64_t* seed;
+  const float *temperature, *top_p;
+  const int32_t* top_k;
+  const float* min_p;
+  const int32_t* logprobs;
+  const Adjust* adjust;  // null when no row has any
+  int32_t* tokens;
+  float* logprob;
+  int32_t *rank, *top_ids;  // top_ids, top_logprobs: [count][top_width]
+  float* top_logprobs;
+  int32_t count, top_width;
+};
+
+// Seconds per part, summed over steps; on the calling thread, barriers included.
+struct Profile {
+  double linears, attention, lm_head, elementwise, sampling;
+};
+
+}  // namespace octavo

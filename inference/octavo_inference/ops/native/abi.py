@@ -1,0 +1,156 @@
+"""The structures of abi.h, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
+from typing import Any, ClassVar
+
+from octavo_inference.model.weights import Format
+
+VERSION = 1
+FORMATS: dict[Format, int] = {"f32": 0, "bf16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 4}
+CONCATENATED, INTERLEAVED = 0, 1
+
+Fields = list[tuple[str, Any]]
+
+
+class Info(ctypes.Structure):
+    """What a variant was built for."""
+
+    _fields_: ClassVar[Fields] = [
+        (name, c_int32) for name in ("abi_version", "vector_floats", "panel", "max_rows", "activation_bytes")
+    ]
+
+
+class Source(ctypes.Structure):
+    """A tensor as the file has it."""
+
+    _fields_: ClassVar[Fields] = [
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("row_bytes", c_int64),
+        ("format", c_int32),
+    ]
+
+
+class Matrix(ctypes.Structure):
+    """A packed matrix; rows are padded to the panel."""
+
+    _fields_: ClassVar[Fields] = [
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("format", c_int32),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """One decoder layer."""
+
+    _fields_: ClassVar[Fields] = [
+        ("input_norm", c_void_p),
+        ("post_norm", c_void_p),
+        ("qkv", Matrix),
+        ("output", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    ]
+
+
+class Model(ctypes.Structure):
+    """Weights, sizes and scratch buffers."""
+
+    _fields_: ClassVar[Fields] = [
+        ("layers", POINTER(Layer)),
+        ("final_norm", c_void_p),
+        ("embedding", Source),
+        ("lm_head", Matrix),
+        *[
+            (name, c_void_p)
+            for name in (
+                "rope",
+                "kv",
+                "hidden_state",
+                "qkv",
+                "logits",
+                "normed",
+                "attended",
+                "activated",
+                "scratch",
+            )
+        ],
+        ("num_blocks", c_int64),
+        ("scratch_floats", c_int64),
+        *[
+            (name, c_int32)
+            for name in (
+                "format",
+                "num_layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "intermediate",
+                "vocab",
+                "block_size",
+            )
+        ],
+        ("norm_eps", c_float),
+    ]
+
+
+class Batch(ctypes.Structure):
+    """One step's work; see run/batch.py."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table")],
+        *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width")],
+    ]
+
+
+class Adjust(ctypes.Structure):
+    """Changes to one row of logits."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("prompt", "output", "banned")],
+        *[(name, c_int64) for name in ("prompt_len", "output_len", "banned_len")],
+        *[(name, c_float) for name in ("presence", "frequency", "repetition")],
+    ]
+
+
+class Sampling(ctypes.Structure):
+    """How to choose from rows of logits, and where the choices go."""
+
+    _fields_: ClassVar[Fields] = [
+        *[
+            (name, c_void_p)
+            for name in (
+                "row",
+                "position",
+                "seed",
+                "temperature",
+                "top_p",
+                "top_k",
+                "min_p",
+                "logprobs",
+                "adjust",
+                "tokens",
+                "logprob",
+                "rank",
+                "top_ids",
+                "top_logprobs",
+            )
+        ],
+        *[(name, c_int32) for name in ("count", "top_width")],
+    ]
+
+
+class Profile(ctypes.Structure):
+    """Seconds per part, summed over steps."""
+
+    _fields_: ClassVar[Fields] = [
+        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling")
+    ]

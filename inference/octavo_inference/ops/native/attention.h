@@ -1,0 +1,163 @@
+// Paged attention with online softmax; one code for prefill chunks and decode.
+//
+// A work item is up to MAX_ROWS (query token, head) rows that share a kv head of one sequence. Keys pass by in chunks of
+// 32; scores and output accumulators stay in the L1 cache, each product runs through dot_tile.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "layers.h"
+#include "threads.h"
+
+namespace octavo {
+
+constexpr int CHUNK = 32;           // keys per iteration; block sizes are multiples of it
+constexpr float MASKED = -1e30f;
+
+struct AttentionItem {
+  int32_t seq, kv_head, first_row, rows;  // rows count (token, head in group) pairs, heads fastest
+  int32_t keys;                           // the longest row's context
+};
+
+// Long contexts first, so that no thread starts one when the others are done.
+inline std::vector<AttentionItem> attention_items(const Model& m, const Batch& b) {
+  std::vector<AttentionItem> items;
+  const int group = m.heads / m.kv_heads;
+  for (int seq = 0; seq < b.num_seqs; seq++) {
+    const int queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * group;
+    const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (int tile = 0; tile < tiles; tile++) {
+      const int first = int(i64(rows) * tile / tiles), last = int(i64(rows) * (tile + 1) / tiles);
+      const int keys = b.seq_len[seq] - queries + (last - 1) / group + 1;
+      for (int head = 0; head < m.kv_heads; head++) items.push_back({seq, head, first, last - first, keys});
+    }
+  }
+  std::stable_sort(items.begin(), items.end(), [](auto& a, auto& c) { return a.keys > c.keys; });
+  return items;
+}
+
+// Floats of scratch one item needs: q and p (activation type, at most 4 bytes), scores, accumulators.
+inline i64 attention_scratch(int dim) { return MAX_ROWS * (2 * i64(dim) + 2 * CHUNK); }
+
+template <class P, int R, int NV>
+static OCTAVO_INLINE void score_columns(const typename P::Act* q, int dim, const typename P::Elem* keys, i64 block_size,
+                                        float* scores, const char* ahead) {
+  Vec acc[R][NV] = {};
+  dot_tile<P, R, NV>(q, dim, keys, block_size * P::GROUP, dim / P::GROUP, acc, Prefetch{ahead, 64});
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < NV; c++) store(scores + r * CHUNK + c * W, acc[r][c]);
+}
+
+template <class P, int R, int NV>
+static OCTAVO_INLINE void add_values(const typename P::Act* p, const typename P::Elem* values, int dim,
+                                     const float* rescale, float* out, const char* ahead) {
+  Vec acc[R][NV];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) acc[r][c] = load(out + r * dim + c * W) * rescale[r];
+  dot_tile<P, R, NV>(p, CHUNK, values, dim * P::GROUP, CHUNK / P::GROUP, acc, Prefetch{ahead, 64});
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) store(out + r * dim + c * W, acc[r][c]);
+}
+
+// Base-2 softmax of one row of scores against the running maximum; returns the factor for what was summed before.
+template <class Act>
+static OCTAVO_INLINE float soften(const float* scores, int visible, float& running_max, Vec& running_sum, Act* p) {
+  constexpr int VECS = CHUNK / W;
+  Vec s[VECS], top = splat(MASKED);
+  for (int c = 0; c < VECS; c++) {
+    s[c] = load(scores + c * W);
+    if (visible < (c + 1) * W) s[c] = lane_numbers() + c * W < visible ? s[c] : splat(MASKED);
+    top = max(top, s[c]);
+  }
+  const float chunk_max = highest(top);
+  float rescale = 1.0f;
+  if (chunk_max > running_max) {
+    rescale = std::exp2(running_max - chunk_max);
+    running_max = chunk_max;
+    running_sum *= rescale;
+  }
+  for (int c = 0; c < VECS; c++) {
+    Vec e = exp2(s[c] - running_max);
+    if (visible < (c + 1) * W) e = lane_numbers() + c * W < visible ? e : Vec{};
+    running_sum += e;
+    store(p + c * W, e);
+  }
+  return rescale;
+}
+
+template <class P, int R>
+static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const AttentionItem& item, const float* qkv,
+                   i64 qkv_stride, typename P::Act* attended, float* scratch) {
+  using Act = typename P::Act;
+  const int dim = m.head_dim, group = m.heads / m.kv_heads;
+  const int32_t* table = b.block_table + i64(item.seq) * b.table_width;
+  const int context_before = b.seq_len[item.seq] - (b.query_start[item.seq + 1] - b.query_start[item.seq]);
+  float* acc = scratch;
+  float* scores = acc + MAX_ROWS * dim;
+  Act* p = reinterpret_cast<Act*>(scores + MAX_ROWS * CHUNK);
+  Act* q = reinterpret_cast<Act*>(scores + 2 * MAX_ROWS * CHUNK);
+
+  const float scale = LOG2_E / std::sqrt(float(dim));
+  int limit[R];
+  i64 token[R], head[R];
+  float running_max[R], rescale[R];
+  Vec running_sum[R] = {};
+  for (int r = 0; r < R; r++) {
+    const int query = (item.first_row + r) / group;
+    token[r] = b.query_start[item.seq] + query;
+    head[r] = item.kv_head * group + (item.first_row + r) % group;
+    limit[r] = context_before + query + 1;
+    running_max[r] = MASKED;
+    const float* from = qkv + token[r] * qkv_stride + head[r] * dim;
+    for (int i = 0; i < dim; i += W) {
+      store(q + r * dim + i, load(from + i) * scale);
+      store(acc + r * dim + i, Vec{});
+    }
+  }
+
+  // Few rows take twice the columns, so that enough independent sums are in flight.
+  constexpr int NARROW = 16 / W, WIDE = W == 16 || R <= 3 ? 32 / W : NARROW;
+  for (int start = 0; start < item.keys; start += CHUNK) {
+    const i64 offset = start % m.block_size;
+    const auto* keys = kv.keys(table[start / m.block_size], item.kv_head) + offset * P::GROUP;
+    const auto* values = kv.values(table[start / m.block_size], item.kv_head) + offset * dim;
+    const int coming = std::min(start + CHUNK, item.keys - 1);
+    const char* next = reinterpret_cast<const char*>(kv.keys(table[coming / m.block_size], item.kv_head));
+    const char* next_values = reinterpret_cast<const char*>(kv.values(table[coming / m.block_size], item.kv_head));
+
+    for (int c = 0; c < CHUNK; c += WIDE * W)
+      score_columns<P, R, WIDE>(q, dim, keys + c * P::GROUP, m.block_size, scores + c,
+                                next + i64(c / (WIDE * W)) * 64 * (dim / P::GROUP));
+    for (int r = 0; r < R; r++)
+      rescale[r] = soften(scores + r * CHUNK, limit[r] - start, running_max[r], running_sum[r], p + r * CHUNK);
+    int c = 0;
+    for (; c + WIDE * W <= dim; c += WIDE * W)
+      add_values<P, R, WIDE>(p, values + c * P::GROUP, dim, rescale, acc + c,
+                             next_values + i64(c / (WIDE * W)) * 64 * (CHUNK / P::GROUP));
+    for (; c < dim; c += NARROW * W)
+      add_values<P, R, NARROW>(p, values + c * P::GROUP, dim, rescale, acc + c, next_values);
+  }
+  for (int r = 0; r < R; r++) {
+    const float inverse = 1.0f / sum(running_sum[r]);
+    Act* out = attended + (token[r] * m.heads + head[r]) * dim;
+    for (int i = 0; i < dim; i += W) store(out + i, load(acc + r * dim + i) * inverse);
+  }
+}
+
+// Called by every thread of the team.
+template <class P>
+static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, const std::vector<AttentionItem>& items,
+                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Tickets& tickets) {
+  for (i64 i = tickets.take(); i < i64(items.size()); i = tickets.take())
+    with_rows(items[size_t(i)].rows, [&]<int R>() {
+      attend<P, R>(m, b, kv, items[size_t(i)], qkv, qkv_stride, attended, scratch);
+    });
+}
+
+}  // namespace octavo

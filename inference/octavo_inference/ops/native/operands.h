@@ -1,0 +1,139 @@
+// The one inner product: a tile of rows times packed columns, for linears, Q·K and P·V alike.
+//
+// The right-hand side is stored as [groups][columns][GROUP]: GROUP consecutive elements of the inner dimension stand
+// side by side for each column (2 for bf16, as the bf16 dot instruction wants them; 1 for fp32).
+#pragma once
+
+#include "simd.h"
+
+namespace octavo {
+
+// bf16 right-hand side, fp32 left-hand side: each pair is split by a shift and a mask into two fp32 operands.
+struct Bf16Fma {
+  using Elem = bf16;
+  using Act = float;
+  using Operand = Vec;
+  static constexpr int GROUP = 2;
+  static constexpr int STEPS = 2;
+  template <int STEP>
+  static OCTAVO_INLINE Operand operand(const Elem* p) {
+    UVec pair = load_bits(p);
+    return STEP == 0 ? (Vec)(pair << 16) : (Vec)(pair & 0xffff0000u);
+  }
+  template <int STEP>
+  static OCTAVO_INLINE Operand broadcast(const Act* a) {
+    return splat(a[STEP]);
+  }
+  static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return a * b + acc; }
+};
+
+#if defined(__AVX512BF16__) || defined(OCTAVO_EMULATE_BF16_DOT)
+// bf16 on both sides: one instruction multiplies a pair and accumulates in fp32.
+struct Bf16Dot {
+  using Elem = bf16;
+  using Act = bf16;
+  using Operand = UVec;
+  static constexpr int GROUP = 2;
+  static constexpr int STEPS = 1;
+  template <int>
+  static OCTAVO_INLINE Operand operand(const Elem* p) {
+    return load_bits(p);
+  }
+  template <int>
+  static OCTAVO_INLINE Operand broadcast(const Act* a) {
+    uint32_t pair;
+    std::memcpy(&pair, a, sizeof pair);
+    return pair - UVec{};
+  }
+  static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) {
+#if defined(__AVX512BF16__)
+    return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    return acc + (Vec)(a << 16) * (Vec)(b << 16) + (Vec)(a & 0xffff0000u) * (Vec)(b & 0xffff0000u);
+#endif
+  }
+};
+using Bf16 = Bf16Dot;
+#else
+using Bf16 = Bf16Fma;
+#endif
+
+struct F32 {
+  using Elem = float;
+  using Act = float;
+  using Operand = Vec;
+  static constexpr int GROUP = 1;
+  static constexpr int STEPS = 1;
+  template <int>
+  static OCTAVO_INLINE Operand operand(const Elem* p) {
+    return load(p);
+  }
+  template <int>
+  static OCTAVO_INLINE Operand broadcast(const Act* a) {
+    return splat(a[0]);
+  }
+  static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return a * b + acc; }
+};
+
+// What to pull into the caches while a tile is computed: one address per group, `stride` bytes apart.
+struct Prefetch {
+  const char* next;
+  i64 stride;
+};
+
+template <class P, int STEP, int R, int NV>
+OCTAVO_INLINE void dot_step(const typename P::Act* a, i64 lda, const typename P::Elem* b, Vec (&acc)[R][NV]) {
+  typename P::Operand columns[NV];
+#pragma GCC unroll 8
+  for (int c = 0; c < NV; c++) columns[c] = P::template operand<STEP>(b + c * W * P::GROUP);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+    auto x = P::template broadcast<STEP>(a + r * lda);
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) acc[r][c] = P::multiply_add(acc[r][c], x, columns[c]);
+  }
+}
+
+// acc[r][c] += sum over `groups` groups of a[r, :] * b[:, c]. `a` is row-major with `lda` elements per row; `b` advances
+// `ldb` elements per group. `groups` is a multiple of 4. Few rows get several sets of accumulators, because one chain
+// of additions per column would wait for the latency of the multiply-add.
+template <class P, int R, int NV>
+OCTAVO_INLINE void dot_tile(const typename P::Act* a, i64 lda, const typename P::Elem* b, i64 ldb, i64 groups,
+                            Vec (&acc)[R][NV], Prefetch prefetch) {
+  constexpr int SETS = R * NV >= 8 ? 1 : R * NV > 2 ? 2 : 4;
+  Vec sums[SETS][R][NV] = {};
+  for (i64 g = 0; g < groups; g += SETS) {
+#pragma GCC unroll 4
+    for (int s = 0; s < SETS; s++) {
+      __builtin_prefetch(prefetch.next);
+      if constexpr (W == 16 && P::GROUP == 2 && NV == 2)
+        if (prefetch.stride > 64) __builtin_prefetch(prefetch.next + 64);
+      prefetch.next += prefetch.stride;
+      dot_step<P, 0>(a, lda, b, sums[s]);
+      if constexpr (P::STEPS == 2) dot_step<P, 1>(a, lda, b, sums[s]);
+      a += P::GROUP;
+      b += ldb;
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) {
+      Vec total = sums[0][r][c];
+#pragma GCC unroll 4
+      for (int s = 1; s < SETS; s++) total += sums[s][r][c];
+      acc[r][c] += total;
+    }
+}
+
+// Calls f.template operator()<n>() for the run-time row count n in 1..MAX_ROWS: tiles keep their accumulators in
+// registers only when the count is known to the compiler.
+template <int N = MAX_ROWS, class F>
+OCTAVO_INLINE void with_rows(int rows, F&& f) {
+  if constexpr (N >= 1) {
+    if (rows == N) return f.template operator()<N>();
+    with_rows<N - 1>(rows, static_cast<F&&>(f));
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,54 @@
+// Stored tensors to packed panels, at load.
+#pragma once
+
+#include <vector>
+
+#include "abi.h"
+#include "quant.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace octavo {
+
+// Which rows of which sources stand in a packed matrix.
+enum Arrangement : int32_t {
+  CONCATENATED = 0,  // source after source (q, k, v)
+  INTERLEAVED = 1,   // each panel: PANEL/2 rows of source 0, then the same rows of source 1 (gate, up)
+};
+
+struct RowOf {
+  const Source* source;
+  i64 row;  // source == nullptr: padding
+};
+
+inline RowOf packed_row(const Source* sources, int count, Arrangement arrangement, i64 index) {
+  if (arrangement == INTERLEAVED) {
+    const i64 panel = index / PANEL, lane = index % PANEL, half = PANEL / 2;
+    const Source* source = sources + lane / half;
+    const i64 row = panel * half + lane % half;
+    return {row < source->rows ? source : nullptr, row};
+  }
+  for (int s = 0; s < count; s++) {
+    if (index < sources[s].rows) return {sources + s, index};
+    index -= sources[s].rows;
+  }
+  return {nullptr, 0};
+}
+
+template <class Elem, int GROUP>
+static void pack(const Matrix& matrix, const Source* sources, int count, Arrangement arrangement, Tickets& tickets) {
+  std::vector<float> row(size_t(matrix.cols));
+  for (i64 panel = tickets.take(); panel < matrix.rows / PANEL; panel = tickets.take()) {
+    Elem* out = static_cast<Elem*>(matrix.data) + panel * PANEL * matrix.cols;
+    for (i64 lane = 0; lane < PANEL; lane++) {
+      const RowOf from = packed_row(sources, count, arrangement, panel * PANEL + lane);
+      if (from.source)
+        dequantize_row(*from.source, from.row, row.data());
+      else
+        std::fill(row.begin(), row.end(), 0.0f);
+      for (i64 k = 0; k < matrix.cols; k++) put(out + (k / GROUP * PANEL + lane) * GROUP + k % GROUP, row[size_t(k)]);
+    }
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,105 @@
+"""Canonical weights into the kernels' layout, in C, in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import Tensor, Weights, dequantize
+from octavo_inference.ops.native import abi
+from octavo_inference.ops.native.library import Kernels
+from octavo_inference.ops.native.memory import allocate
+
+ELEMENT_BYTES = {"f32": 4, "bf16": 2}
+
+
+@dataclass(slots=True)
+class Packed:
+    """Weights the kernels can run. `keep` owns the memory that the structures point into."""
+
+    layers: list[abi.Layer] = field(default_factory=list)
+    embedding: abi.Source = field(default_factory=abi.Source)
+    lm_head: abi.Matrix = field(default_factory=abi.Matrix)
+    final_norm: int = 0
+    keep: list[object] = field(default_factory=list)
+    size: int = 0
+
+
+def address(array: NDArray[np.generic]) -> int:
+    """Where an array's elements start."""
+    return array.ctypes.data
+
+
+def source(tensor: Tensor) -> abi.Source:
+    """A stored matrix as the kernels read it."""
+    data = tensor.data
+    return abi.Source(address(data), tensor.shape[0], tensor.shape[1], data.strides[0], abi.FORMATS[tensor.format])
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Packs matrices to `format` ("bf16" or "f32") with a team of threads."""
+
+    kernels: Kernels
+    team: int
+    format: str
+    into: Packed
+
+    def matrix(
+        self,
+        tensors: Sequence[Tensor],
+        arrangement: int = abi.CONCATENATED,
+        biases: Sequence[Tensor | None] = (),
+    ) -> abi.Matrix:
+        """One packed matrix of the tensors' rows, padded with zero rows to whole panels."""
+        panel = self.kernels.info.panel
+        rows = -(-sum(t.shape[0] for t in tensors) // panel) * panel
+        cols = tensors[0].shape[1]
+        data = allocate(rows * cols * ELEMENT_BYTES[self.format])
+        result = abi.Matrix(address(data), None, rows, cols, abi.FORMATS["f32" if self.format == "f32" else "bf16"])
+        given = [b for b in biases if b is not None]
+        if given:
+            bias = np.zeros(rows, np.float32)
+            values = np.concatenate([dequantize(b).ravel() for b in given])
+            bias[: len(values)] = values
+            result.bias = self.own(bias)
+        sources = (abi.Source * len(tensors))(*(source(t) for t in tensors))
+        self.kernels.library.octavo_pack(self.team, result, sources, len(tensors), arrangement)
+        self.own(data)
+        self.into.size += data.nbytes
+        return result
+
+    def vector(self, tensor: Tensor) -> int:
+        """Address of a float32 vector."""
+        return self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
+
+    def own(self, array: NDArray[np.generic]) -> int:
+        """Keep an array alive as long as the packed weights; its address."""
+        self.into.keep.append(array)
+        return address(array)
+
+
+def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, format_: str) -> Packed:
+    """All weights of a decoder. The embedding is read where it lies (a memory-mapped file, usually)."""
+    packed = Packed()
+    packer = Packer(kernels, team, format_, packed)
+    for layer in weights.layers[: config.layers]:
+        packed.layers.append(
+            abi.Layer(
+                packer.vector(layer.input_norm),
+                packer.vector(layer.post_norm),
+                packer.matrix((layer.q, layer.k, layer.v), biases=(layer.q_bias, layer.k_bias, layer.v_bias)),
+                packer.matrix((layer.o,)),
+                packer.matrix((layer.gate, layer.up), abi.INTERLEAVED),
+                packer.matrix((layer.down,)),
+            )
+        )
+    packed.final_norm = packer.vector(weights.final_norm)
+    packed.lm_head = packer.matrix((weights.lm_head,))
+    packed.embedding = source(weights.embedding)
+    packed.keep.append(weights.embedding)
+    return packed

@@ -1,0 +1,138 @@
+// Vectors in the native width of the instruction set this file is compiled for.
+//
+// GCC/Clang vector extensions carry all arithmetic, so every variant (AVX-512, AVX2, SSE2, NEON) runs the same source;
+// intrinsics appear only where the compiler cannot find the instruction: the bf16 dot product and rounding to bf16.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+
+namespace octavo {
+
+using i64 = int64_t;
+
+#if defined(OCTAVO_VECTOR_FLOATS)
+constexpr int W = OCTAVO_VECTOR_FLOATS;  // tests compile the wide layouts on narrow machines
+#elif defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+// Weights stand in panels of this many output columns; a GEMM tile is up to MAX_ROWS rows by one panel, so that its
+// accumulators, the operand and a broadcast fit the registers: 24 of 32 (AVX-512), 12 of 16 (AVX2), 24 of 32 (NEON).
+constexpr int PANEL = W == 16 ? 32 : 16;
+constexpr int PANEL_VECS = PANEL / W;
+constexpr int MAX_ROWS = W == 16 ? 12 : 6;
+
+struct bf16 {
+  uint16_t bits;
+};
+
+typedef float Vec __attribute__((vector_size(4 * W), may_alias));
+typedef int32_t IVec __attribute__((vector_size(4 * W), may_alias));
+typedef uint32_t UVec __attribute__((vector_size(4 * W), may_alias));
+typedef uint16_t HVec __attribute__((vector_size(2 * W), may_alias));
+
+OCTAVO_INLINE Vec splat(float x) { return x - Vec{}; }
+OCTAVO_INLINE IVec splat_int(int32_t x) { return x - IVec{}; }
+
+OCTAVO_INLINE Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+OCTAVO_INLINE void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+OCTAVO_INLINE UVec load_bits(const void* p) {
+  UVec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+OCTAVO_INLINE float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof f);
+  return f;
+}
+OCTAVO_INLINE float to_float(float x) { return x; }
+
+// Round to nearest even; NaN stays NaN because its quiet bit survives the truncation.
+OCTAVO_INLINE bf16 to_bf16(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  if (f != f) return bf16{uint16_t((bits >> 16) | 0x40)};
+  return bf16{uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+OCTAVO_INLINE void put(float* p, float x) { *p = x; }
+OCTAVO_INLINE void put(bf16* p, float x) { *p = to_bf16(x); }
+
+OCTAVO_INLINE Vec load(const bf16* p) {
+  HVec half;
+  std::memcpy(&half, p, sizeof half);
+  return (Vec)(__builtin_convertvector(half, UVec) << 16);
+}
+OCTAVO_INLINE void store(bf16* p, Vec v) {
+#if defined(__AVX512BF16__)
+  auto half = _mm512_cvtneps_pbh((__m512)v);
+#else
+  UVec bits = (UVec)v;
+  HVec half = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, HVec);
+#endif
+  std::memcpy(p, &half, sizeof half);
+}
+
+OCTAVO_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+OCTAVO_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+
+OCTAVO_INLINE float sum(Vec v) {
+  float lanes[W];
+  store(lanes, v);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+OCTAVO_INLINE float highest(Vec v) {
+  float lanes[W];
+  store(lanes, v);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
+}
+
+OCTAVO_INLINE IVec lane_numbers() {
+  IVec v;
+  for (int i = 0; i < W; i++) v[i] = i;
+  return v;
+}
+
+// 2^t for t <= 127; below -126 the result is 0-ish (2^-126). Relative error < 2e-7.
+OCTAVO_INLINE Vec exp2(Vec t) {
+  t = max(t, splat(-126.0f));
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  Vec shifted = t + magic;
+  Vec f = t - (shifted - magic);
+  Vec p = splat(1.5403530e-4f);
+  p = p * f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+  return (Vec)((UVec)p + ((UVec)shifted << 23));
+}
+
+constexpr float LOG2_E = 1.44269504088896341f;
+
+OCTAVO_INLINE Vec silu(Vec x) { return x / (1.0f + exp2(min(x * -LOG2_E, splat(126.0f)))); }
+
+}  // namespace octavo

@@ -14,11 +14,12 @@ from pydantic.alias_generators import to_camel
 Json = dict[str, Any]
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$"
+BYTES = r"^[1-9][0-9]*(k|[MGT]|[KMGT]i)?$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 # Flags that describe where the operator put things: pods made with other values could not be reached or drained.
-RESERVED_FLAGS = ("config", "model", "host", "port", "admin-host", "admin-port", "drain-timeout")
+RESERVED_FLAGS = ("config", "model", "host", "port", "admin-host", "admin-port", "admin-key-file", "drain-timeout")
 
 _INT_OR_STRING: Json = {
     "anyOf": [{"type": "integer"}, {"type": "string"}],
@@ -27,6 +28,7 @@ _INT_OR_STRING: Json = {
     "maxLength": 32,
 }
 Quantity = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING)]
+Bytes = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING | {"pattern": BYTES})]
 FreeObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
@@ -109,7 +111,7 @@ class Model(Block):
 class Kv(Block):
     """The KV cache pool."""
 
-    memory: Quantity | None = Field(
+    memory: Bytes | None = Field(
         default=None,
         description="Memory of the KV pool of one replica, e.g. `4Gi`; what the device leaves when not given.",
     )

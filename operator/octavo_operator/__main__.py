@@ -1,0 +1,83 @@
+"""`octavo-operator`: reconciles LLMDeployments."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from octavo_operator import app, logs
+from octavo_operator.builders.common import Installation
+from octavo_protocol import names
+
+logger = logging.getLogger("octavo_operator")
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Options, str, str]:
+    """Options, log level and log format of a command line."""
+    parser = argparse.ArgumentParser(prog="octavo-operator", description="Serve LLMDeployments of a cluster.")
+    add = parser.add_argument
+    add("--server-image", required=True, help="image of the server for resources.gpu.count of 1 and more")
+    add("--server-cpu-image", required=True, help="image of the server for resources.gpu.count 0")
+    add("--namespace-scope", default="", help="comma-separated namespaces to serve (default: all)")
+    add(
+        "--namespace", default=_own_namespace(environment), help="namespace of operator and gateways (default: its own)"
+    )
+    add("--lease-namespace", help="namespace of the Lease (default: --namespace)")
+    add("--gateway-url", help="address of the gateway, shown in status.url (default: each Service's own address)")
+    add(
+        "--identity",
+        default=environment.get("POD_NAME") or f"{socket.gethostname()}_{os.getpid()}",
+        help="Lease holder",
+    )
+    add("--host", default="0.0.0.0", help="address of health, metrics and wake calls")  # noqa: S104 - inside the pod
+    add("--port", type=int, default=names.PORT_OPERATOR, help="port of health, metrics and wake calls")
+    add("--workers", type=int, default=4, choices=range(1, 65), metavar="1..64", help="passes at the same time")
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="least level shown")
+    add("--log-format", default="json", choices=["json", "text"], help="one JSON object or one text per line")
+    arguments = parser.parse_args(argv)
+    options = app.Options(
+        installation=Installation(
+            server_image=arguments.server_image,
+            server_cpu_image=arguments.server_cpu_image,
+            namespace=arguments.namespace,
+            gateway_url=arguments.gateway_url,
+        ),
+        scope=tuple(name.strip() for name in arguments.namespace_scope.split(",") if name.strip()),
+        lease_namespace=arguments.lease_namespace or arguments.namespace,
+        identity=arguments.identity,
+        host=arguments.host,
+        port=arguments.port,
+        workers=arguments.workers,
+    )
+    return options, arguments.log_level, arguments.log_format
+
+
+def main() -> int:
+    """0 after an orderly end, 1 when the lead was lost or something broke."""
+    options, level, style = parse(sys.argv[1:], os.environ)
+    logs.configure(level, style)
+    code = 0
+    try:
+        asyncio.run(app.run(options))
+    except* app.LeaseLostError as errors:
+        logger.error("%s", errors.exceptions[0])  # noqa: TRY400 - no traceback: nothing is broken here
+        code = 1
+    return code
+
+
+def _own_namespace(environment: Mapping[str, str]) -> str:
+    if namespace := environment.get("POD_NAMESPACE"):
+        return namespace
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""One LLMDeployment as the operator works with it: parsed spec, plain previous status."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from octavo_operator.api.v1alpha1 import Json, Spec
+
+# The blocks a pod is made from. A change in any of them rolls the pods; nothing else does.
+POD_BLOCKS = frozenset({"model", "engine", "resources", "drain", "probes", "scheduling"})
+
+
+class InvalidSpecError(ValueError):
+    """The spec cannot be understood; the message names field, value and fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Identity of one LLMDeployment in the cluster."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class LLMDeployment:
+    """The parsed resource. `status` is what the last pass wrote (empty when none did)."""
+
+    key: Key
+    uid: str
+    generation: int
+    deleting: bool
+    spec: Spec
+    status: Json
+
+    @property
+    def name(self) -> str:
+        """Name of the resource."""
+        return self.key.name
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the resource and of all its children."""
+        return self.key.namespace
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The served name, then the aliases."""
+        model = self.spec.model
+        served = model.served_name or self.name
+        return (served, *(alias for alias in model.aliases if alias != served))
+
+    @property
+    def revision(self) -> str:
+        """Ten hex digits over what the pods are made from.
+
+        Only what differs from the API's defaults counts: neither a new field nor a changed default of a newer operator
+        gives an unchanged resource another revision.
+        """
+        parts = self.spec.model_dump(include=set(POD_BLOCKS), exclude_defaults=True, by_alias=True)
+        return digest(parts)
+
+
+def parse(body: Json) -> LLMDeployment:
+    """The resource in an API object. Raises `InvalidSpecError` when the spec does not fit the API's types."""
+    meta = body["metadata"]
+    try:
+        spec = Spec.model_validate(body.get("spec", {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in ("spec", *first["loc"]))
+        raise InvalidSpecError(f"{field}: {first['msg']}, found {str(first['input'])[:100]!r}") from error
+    return LLMDeployment(
+        key=Key(meta["namespace"], meta["name"]),
+        uid=meta["uid"],
+        generation=meta.get("generation", 0),
+        deleting="deletionTimestamp" in meta,
+        spec=spec,
+        status=body.get("status") or {},
+    )
+
+
+def digest(value: object) -> str:
+    """Ten hex digits that name a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -1,0 +1,200 @@
+"""The operator's process: which parts there are and how they are connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from octavo_operator import handlers
+from octavo_operator.api.resource import Key
+from octavo_operator.autoscale.loop import AutoscaleLoop
+from octavo_operator.builders.common import COMPONENT_GATEWAY, Installation
+from octavo_operator.kube.client import KubeClient, connection
+from octavo_operator.kube.errors import KubeError, NotFoundError
+from octavo_operator.kube.permissions import LEASE_NAME
+from octavo_operator.kube.resources import LLMDEPLOYMENTS, PODS
+from octavo_operator.leader import LeaseLock
+from octavo_operator.metrics import Metrics
+from octavo_operator.reconcile.reconciler import Reconciler
+from octavo_operator.web import Answers, application
+from octavo_operator.workqueue import WorkQueue
+from octavo_protocol import names
+
+logger = logging.getLogger(__name__)
+
+RESYNC_SECONDS = 300.0
+# A pass makes a dozen calls of at most 30 s; one that takes longer hangs.
+STUCK_SECONDS = 300.0
+_LEASE_SILENCE_SECONDS = 60.0
+_CRD_POLL_SECONDS = 2.0
+_SAMPLE_TIMEOUT = 1.0
+
+
+class LeaseLostError(Exception):
+    """Another replica may be reconciling: this process must write nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line decides. No `scope` means all namespaces."""
+
+    installation: Installation
+    scope: tuple[str, ...]
+    lease_namespace: str
+    identity: str
+    host: str
+    port: int
+    workers: int
+
+
+class App:
+    """One operator process. All replicas watch and answer; the holder of the Lease reconciles."""
+
+    def __init__(self, options: Options, client: KubeClient, http: aiohttp.ClientSession, metrics: Metrics) -> None:
+        self._options = options
+        self._client = client
+        self._http = http
+        self._metrics = metrics
+        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue)
+        self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, time.monotonic)
+        self._loop = AutoscaleLoop(self._fetch, self._gateways, self._queue.add, metrics, time.time)
+        self._reconciler = Reconciler(client, options.installation, self._loop, metrics, time.time)
+        self._leading = False
+        self._resynced = time.monotonic()
+        self._watching = asyncio.Event()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until told to end. Raises LeaseLostError when the lead is lost."""
+        async with self._serving():
+            await self._wait_for_crd()
+            lead = asyncio.create_task(self._lead(), name="lead")
+            watch = asyncio.create_task(
+                handlers.watch(self._queue.add, connection, self._options.scope, self._stop, self._watching),
+                name="watch",
+            )
+            try:
+                await asyncio.wait({lead, watch}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await self._end(lead, watch)
+            if not lead.cancelled():
+                lead.result()
+            watch.result()
+
+    async def _end(self, lead: asyncio.Task[None], watch: asyncio.Task[None]) -> None:
+        # First the writes stop, then another replica may take over, then the watches close.
+        leading = self._leading
+        lead.cancel()
+        await asyncio.wait({lead})
+        if leading and lead.cancelled():
+            await self._lease.release()
+        self._stop.set()
+        await asyncio.wait({watch})
+
+    async def _lead(self) -> None:
+        """Wait for the Lease, then reconcile until it is lost."""
+        await self._lease.acquire()
+        logger.info("leading", extra={"identity": self._options.identity})
+        self._leading, self._resynced = True, time.monotonic()
+        self._metrics.leading(True)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._options.workers):
+                tasks.create_task(self._queue.work(self._reconciler.reconcile), name=f"worker-{number}")
+            tasks.create_task(self._loop.run(), name="autoscale")
+            tasks.create_task(self._resync(), name="resync")
+            await self._lease.hold()
+            raise LeaseLostError(f"lease {self._options.lease_namespace}/{LEASE_NAME} lost")
+
+    async def _resync(self) -> None:
+        """Every few minutes look at everything, whatever the watches said."""
+        while True:
+            try:
+                for namespace in self._options.scope or (None,):
+                    for body in await self._client.list(LLMDEPLOYMENTS, namespace):
+                        self._queue.add(Key(body["metadata"]["namespace"], body["metadata"]["name"]))
+                self._resynced = time.monotonic()
+            except KubeError as error:
+                logger.warning("resync failed: %s", error)
+                await asyncio.sleep(10)
+            else:
+                await asyncio.sleep(RESYNC_SECONDS)
+
+    async def _wait_for_crd(self) -> None:
+        """Kopf looks once which kinds there are: one that comes later would never be watched."""
+        while True:
+            try:
+                for namespace in self._options.scope or (None,):
+                    await self._client.list(LLMDEPLOYMENTS, namespace, fields="metadata.name=none")
+            except NotFoundError:
+                logger.warning("the CustomResourceDefinition %s.%s is not there yet", names.PLURAL, names.API_GROUP)
+            except KubeError as error:
+                logger.warning("%s", error)
+            else:
+                return
+            await asyncio.sleep(_CRD_POLL_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        answers = Answers(
+            unhealthy=self._unhealthy,
+            unready=lambda: "" if self._watching.is_set() else "the watches are not running yet",
+            leading=lambda: self._leading,
+            wake=self._loop.wake,
+            metrics=self._metrics,
+        )
+        runner = web.AppRunner(application(answers), access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, self._options.host, self._options.port).start()
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+    def _unhealthy(self) -> str:
+        if not self._watching.is_set():
+            return ""
+        now = time.monotonic()
+        if self._leading and now - self._resynced > 2 * RESYNC_SECONDS + STUCK_SECONDS:
+            return f"no resync for {now - self._resynced:.0f} s"
+        if self._queue.longest_running() > STUCK_SECONDS:
+            return f"one pass takes {self._queue.longest_running():.0f} s"
+        if now - self._lease.last_try > _LEASE_SILENCE_SECONDS:
+            return f"the lease was not looked at for {now - self._lease.last_try:.0f} s"
+        return ""
+
+    async def _fetch(self, url: str) -> bytes:
+        try:
+            async with self._http.get(url) as response:
+                if response.status != 200:
+                    raise OSError(f"{url} answered {response.status}")
+                return await response.read()
+        except aiohttp.ClientError as error:
+            raise OSError(str(error)) from error
+
+    async def _gateways(self) -> dict[str, str]:
+        try:
+            pods = await self._client.list(
+                PODS, self._options.installation.namespace, labels=f"{names.LABEL_COMPONENT}={COMPONENT_GATEWAY}"
+            )
+        except KubeError as error:
+            raise OSError(error.message) from error
+        return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod.get("status", {}).get("podIP")}
+
+
+async def run(options: Options) -> None:
+    """Run one operator process until it is told to end."""
+    metrics = Metrics()
+    client = await KubeClient.connect(metrics.called)
+    timeout = aiohttp.ClientTimeout(total=_SAMPLE_TIMEOUT)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            await App(options, client, http, metrics).run()
+    finally:
+        await client.close()

@@ -1,0 +1,114 @@
+"""From pods and reports to what the policy is given and what the status shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.autoscale.signals import FRESH_SECONDS
+from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample, Settings
+from octavo_operator.reconcile.pods import Pod
+from octavo_operator.reconcile.status import Load
+from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic
+
+IDLE_SECONDS = 900
+# A pod with one of these will not become ready by waiting.
+_HOPELESS = frozenset({"ModelPullFailed", "ImagePullFailed", "CreateContainerConfigError", "OOMKilled", "CrashLoop"})
+
+Reports = Mapping[str, tuple[float, LoadReport]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One gateway replica; `report` is None when it did not answer the last time it was asked."""
+
+    name: str
+    ip: str = ""
+    report: GatewayReport | None = None
+    sampled_at: float = 0.0
+
+
+def policy_settings(spec: Spec) -> Settings:
+    """The policy's view of `spec.autoscaling`."""
+    scaling, up, down = spec.autoscaling, spec.autoscaling.scale_up, spec.autoscaling.scale_down
+    return Settings(
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        kv_target=scaling.targets.kv_occupancy_percent / 100,
+        queued_per_replica=scaling.targets.queued_requests_per_replica,
+        up_stabilization=up.stabilization_seconds,
+        up_max_step=up.max_replicas_per_step,
+        up_period=up.period_seconds,
+        down_stabilization=down.stabilization_seconds,
+        down_max_step=down.max_replicas_per_step,
+        down_period=down.period_seconds,
+        idle_to_zero=scaling.idle_seconds_to_zero or IDLE_SECONDS,
+        overdue_seconds=spec.probes.startup_timeout_seconds,
+    )
+
+
+def observation(
+    owner: LLMDeployment,
+    pods: Iterable[Pod],
+    reports: Reports,
+    gateways: Iterable[Gateway],
+    replicas: int,
+    *,
+    wake: bool,
+) -> Observation:
+    """One look at the world."""
+    samples = []
+    for pod in pods:
+        at, report = reports.get(pod.name, (0.0, None))
+        samples.append(PodSample(pod.name, _phase(pod), pod.created, report, at))
+    asked = tuple(GatewaySample(gateway.name, _traffic(owner, gateway), gateway.sampled_at) for gateway in gateways)
+    return Observation(current=replicas, pods=tuple(samples), gateways=asked, wake=wake)
+
+
+def summary(
+    owner: LLMDeployment, pods: Iterable[Pod], reports: Reports, gateways: Iterable[Gateway], now: float
+) -> Load:
+    """Sums over the pods that serve."""
+    pods = tuple(pods)
+    fresh = {name: report for name, (at, report) in reports.items() if now - at <= FRESH_SECONDS}
+    serving = [fresh[pod.name] for pod in pods if pod.ready and not pod.terminating and pod.name in fresh]
+    total = sum(report.blocks_total for report in serving)
+    traffic = [_traffic(owner, gateway) for gateway in gateways]
+    return Load(
+        kv_occupancy=sum(report.blocks_pinned for report in serving) / total if total else None,
+        running=sum(report.running for report in serving),
+        queued=sum(report.waiting for report in serving),
+        held=sum(model.held for model in traffic if model is not None),
+        work={name: report.blocks_pinned * report.block_size + report.waiting_tokens for name, report in fresh.items()},
+        kv_tokens=serving[0].blocks_total * serving[0].block_size if serving else None,
+        cold_start=_cold_start(pods, fresh),
+    )
+
+
+def _cold_start(pods: Iterable[Pod], reports: Mapping[str, LoadReport]) -> int | None:
+    """Seconds from the creation of the youngest pod whose first process serves to the readiness of that process."""
+    measured = [
+        (pod.created, reports[pod.name])
+        for pod in pods
+        if pod.ready and not pod.restarts and pod.name in reports and reports[pod.name].cold_start
+    ]
+    if not measured:
+        return None
+    created, report = max(measured, key=lambda pair: pair[0])
+    return max(0, round(report.start_time + report.cold_start - created))
+
+
+def _phase(pod: Pod) -> Phase:
+    if pod.terminating:
+        return "draining"
+    if pod.ready:
+        return "ready"
+    hopeless = pod.finished or any(problem.reason in _HOPELESS for problem in pod.problems)
+    return "failed" if hopeless else "pending"
+
+
+def _traffic(owner: LLMDeployment, gateway: Gateway) -> ModelTraffic | None:
+    models = gateway.report.models if gateway.report else []
+    return next((m for m in models if (m.namespace, m.name) == (owner.namespace, owner.name)), None)

@@ -1,0 +1,67 @@
+"""What all children of an LLMDeployment have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.v1alpha1 import Json
+from octavo_protocol import names
+
+API_VERSION = f"{names.API_GROUP}/{names.API_VERSION}"
+COMPONENT_GATEWAY = "gateway"
+COMPONENT_OPERATOR = "operator"
+
+# On pods and Deployment: the revision of the spec they were made from.
+LABEL_REVISION = f"{names.API_GROUP}/revision"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What one installation of the operator adds to every LLMDeployment.
+
+    `namespace` is where operator and gateways run; `gateway_url` is None when there is no gateway to point clients to.
+    """
+
+    server_image: str
+    server_cpu_image: str
+    namespace: str
+    gateway_url: str | None = None
+
+
+def selector(owner: LLMDeployment) -> dict[str, str]:
+    """Labels that select the pods. They never change: a Deployment's selector is immutable."""
+    return {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: names.COMPONENT_SERVER}
+
+
+def labels(owner: LLMDeployment) -> dict[str, str]:
+    """Labels of every child."""
+    return {
+        names.LABEL_MANAGED_BY: names.MANAGED_BY,
+        "app.kubernetes.io/part-of": "octavo",
+        **selector(owner),
+    }
+
+
+def child(
+    owner: LLMDeployment, api_version: str, kind: str, name: str, annotations: dict[str, str] | None = None
+) -> Json:
+    """Head of a child object: identity, labels and the owner that takes it along when it goes."""
+    metadata: Json = {
+        "name": name,
+        "namespace": owner.namespace,
+        "labels": labels(owner),
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": names.KIND,
+                "name": owner.name,
+                "uid": owner.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

@@ -1,0 +1,71 @@
+"""The server's settings: the spec's knobs under the names of octavo-server's flags, in a ConfigMap named by content."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+from octavo_operator.api.resource import LLMDeployment, digest
+from octavo_operator.api.v1alpha1 import Json
+from octavo_operator.builders import source
+from octavo_operator.builders.common import child
+from octavo_protocol import names
+
+FILE = "server.toml"
+MOUNT = "/etc/octavo"
+_SUFFIXES = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(10) ** 3,
+    **{letter: Decimal(10) ** (3 * (i + 2)) for i, letter in enumerate("MGTPE")},
+    **{letter + "i": Decimal(2) ** (10 * (i + 1)) for i, letter in enumerate("KMGTPE")},
+}
+
+
+def quantity(text: str) -> Decimal:
+    """Value of a Kubernetes quantity such as `500m`, `4` or `16Gi`."""
+    number = text.rstrip("mkMGTPEKi")
+    return Decimal(number) * _SUFFIXES[text[len(number) :]]
+
+
+def server_settings(owner: LLMDeployment) -> Json:
+    """Settings of octavo-server by flag name. What the spec leaves open is left to the server."""
+    spec, engine, scheduler = owner.spec, owner.spec.engine, owner.spec.engine.scheduler
+    on_cpu = spec.resources.gpu.count == 0
+    # A container without a CPU limit sees all CPUs of its node: without a bound, two replicas would both use them all.
+    threads = engine.threads or (max(1, int(quantity(spec.resources.cpu))) if on_cpu else None)
+    settings: Json = {
+        "model": source.parse(spec.model).path,
+        "served-model-name": list(owner.model_names),
+        "host": "0.0.0.0",  # noqa: S104 - inside the pod
+        "port": names.PORT_API,
+        "admin-host": "0.0.0.0",  # noqa: S104
+        "admin-port": names.PORT_ADMIN,
+        "device": "cpu" if on_cpu else None,
+        "dtype": engine.dtype,
+        "max-model-len": engine.max_model_len,
+        "threads": threads,
+        "kv-memory": engine.kv.memory,
+        "block-size": engine.kv.block_size,
+        "prefix-caching": engine.prefix_caching,
+        "max-running-requests": scheduler.max_running_requests,
+        "max-batched-tokens": scheduler.max_batched_tokens,
+        "max-queued-requests": scheduler.max_queued_requests,
+        "chunked-prefill": scheduler.chunked_prefill,
+        "drain-timeout": spec.drain.timeout_seconds,
+        "stall-seconds": spec.probes.liveness_stall_seconds,
+        "log-format": "json",
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def config_map(owner: LLMDeployment) -> Json:
+    """The immutable ConfigMap of these settings; another content has another name, so no running pod sees it change."""
+    settings = server_settings(owner)
+    body = child(owner, "v1", "ConfigMap", f"{owner.name}-config-{digest(settings)}")
+    return {**body, "immutable": True, "data": {FILE: _toml(settings)}}
+
+
+def _toml(settings: Json) -> str:
+    """Strings, numbers, booleans and lists of strings are written alike in JSON and TOML."""
+    return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in settings.items())

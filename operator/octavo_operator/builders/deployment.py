@@ -1,0 +1,152 @@
+"""The Deployment and its pods."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.v1alpha1 import Json
+from octavo_operator.builders import config, source
+from octavo_operator.builders.common import LABEL_REVISION, Installation, child, labels, selector
+from octavo_protocol import names
+
+SERVER = "server"
+# The pod template as it was applied. While the revision stays, this very template is applied again: an upgrade of
+# the operator, with other images or another way to build pods, restarts nothing.
+ANNOTATION_TEMPLATE = f"{names.API_GROUP}/applied-template"
+# After propagation and drain: time for the process to write its last lines and exit.
+EXIT_SECONDS = 15
+_STARTUP_PERIOD = 2
+_USER = 65532
+_SECURITY: Json = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
+def deployment(owner: LLMDeployment, template: Json, replicas: int) -> Json:
+    """The Deployment that runs `template`: one more pod while it rolls, never one less."""
+    revision = template["metadata"]["labels"][LABEL_REVISION]
+    recorded = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    body = child(owner, "apps/v1", "Deployment", owner.name, {ANNOTATION_TEMPLATE: recorded})
+    body["metadata"]["labels"] |= {LABEL_REVISION: revision}
+    body["spec"] = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 1,
+        "progressDeadlineSeconds": owner.spec.probes.startup_timeout_seconds + 60,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "selector": {"matchLabels": selector(owner)},
+        "template": template,
+    }
+    return body
+
+
+def applied_template(live: Json | None, revision: str) -> Json | None:
+    """The template a live Deployment was last given, when it is of `revision`."""
+    if live is None or live["metadata"].get("labels", {}).get(LABEL_REVISION) != revision:
+        return None
+    recorded = live["metadata"].get("annotations", {}).get(ANNOTATION_TEMPLATE)
+    if recorded is None:
+        return None
+    template: Json = json.loads(recorded)
+    return template
+
+
+def config_name(template: Json) -> str:
+    """Name of the ConfigMap a template (or pod) mounts; empty when it mounts none."""
+    volumes = template.get("spec", {}).get("volumes", [])
+    return next((volume["configMap"]["name"] for volume in volumes if volume["name"] == "config"), "")
+
+
+def pod_template(owner: LLMDeployment, installation: Installation, config_map: str) -> Json:
+    """The pods of the current spec, within the restricted Pod Security standard."""
+    spec = owner.spec
+    model = source.parse(spec.model)
+    default_image = installation.server_image if spec.resources.gpu.count else installation.server_cpu_image
+    image = spec.engine.image or default_image
+    scheduling = spec.scheduling
+    pod: Json = {
+        "serviceAccountName": owner.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.drain.propagation_seconds + spec.drain.timeout_seconds + EXIT_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_server(owner, image)],
+        "volumes": [
+            source.volume(model),
+            {"name": "config", "configMap": {"name": config_map}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
+        ],
+    }
+    if model.downloads:
+        pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, _SECURITY)]
+    placement: Json = {
+        "nodeSelector": scheduling.node_selector,
+        "tolerations": list(scheduling.tolerations),
+        "affinity": scheduling.affinity,
+        "topologySpreadConstraints": list(scheduling.topology_spread_constraints),
+        "priorityClassName": scheduling.priority_class_name,
+        "runtimeClassName": scheduling.runtime_class_name,
+    }
+    pod |= {name: value for name, value in placement.items() if value}
+    return {"metadata": {"labels": {**labels(owner), LABEL_REVISION: owner.revision}}, "spec": pod}
+
+
+def _server(owner: LLMDeployment, image: str) -> Json:
+    spec = owner.spec
+    gpu = spec.resources.gpu
+    limits: Json = {"memory": spec.resources.memory}
+    environment = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108 - the container's own volume
+    if gpu.count:
+        limits[gpu.resource_name] = str(gpu.count)
+    else:
+        # NVIDIA's runtime shows every GPU of the node to a container that asks for none.
+        environment.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
+    given = source.env_entries(spec.engine.env)
+    environment = [entry for entry in environment if entry["name"] not in {e["name"] for e in given}]
+    container: Json = {
+        "name": SERVER,
+        "image": image,
+        "command": ["octavo-server", "--config", f"{config.MOUNT}/{config.FILE}", *spec.engine.extra_args],
+        "env": [*environment, *given],
+        "ports": [
+            {"name": names.PORT_NAME_API, "containerPort": names.PORT_API},
+            {"name": names.PORT_NAME_ADMIN, "containerPort": names.PORT_ADMIN},
+        ],
+        "resources": {"requests": {"cpu": spec.resources.cpu, "memory": spec.resources.memory}, "limits": limits},
+        "securityContext": _SECURITY,
+        "startupProbe": _probe(
+            "/startupz",
+            period=_STARTUP_PERIOD,
+            timeout=2,
+            failures=math.ceil(spec.probes.startup_timeout_seconds / _STARTUP_PERIOD),
+        ),
+        "readinessProbe": _probe("/readyz", period=2, timeout=3, failures=2),
+        "livenessProbe": _probe("/livez", period=10, timeout=5, failures=3),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": source.VOLUME, "mountPath": source.MOUNT, "readOnly": True},
+            {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        ],
+    }
+    if spec.drain.propagation_seconds:
+        # The pod is terminating and still answers, until kube-proxy and gateways everywhere know; then SIGTERM drains.
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": spec.drain.propagation_seconds}}}
+    return container
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": names.PORT_NAME_API},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,63 @@
+"""How pods are reached, and as whom they run."""
+
+from __future__ import annotations
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.v1alpha1 import Json
+from octavo_operator.builders.common import child, selector
+from octavo_protocol import names
+
+
+def service(owner: LLMDeployment, cold_start: int | None) -> Json:
+    """The stable address of the ready pods; its annotations are all the gateway knows of the resource.
+
+    `cold_start`: seconds from the creation of a pod to its readiness, None when never measured.
+    """
+    annotations = {
+        names.ANNOTATION_MODELS: ",".join(owner.model_names),
+        names.ANNOTATION_HOLD: "false" if owner.spec.suspend else "true",
+    }
+    if cold_start is not None:
+        annotations[names.ANNOTATION_COLD_START] = str(cold_start)
+    body = child(owner, "v1", "Service", owner.name, annotations)
+    body["spec"] = {"type": "ClusterIP", "selector": selector(owner), "ports": [_API]}
+    return body
+
+
+def headless_service(owner: LLMDeployment) -> Json:
+    """DNS names and endpoints of every pod, ready or not."""
+    body = child(owner, "v1", "Service", f"{owner.name}-pods")
+    body["spec"] = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector(owner),
+        "ports": [_API, _ADMIN],
+    }
+    return body
+
+
+def service_account(owner: LLMDeployment) -> Json:
+    """The pods' identity: one without rights and without a token."""
+    return {**child(owner, "v1", "ServiceAccount", owner.name), "automountServiceAccountToken": False}
+
+
+def address(owner: LLMDeployment, gateway_url: str | None) -> str:
+    """OpenAI base address for clients inside the cluster: the gateway's, or the Service's own."""
+    base = gateway_url or f"http://{owner.name}.{owner.namespace}.svc:{names.PORT_API}"
+    return f"{base.rstrip('/')}/v1"
+
+
+_API: Json = {
+    "name": names.PORT_NAME_API,
+    "port": names.PORT_API,
+    "targetPort": names.PORT_NAME_API,
+    "protocol": "TCP",
+    "appProtocol": "http",
+}
+_ADMIN: Json = {
+    "name": names.PORT_NAME_ADMIN,
+    "port": names.PORT_ADMIN,
+    "targetPort": names.PORT_NAME_ADMIN,
+    "protocol": "TCP",
+    "appProtocol": "http",
+}

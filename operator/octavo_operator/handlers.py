@@ -1,0 +1,105 @@
+"""kopf as an informer: every event of a resource or of one of its children enqueues the resource's key, no more.
+
+No create or update handlers, timers, daemons or indexes: they write annotations, force finalizers or keep ghosts. This
+is the only module that imports kopf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import kopf
+
+from octavo_operator.api.resource import Key
+from octavo_operator.kube.client import Connection
+from octavo_operator.kube.resources import CHILDREN, LLMDEPLOYMENTS, PODS, Resource
+from octavo_protocol import names
+
+Enqueue = Callable[[Key], None]
+_CHILDREN = (*CHILDREN.values(), PODS)
+
+
+class _JitteredForever:
+    """Delays between attempts to reach the API server: kopf gives up, and ends, where the delays do."""
+
+    def __iter__(self) -> Iterator[float]:
+        delay = 0.5
+        while True:
+            yield delay * random.uniform(0.5, 1.5)  # noqa: S311 - spreads load, guards nothing
+            delay = min(delay * 2, 30.0)
+
+
+def _registry(enqueue: Enqueue, connect: Callable[[], Awaitable[Connection]]) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        found = await connect()
+        return kopf.ConnectionInfo(
+            server=found.server,
+            ca_path=found.ca_path,
+            ca_data=found.ca_data,
+            insecure=found.insecure,
+            scheme="Bearer" if found.token else None,
+            token=found.token,
+            certificate_path=found.certificate_path,
+            private_key_path=found.private_key_path,
+        )
+
+    async def changed(namespace: str, name: str, **_: Any) -> None:
+        enqueue(Key(namespace, name))
+
+    async def child_changed(namespace: str, meta: Any, **_: Any) -> None:
+        enqueue(Key(namespace, meta["labels"][names.LABEL_NAME]))
+
+    kopf.on.login(registry=registry)(login)
+    kopf.on.event(*_selector(LLMDEPLOYMENTS), registry=registry)(changed)
+    for child in _CHILDREN:
+        labels = {names.LABEL_NAME: kopf.PRESENT}
+        kopf.on.event(*_selector(child), labels=labels, id=child.plural, registry=registry)(child_changed)
+    return registry
+
+
+def _selector(resource: Resource) -> tuple[str, str, str]:
+    return resource.group, resource.version, resource.plural
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.peering.standalone = True
+    settings.watching.server_timeout = 290
+    settings.watching.client_timeout = 300
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = _JitteredForever()
+    settings.process.ultimate_exiting_timeout = 10
+    for child in _CHILDREN:
+        # Filtered by the API server: the label of a handler alone is looked at after everything has been sent.
+        settings.watching.label_selectors[_selector(child)] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    return settings
+
+
+async def watch(
+    enqueue: Enqueue,
+    connect: Callable[[], Awaitable[Connection]],
+    namespaces: Sequence[str],
+    stop: asyncio.Event,
+    ready: asyncio.Event,
+) -> None:
+    """Watch until `stop` is set or the process is told to end; `ready` is set when running.
+
+    Without `namespaces`, all are watched.
+    """
+    await kopf.operator(
+        registry=_registry(enqueue, connect),
+        settings=_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+        stop_flag=stop,
+        ready_flag=ready,
+    )

@@ -1,0 +1,195 @@
+"""The API server as eight verbs on plain dicts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from octavo_operator.kube.errors import ConflictError, KubeError, NotFoundError, TransientError, from_response
+from octavo_operator.kube.failpoints import Failpoint
+from octavo_operator.kube.resources import Resource
+
+Json = dict[str, Any]
+Observer = Callable[[str, int], None]
+
+MANAGER = "octavo-operator"
+STATUS_MANAGER = "octavo-operator-status"
+_TIMEOUT = 30.0
+_PAGE = 500
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Address and credentials of the API server, for those who speak to it by other means. `token` has no scheme."""
+
+    server: str
+    ca_path: str | None
+    ca_data: str | None
+    insecure: bool
+    token: str | None
+    certificate_path: str | None
+    private_key_path: str | None
+
+
+async def connection() -> Connection:
+    """Where and as whom `KubeClient.connect` connects, read anew: tokens of service accounts rotate."""
+    configuration = await _configuration()
+    token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+    return Connection(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        token=token.split()[-1] if token else None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
+
+
+async def _configuration() -> Configuration:
+    configuration = Configuration()
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        config.load_incluster_config(client_configuration=configuration)
+    else:
+        await config.load_kube_config(client_configuration=configuration)
+    return configuration
+
+
+def _ignore(verb: str, status: int) -> None:
+    """No one is interested in calls."""
+
+
+class KubeClient:
+    """Calls to one API server. Raises the errors of `kube.errors`, nothing else.
+
+    `observer` is told the verb and the HTTP status (0 without an answer) of every call.
+    """
+
+    def __init__(self, api: ApiClient, *, observer: Observer = _ignore, environment: Mapping[str, str] = {}) -> None:
+        self._api = api
+        self._observer = observer
+        self._write = Failpoint("kube.write", environment)
+
+    @classmethod
+    async def connect(cls, observer: Observer = _ignore) -> Self:
+        """A client from the pod's service account, or else from the kubeconfig."""
+        api = ApiClient(configuration=await _configuration())
+        return cls(api, observer=observer, environment=os.environ)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """One object, None when there is none."""
+        try:
+            return await self._call("GET", resource.path(namespace, name))
+        except NotFoundError:
+            return None
+
+    async def list(
+        self, resource: Resource, namespace: str | None, *, labels: str | None = None, fields: str | None = None
+    ) -> list[Json]:
+        """All objects that match the selectors, in pages."""
+        items: list[Json] = []
+        query = {"limit": str(_PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": None}
+        while True:
+            page = await self._call("GET", resource.path(namespace), query)
+            items += page.get("items", [])
+            query["continue"] = page["metadata"].get("continue")
+            if not query["continue"]:
+                return items
+
+    async def create(self, resource: Resource, body: Json) -> Json:
+        """Create an object. Raises ConflictError when it exists."""
+        return await self._call("POST", resource.path(body["metadata"]["namespace"]), body=body)
+
+    async def replace(self, resource: Resource, body: Json) -> Json:
+        """Replace an object. Raises ConflictError when its resourceVersion is not the newest."""
+        meta = body["metadata"]
+        return await self._call("PUT", resource.path(meta["namespace"], meta["name"]), body=body)
+
+    async def apply(self, resource: Resource, body: Json) -> Json:
+        """Server-side apply: the fields of `body` become ours, those we no longer mention go."""
+        meta = body["metadata"]
+        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        path = resource.path(meta["namespace"], meta["name"])
+        return await self._call("PATCH", path, query, body, content_type=_APPLY)
+
+    async def apply_status(self, resource: Resource, namespace: str, name: str, status: Json) -> Json:
+        """Server-side apply of the whole status, under a manager of its own."""
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"namespace": namespace, "name": name},
+            "status": status,
+        }
+        query = {"fieldManager": STATUS_MANAGER, "force": "true", "fieldValidation": "Strict"}
+        path = resource.path(namespace, name, "status")
+        return await self._call("PATCH", path, query, body, content_type=_APPLY)
+
+    async def annotate(
+        self, resource: Resource, namespace: str, name: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Set annotations of an object that is not ours as a whole; None removes one. A missing object is fine."""
+        body = {"metadata": {"annotations": dict(annotations)}}
+        try:
+            await self._call("PATCH", resource.path(namespace, name), {}, body, content_type=_MERGE)
+        except NotFoundError:
+            return
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this object. One that is gone, or another of its name, is fine."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._call("DELETE", resource.path(namespace, name), body=body)
+        except (NotFoundError, ConflictError):
+            return
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | None] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        if method != "GET":
+            self._write.hit()
+        what = f"{method} {path}"
+        url = path + "?" + urlencode({k: v for k, v in (query or {}).items() if v is not None})
+        try:
+            serialized = await self._api.param_serialize(
+                method,
+                url.rstrip("?"),
+                query_params=[],
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response = await self._api.call_api(*serialized, _request_timeout=_TIMEOUT)
+            data = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._observer(method, 0)
+            raise TransientError(0, f"{what}: no answer from the API server: {error!r}") from error
+        self._observer(method, response.status)
+        if not 200 <= response.status <= 299:
+            raise from_response(response.status, data, what)
+        try:
+            answer: Json = json.loads(data)
+        except ValueError as error:
+            raise TransientError(response.status, f"{what}: the answer is not JSON") from error
+        return answer
+
+
+__all__ = ["MANAGER", "STATUS_MANAGER", "KubeClient", "KubeError"]

@@ -1,0 +1,52 @@
+"""The rights the operator uses, all of them. `python -m octavo_operator.kube.permissions` prints them as RBAC rules."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import yaml
+
+from octavo_operator.kube import resources as r
+from octavo_protocol import names
+
+LEASE_NAME = "octavo-operator"
+_READ = ("get", "list", "watch")
+_APPLY = ("create", "patch")
+
+# In every namespace that is served: (API group, resource, verbs).
+SERVED = (
+    (names.API_GROUP, names.PLURAL, _READ),
+    (names.API_GROUP, f"{names.PLURAL}/status", ("patch",)),
+    # blockOwnerDeletion in owner references asks for this where OwnerReferencesPermissionEnforcement is on.
+    (names.API_GROUP, f"{names.PLURAL}/finalizers", ("update",)),
+    (r.DEPLOYMENTS.group, r.DEPLOYMENTS.plural, (*_READ, *_APPLY)),
+    (r.SERVICES.group, r.SERVICES.plural, (*_READ, *_APPLY)),
+    (r.SERVICE_ACCOUNTS.group, r.SERVICE_ACCOUNTS.plural, (*_READ, *_APPLY)),
+    (r.CONFIG_MAPS.group, r.CONFIG_MAPS.plural, (*_READ, *_APPLY, "delete")),
+    (r.POD_DISRUPTION_BUDGETS.group, r.POD_DISRUPTION_BUDGETS.plural, (*_READ, *_APPLY, "delete")),
+    (r.NETWORK_POLICIES.group, r.NETWORK_POLICIES.plural, (*_READ, *_APPLY, "delete")),
+    (r.PODS.group, r.PODS.plural, (*_READ, "patch")),
+    (r.EVENTS.group, r.EVENTS.plural, ("list",)),
+    (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create", "patch")),
+)
+# In the operator's own namespace: where the gateways are, and its Lease.
+OWN = (
+    (r.PODS.group, r.PODS.plural, ("list",), ()),
+    (r.LEASES.group, r.LEASES.plural, ("create",), ()),
+    (r.LEASES.group, r.LEASES.plural, ("get", "update"), (LEASE_NAME,)),
+)
+
+
+def rules() -> dict[str, list[dict[str, Any]]]:
+    """RBAC rules by where they are needed: `served` and `own` namespaces."""
+    served = [{"apiGroups": [g], "resources": [p], "verbs": list(v)} for g, p, v in SERVED]
+    own = [
+        {"apiGroups": [g], "resources": [p], **({"resourceNames": list(n)} if n else {}), "verbs": list(v)}
+        for g, p, v, n in OWN
+    ]
+    return {"served": served, "own": own}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(yaml.safe_dump(rules(), sort_keys=False))

@@ -1,0 +1,174 @@
+"""The conditions: each computed afresh from what is observed; only the time of the last change is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from octavo_operator.api.v1alpha1 import Condition
+from octavo_operator.reconcile.pods import rfc3339
+
+if TYPE_CHECKING:
+    from octavo_operator.reconcile.status import View
+
+
+class Verdict(NamedTuple):
+    """State of one aspect."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+
+def conditions(view: View, previous: Sequence[Condition], now: float) -> tuple[Condition, ...]:
+    """All conditions, in a fixed order. `lastTransitionTime` moves only when `status` does."""
+    before = {condition.type: condition for condition in previous}
+    verdicts = {
+        "Ready": _ready(view),
+        "Available": _available(view),
+        "Progressing": _progressing(view),
+        "Degraded": _degraded(view),
+        "SpecValid": _spec_valid(view),
+        "ModelResolved": _model_resolved(view, before.get("ModelResolved")),
+        "Scheduled": _scheduled(view),
+        "ScalingActive": _scaling_active(view),
+    }
+    return tuple(
+        _condition(name, verdict, before.get(name), view.owner.generation, now) for name, verdict in verdicts.items()
+    )
+
+
+def _condition(name: str, verdict: Verdict, before: Condition | None, generation: int, now: float) -> Condition:
+    same = before is not None and before.status == verdict.status
+    return Condition(
+        type=name,
+        status=verdict.status,
+        reason=verdict.reason,
+        message=verdict.message[:4096],
+        last_transition_time=before.last_transition_time if same and before else rfc3339(now),
+        observed_generation=generation,
+    )
+
+
+def _counts(view: View) -> tuple[int, int, int]:
+    """Ready, updated and all active pods."""
+    active = view.active
+    return (
+        sum(pod.ready for pod in active),
+        sum(pod.revision == view.owner.revision for pod in active),
+        len(active),
+    )
+
+
+def _ready(view: View) -> Verdict:
+    invalid = _spec_valid(view)
+    if invalid.status == "False":
+        return invalid
+    if view.owner.spec.suspend:
+        return Verdict("False", "Suspended", "spec.suspend is true: no replica runs and no request is held")
+    ready, updated, active = _counts(view)
+    if view.target == 0:
+        return _ready_at_zero(view)
+    if ready and updated == active:
+        if ready >= view.target:
+            return Verdict("True", "AllReplicasReady", f"{ready} of {view.target} replicas are ready")
+        return Verdict("True", "PartiallyReady", f"{ready} of {view.target} replicas are ready{_because(view)}")
+    if problem := next(iter(view.problems), None):
+        return Verdict("False", problem.reason, f"pod {problem.pod}: {problem.message}")
+    if ready and active > updated:
+        return Verdict("False", "RollingOut", f"{updated} of {active} replicas have the newest spec")
+    return Verdict("False", "Starting", _starting(view))
+
+
+def _ready_at_zero(view: View) -> Verdict:
+    if view.owner.spec.autoscaling.mode == "Builtin":
+        return Verdict("True", "Idle", "no replica runs; the gateway holds the next request while one starts")
+    return Verdict("False", "ScaledToZero", "spec.replicas is 0")
+
+
+def _because(view: View) -> str:
+    problem = next(iter(view.problems), None)
+    return f"; pod {problem.pod}: {problem.message}" if problem else ""
+
+
+def _starting(view: View) -> str:
+    active = view.active
+    if not active:
+        return f"no pod yet, {view.target} wanted"
+    if not any(pod.scheduled for pod in active):
+        return "waiting for a node"
+    if not any(pod.loaded for pod in active):
+        return f"waiting for the weights of {view.owner.spec.model.uri}"
+    return "the server loads the weights and computes its first token"
+
+
+def _available(view: View) -> Verdict:
+    ready, _, _ = _counts(view)
+    if ready:
+        return Verdict("True", "MinimumReplicas", "at least one replica serves")
+    return Verdict("False", "NoReadyReplicas", "no replica serves")
+
+
+def _progressing(view: View) -> Verdict:
+    ready, updated, active = _counts(view)
+    if updated == active == ready == view.target:
+        return Verdict("False", "RolloutComplete", "all replicas have the newest spec and are ready")
+    deployment = view.deployment or {}
+    for condition in deployment.get("status", {}).get("conditions", []):
+        if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
+            return Verdict("False", "ProgressDeadlineExceeded", f"no progress for too long{_because(view)}")
+    if active > updated:
+        return Verdict("True", "NewRevision", f"{updated} of {active} replicas have the newest spec")
+    return Verdict("True", "Scaling", f"{ready} of {view.target} replicas are ready")
+
+
+def _degraded(view: View) -> Verdict:
+    problem = next(iter(view.problems), None)
+    if problem:
+        return Verdict("True", problem.reason, f"pod {problem.pod}: {problem.message}")
+    return Verdict("False", "AsExpected", "no pod reports a failure")
+
+
+def _spec_valid(view: View) -> Verdict:
+    if view.conflict:
+        return Verdict("False", "NameConflict", view.conflict)
+    if view.refused:
+        return Verdict("False", "ApplyRefused", f"the API server refuses what the spec asks for: {view.refused}")
+    return Verdict("True", "Valid", "the spec can be carried out")
+
+
+def _model_resolved(view: View, before: Condition | None) -> Verdict:
+    failed = next((p for p in view.problems if p.reason == "ModelPullFailed"), None)
+    if failed:
+        return Verdict("False", failed.reason, failed.message)
+    current = [pod for pod in view.active if pod.revision == view.owner.revision]
+    if any(pod.loaded for pod in current):
+        return Verdict("True", "Loaded", f"{view.owner.spec.model.uri} is on the node of a replica")
+    if not current and before is not None:
+        return Verdict(before.status, before.reason, before.message)
+    return Verdict("Unknown", "Pending", f"no replica has {view.owner.spec.model.uri} yet")
+
+
+def _scheduled(view: View) -> Verdict:
+    homeless = next((p for p in view.problems if p.reason == "Unschedulable"), None)
+    if homeless:
+        return Verdict("False", "Unschedulable", f"pod {homeless.pod}: {homeless.message}")
+    if not view.active:
+        return Verdict("Unknown", "NoPods", "there is no pod to schedule")
+    if all(pod.scheduled for pod in view.active):
+        return Verdict("True", "AllPodsScheduled", "all pods have a node")
+    return Verdict("Unknown", "Pending", "the scheduler has not looked at every pod yet")
+
+
+def _scaling_active(view: View) -> Verdict:
+    spec = view.owner.spec
+    if spec.suspend:
+        return Verdict("False", "Suspended", "spec.suspend is true")
+    if spec.autoscaling.mode == "Manual":
+        return Verdict("False", "Manual", "spec.replicas decides")
+    if spec.autoscaling.mode == "External":
+        return Verdict("True", "ExternalController", "spec.replicas decides, written through /scale")
+    if view.scaling is None:
+        return Verdict("Unknown", "NoDecision", "the autoscaler has not looked at this resource yet")
+    status: Literal["True", "False"] = "False" if view.scaling.reason == "MetricsMissing" else "True"
+    return Verdict(status, view.scaling.reason, f"{view.scaling.desired} replicas wanted")

@@ -1,0 +1,54 @@
+"""Reading what a pass decides on: always from the API server, never from the event that caused the pass."""
+
+from __future__ import annotations
+
+import asyncio
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.v1alpha1 import Json
+from octavo_operator.builders.common import selector
+from octavo_operator.kube.client import KubeClient
+from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, EVENTS, PODS
+from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
+from octavo_operator.reconcile.pods import Pod, observe_pod, seconds
+from octavo_protocol import names
+
+# A pod that has not started its server after this long may have something to say that only its events tell.
+SILENT_SECONDS = 10.0
+# Pods that fail together fail alike.
+_PODS_WITH_EVENTS = 3
+
+
+async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Observed:
+    """Children, pods and the warnings about pods that do not start."""
+    ids = child_ids(owner)
+    labels = ",".join(f"{name}={value}" for name, value in selector(owner).items())
+    managed = f"{labels},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    fixed, maps, pods = await asyncio.gather(
+        asyncio.gather(*(client.get(CHILDREN[kind], owner.namespace, name) for kind, name in ids)),
+        client.list(CONFIG_MAPS, owner.namespace, labels=managed),
+        client.list(PODS, owner.namespace, labels=labels),
+    )
+    children: dict[ChildId, Json] = {
+        child_id: body for child_id, body in zip(ids, fixed, strict=True) if body is not None
+    }
+    children |= {("ConfigMap", body["metadata"]["name"]): body for body in maps}
+    return Observed(children=children, pods=await _observe_pods(client, owner, pods, now))
+
+
+async def _observe_pods(client: KubeClient, owner: LLMDeployment, bodies: list[Json], now: float) -> tuple[Pod, ...]:
+    silent = [body for body in bodies if _silent(observe_pod(body, owner, []), now)][:_PODS_WITH_EVENTS]
+    answers = await asyncio.gather(*(_warnings(client, owner, body) for body in silent))
+    events = {body["metadata"]["uid"]: found for body, found in zip(silent, answers, strict=True)}
+    return tuple(observe_pod(body, owner, events.get(body["metadata"]["uid"], [])) for body in bodies)
+
+
+def _silent(pod: Pod, now: float) -> bool:
+    return pod.active and not pod.loaded and now - pod.created >= SILENT_SECONDS
+
+
+async def _warnings(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
+    """Warnings about one pod, newest first."""
+    fields = f"involvedObject.uid={body['metadata']['uid']},type=Warning"
+    found = await client.list(EVENTS, owner.namespace, fields=fields)
+    return sorted(found, key=lambda e: seconds(e.get("lastTimestamp") or e.get("eventTime")) or 0.0, reverse=True)

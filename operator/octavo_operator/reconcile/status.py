@@ -1,0 +1,214 @@
+"""The status: counts, conditions with reasons and messages, load, capacity and the autoscaler's diary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.v1alpha1 import (
+    AutoscalingStatus,
+    Capacity,
+    Failure,
+    Json,
+    ScalingEvent,
+    Status,
+)
+from octavo_operator.api.v1alpha1 import Load as LoadStatus
+from octavo_operator.builders.common import selector
+from octavo_operator.reconcile.conditions import conditions
+from octavo_operator.reconcile.pods import Pod, Problem, rfc3339, seconds
+
+# Status churn is the commonest load that operators make: figures are written when they moved, and not more often.
+LOAD_SECONDS = 30.0
+LOAD_POINTS = 5
+HISTORY = 10
+FAILURES = 10
+
+_SEVERITY = (
+    "ModelPullFailed",
+    "ImagePullFailed",
+    "CreateContainerConfigError",
+    "OOMKilled",
+    "CrashLoop",
+    "Unschedulable",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sums over the sampled replicas. `kv_occupancy` is 0..1, None without a sample.
+
+    `work`: tokens each pod still has in hand, by pod name. `kv_tokens`, `cold_start`: measured, None when not (yet).
+    """
+
+    kv_occupancy: float | None = None
+    running: int = 0
+    queued: int = 0
+    held: int = 0
+    work: Mapping[str, int] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    cold_start: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the wanted replicas by the autoscaler, at Unix second `time`."""
+
+    time: float
+    before: int
+    after: int
+    reason: str
+    inputs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The autoscaler's latest decision, and its changes since the operator started."""
+
+    desired: int
+    reason: str
+    message: str
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a status is made of."""
+
+    owner: LLMDeployment
+    pods: tuple[Pod, ...]
+    target: int
+    url: str
+    deployment: Json | None = None
+    load: Load | None = None
+    scaling: Scaling | None = None
+    conflict: str = ""
+    refused: str = ""
+
+    @property
+    def active(self) -> list[Pod]:
+        """Pods that count as replicas."""
+        return [pod for pod in self.pods if pod.active]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What pods report as wrong, worst first."""
+        found = [problem for pod in self.pods if not pod.terminating for problem in pod.problems]
+        return sorted(found, key=lambda p: (_rank(p.reason), -p.last, p.pod))
+
+
+def _rank(reason: str) -> int:
+    return _SEVERITY.index(reason) if reason in _SEVERITY else len(_SEVERITY)
+
+
+def next_status(view: View, now: float) -> Json:
+    """The status to show now; equal to the previous one when nothing worth a write has changed."""
+    owner, active = view.owner, view.active
+    previous = Status.model_validate({"observedGeneration": 0, "selector": "", "url": ""} | owner.status)
+    status = Status(
+        observed_generation=owner.generation,
+        replicas=len(active),
+        ready_replicas=sum(pod.ready for pod in active),
+        updated_replicas=sum(pod.revision == owner.revision for pod in active),
+        draining_replicas=sum(pod.terminating and not pod.finished for pod in view.pods),
+        desired_replicas=view.target,
+        selector=",".join(f"{name}={value}" for name, value in selector(owner).items()),
+        url=view.url,
+        load=_load(previous.load, view.load, now),
+        capacity=_capacity(previous.capacity, view.load),
+        autoscaling=_autoscaling(previous.autoscaling, view),
+        failures=tuple(_failure(problem) for problem in view.problems[:FAILURES]),
+        conditions=conditions(view, previous.conditions, now),
+    )
+    shown = status.model_dump(by_alias=True, exclude_none=True)
+    return {name: _listed(value) for name, value in shown.items() if value != ()}
+
+
+def _listed(value: object) -> object:
+    """Tuples as the lists that an API object has."""
+    if isinstance(value, (list, tuple)):
+        return [_listed(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _listed(item) for name, item in value.items() if item != ()}
+    return value
+
+
+def _failure(problem: Problem) -> Failure:
+    return Failure(
+        pod=problem.pod,
+        container=problem.container or None,
+        reason=problem.reason[:128],
+        message=problem.message[:1024],
+        count=problem.count,
+        last_time=rfc3339(problem.last) if problem.last else None,
+    )
+
+
+def _load(previous: LoadStatus | None, load: Load | None, now: float) -> LoadStatus | None:
+    if load is None:
+        return previous
+    percent = None if load.kv_occupancy is None else round(100 * load.kv_occupancy)
+    fresh = LoadStatus(
+        kv_occupancy=None if percent is None else f"{percent}%",
+        running_requests=load.running,
+        queued_requests=load.queued,
+        held_requests=load.held,
+        updated_at=rfc3339(now),
+    )
+    if previous is None:
+        return fresh
+    before = int(previous.kv_occupancy.rstrip("%")) if previous.kv_occupancy else None
+    moved = (
+        (before is None) != (percent is None)
+        or abs((before or 0) - (percent or 0)) >= LOAD_POINTS
+        or (percent == 0) != (before == 0)
+        or previous.running_requests != load.running
+        or previous.queued_requests != load.queued
+        or previous.held_requests != load.held
+    )
+    due = now - (seconds(previous.updated_at) or 0.0) >= LOAD_SECONDS
+    return fresh if moved and due else previous
+
+
+def _capacity(previous: Capacity | None, load: Load | None) -> Capacity | None:
+    """What was measured last; without a measurement of today, that of yesterday."""
+    before, now = previous or Capacity(), load or Load()
+    capacity = Capacity(
+        cold_start_seconds=before.cold_start_seconds if now.cold_start is None else now.cold_start,
+        kv_tokens_per_replica=before.kv_tokens_per_replica if now.kv_tokens is None else now.kv_tokens,
+    )
+    return None if capacity == Capacity() else capacity
+
+
+def _autoscaling(previous: AutoscalingStatus | None, view: View) -> AutoscalingStatus | None:
+    if view.owner.spec.autoscaling.mode != "Builtin":
+        return None
+    scaling = view.scaling
+    if scaling is None:
+        return previous
+    history = previous.history if previous else ()
+    newest = max((seconds(event.time) or 0.0 for event in history), default=0.0)
+    history += tuple(
+        ScalingEvent.model_validate(
+            {
+                "time": rfc3339(change.time),
+                "from": change.before,
+                "to": change.after,
+                "reason": change.reason,
+                "inputs": change.inputs[:1024],
+            }
+        )
+        for change in scaling.changes
+        if int(change.time) > newest
+    )
+    history = history[-HISTORY:]
+    # The message holds figures that change with every look: it is renewed with what it explains.
+    same = previous and previous.reason == scaling.reason and previous.recommended == scaling.desired
+    return AutoscalingStatus(
+        reason=scaling.reason,
+        message=previous.message if same and previous else scaling.message[:1024],
+        recommended=scaling.desired,
+        last_scale_time=history[-1].time if history else None,
+        history=history,
+    )

@@ -1,0 +1,99 @@
+"""A work queue with the semantics of client-go: bursts of one key are one item, and a key has one worker at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from octavo_operator.metrics import QueueMetrics
+
+K = TypeVar("K", bound=Hashable)
+Reconcile = Callable[[K], Awaitable[float | None]]
+
+logger = logging.getLogger(__name__)
+
+BASE_DELAY = 0.05
+MAX_DELAY = 300.0
+
+
+class WorkQueue(Generic[K]):
+    """Keys to reconcile.
+
+    A key added while it waits is not added twice; one added while it is worked on is worked on once more afterwards.
+    Failures come back after a delay that doubles per key; success forgets them.
+    """
+
+    def __init__(self, metrics: QueueMetrics) -> None:
+        self._ready: asyncio.Queue[K] = asyncio.Queue()
+        self._dirty: dict[K, float] = {}
+        self._working: dict[K, float] = {}
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._failures: dict[K, int] = {}
+        self._metrics = metrics
+        metrics.follow(depth=self._ready.qsize, longest=self.longest_running)
+
+    def add(self, key: K) -> None:
+        """Have `key` reconciled as soon as a worker is free."""
+        if key in self._dirty:
+            return
+        self._dirty[key] = time.monotonic()
+        self._metrics.added()
+        if key not in self._working:
+            self._ready.put_nowait(key)
+
+    def add_after(self, key: K, delay: float) -> None:
+        """Add `key` in `delay` seconds; of several delays the earliest counts."""
+        loop = asyncio.get_running_loop()
+        waiting = self._timers.get(key)
+        if waiting is not None:
+            if waiting.when() <= loop.time() + delay:
+                return
+            waiting.cancel()
+        self._timers[key] = loop.call_later(delay, self._due, key)
+
+    def add_rate_limited(self, key: K) -> float:
+        """Add `key` after its back-off, which is returned."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        # The exponent is bounded: a number with thousands of digits is no delay.
+        delay: float = min(BASE_DELAY * 2 ** min(failures, 20), MAX_DELAY)
+        self._metrics.retried()
+        self.add_after(key, delay)
+        return delay
+
+    def forget(self, key: K) -> None:
+        """Start the back-off of `key` afresh."""
+        self._failures.pop(key, None)
+
+    def longest_running(self) -> float:
+        """Seconds that the oldest item is being worked on; 0 when none is."""
+        return time.monotonic() - min(self._working.values()) if self._working else 0.0
+
+    async def work(self, reconcile: Reconcile[K]) -> None:
+        """One worker: reconcile key after key until cancelled. A number returned is when to come back, in seconds."""
+        while True:
+            key = await self._ready.get()
+            now = time.monotonic()
+            self._metrics.queued(now - self._dirty.pop(key))
+            self._working[key] = now
+            try:
+                again = await reconcile(key)
+            except Exception as error:
+                delay = self.add_rate_limited(key)
+                logger.warning("reconcile failed: %s", error, extra={"key": str(key), "retry_seconds": round(delay, 2)})
+                logger.debug("traceback", exc_info=True, extra={"key": str(key)})
+            else:
+                self.forget(key)
+                if again is not None:
+                    self.add_after(key, again)
+            finally:
+                self._metrics.worked(time.monotonic() - self._working.pop(key))
+                if key in self._dirty:
+                    self._ready.put_nowait(key)
+
+    def _due(self, key: K) -> None:
+        del self._timers[key]
+        self.add(key)

@@ -39,7 +39,8 @@ def remove(name: str, root: Path = ROOT, seconds: float = 10) -> list[Path]:
     """Removes the folders, deepest first, waiting for the kernel to let go; returns those that stayed."""
     end = time.monotonic() + seconds
     left = []
-    for base in [root] if is_v2(root) else _hierarchies_v1(root):
+    # runc also makes a folder in systemd's version 2 tree, where a version 1 host has one.
+    for base in [root] if is_v2(root) else [*_hierarchies_v1(root), root / "unified"]:
         # `walk` with topdown=False lists a folder after everything below it.
         for folder, _, _ in os.walk(base / name, topdown=False):
             while True:

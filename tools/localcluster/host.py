@@ -26,16 +26,20 @@ def require_node() -> None:
         _load("br_netfilter")
 
 
-def check_data(data: Path) -> None:
-    """Raises ClusterError where a cluster's data cannot be: used by others, hidden from the node, or badly named."""
+def check_empty(data: Path) -> None:
+    """Raises ClusterError where the data folder has content: it will be deleted with the cluster."""
     if data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise ClusterError(f"--data {data}: must be a new or an empty folder (it is deleted with the cluster)")
+
+
+def check_node_data(data: Path) -> None:
+    """Raises ClusterError where a node's data cannot be: hidden from the node, or badly named."""
     if data.is_relative_to("/run"):
         raise ClusterError(f"--data {data}: must not be below /run, which the node has its own of")
     if re.fullmatch(r"[A-Za-z0-9/._@+-]+", str(data)) is None or len(str(data)) > _MAX_DATA_PATH:
         raise ClusterError(
             f"--data {data}: use at most {_MAX_DATA_PATH} of letters, digits and /._@+- (it becomes part of socket and"
-            " mount names)"
+            " mount names); set it, or OCTAVO_STATE, to a shorter one"
         )
 
 

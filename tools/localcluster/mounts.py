@@ -4,7 +4,7 @@ import ctypes
 import os
 from pathlib import Path
 
-BIND, RECURSIVE, PRIVATE, SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
+BIND, RECURSIVE, SLAVE, SHARED = 0x1000, 0x4000, 1 << 19, 1 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 

@@ -33,7 +33,8 @@ _KUBELET_SETTINGS = {
 
 
 def _private_mounts(data: Path) -> None:
-    mounts.mount("none", "/", flags=mounts.PRIVATE | mounts.RECURSIVE)
+    # What the host unmounts goes here too, instead of being kept busy; nothing goes the other way.
+    mounts.mount("none", "/", flags=mounts.SLAVE | mounts.RECURSIVE)
     mounts.mount("tmpfs", "/run", "tmpfs")
     Path("/run").chmod(0o755)
     mounts.replace_folders(data / "root", _PRIVATE_FOLDERS)

@@ -37,8 +37,9 @@ def up(name: str, data: Path | None, network: int | None, *, control_plane_only:
     with record.held(name):
         _clear_remains(name, progress)
         chosen = (data or record.default_data(name)).resolve()
-        host.check_data(chosen)
+        host.check_empty(chosen)
         if not control_plane_only:
+            host.check_node_data(chosen)
             ensure([tool for tool in _NODE_TOOLS if tool != "kubernetes" or _builds_kubernetes()], progress)
             images.node_images(progress)
         current = _reserve(name, chosen, network, control_plane_only=control_plane_only)
@@ -181,19 +182,17 @@ def _api_names() -> Iterable[str]:
 
 def _unshare(current: Record) -> subprocess.Popen[bytes]:
     path = f"{program('containerd').parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    namespaces = "--mount --net --pid --uts --ipc --fork --kill-child --mount-proc --propagation slave"
     with (current.data / "log" / "node.log").open("ab") as log:
         return subprocess.Popen(
-            [
-                "unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc",
-                sys.executable, "-m", "localcluster.node", str(config_file(current)),
-            ],
+            ["unshare", *namespaces.split(), sys.executable, "-m", "localcluster.node", str(config_file(current))],
             cwd="/",
             env={"PATH": path, "PYTHONPATH": str(TOOLS_FOLDER), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/root"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
 
 def _connect(current: Record, addresses: Addresses, process: subprocess.Popen[bytes]) -> None:
@@ -216,18 +215,11 @@ def _connect(current: Record, addresses: Addresses, process: subprocess.Popen[by
 
 
 def _import(current: Record, archives: Iterable[Path]) -> None:
-    init = processes.node_init(config_file(current))
+    inside = f"nsenter --target {processes.node_init(config_file(current))} --mount --net --pid --wd=/ --".split()
+    ctr = [str(program("ctr")), "--connect-timeout=20s", "--namespace=k8s.io"]
     for archive in archives:
-        run = subprocess.run(
-            [
-                "nsenter", "--target", str(init), "--mount", "--net", "--pid", "--wd=/", "--",
-                str(program("ctr")), "--connect-timeout=20s", "--namespace=k8s.io", "images", "import", "--local",
-                str(archive),
-            ],
-            check=False,
-            capture_output=True,
-            text=True,
-        )  # fmt: skip
+        command = [*inside, *ctr, "images", "import", "--local", str(archive)]
+        run = subprocess.run(command, check=False, capture_output=True, text=True)
         if run.returncode:
             raise ClusterError(f"importing {archive.name}: {run.stderr.strip() or run.stdout.strip()}")
 

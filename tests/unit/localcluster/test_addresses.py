@@ -3,6 +3,7 @@ import ipaddress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from localcluster.addresses import DEFAULT_NETWORK, Addresses, choose
 from localcluster.errors import ClusterError
 

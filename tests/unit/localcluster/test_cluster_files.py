@@ -2,11 +2,12 @@ import json
 from pathlib import Path
 
 import pytest
+
 from localcluster import cgroups, cli, components, config, record
 from localcluster.addresses import Addresses
 from localcluster.down import cgroup_name
 from localcluster.errors import ClusterError
-from localcluster.host import check_data
+from localcluster.host import check_empty, check_node_data
 from localcluster.record import Record
 
 DATA, PLAN = Path("/data"), Addresses(245)
@@ -54,13 +55,13 @@ def test_two_clusters_of_one_name_in_two_places_have_cgroups_of_their_own() -> N
 )
 def test_a_data_folder_that_cannot_work_is_refused_with_the_reason(path: str, words: str) -> None:
     with pytest.raises(ClusterError, match=words):
-        check_data(Path(path))
+        check_node_data(Path(path))
 
 
 def test_a_data_folder_with_somebodys_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letter").touch()
     with pytest.raises(ClusterError, match="new or an empty folder"):
-        check_data(tmp_path)
+        check_empty(tmp_path)
 
 
 def test_the_configurations_agree_on_addresses_and_folders() -> None:
@@ -86,6 +87,7 @@ def test_version_1_cgroups_are_made_in_every_hierarchy_once_and_removed(tmp_path
     cgroups.create("octavo-a", tmp_path)
     made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/octavo-a"))
     assert made == ["cpu,cpuacct/octavo-a", "cpu/octavo-a", "memory/octavo-a"]
+    (tmp_path / "unified" / "octavo-a" / "kubepods").mkdir(parents=True)
     assert cgroups.remove("octavo-a", tmp_path) == []
     assert list(tmp_path.glob("*/octavo-a")) == []
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from toolbox import build, deps
 from toolbox.catalog import OWNER, TOOLS
 from toolbox.images import ImageSpec
@@ -43,7 +44,7 @@ def test_ready_binaries_are_used_and_a_missing_one_is_named(tmp_path: Path) -> N
 
 
 def test_an_unknown_program_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(build.ToolError, match="known are .*kubectl"):
+    with pytest.raises(build.ToolError, match=r"known are .*kubectl"):
         build.program("minikube")
     assert len(OWNER) == 15
 

@@ -1,0 +1,124 @@
+# One file for every image of Octavo. Targets: operator, gateway, server-cpu (numpy, native kernels), server (torch too).
+#
+#   docker build --target operator .
+#
+# In each, dependencies are one layer that changes with its lock only, and the code is the last layer.
+# No instruction mounts anything: some builders do not notice when what is mounted has changed.
+
+# Any base with python3 >= 3.11 and its venv module; the locks hold for all of them.
+ARG BASE_IMAGE=python:3.12-slim
+# Where the native kernels are compiled; a compiler is installed where there is none. Its C library must not be newer
+# than the base's.
+ARG BUILDER_IMAGE=${BASE_IMAGE}
+
+FROM ${BASE_IMAGE} AS venv
+RUN python3 -m venv /opt/venv
+
+# Dependencies, from locks with hashes. The index is a build argument and never an ENV, which would stay in the image.
+# What the image runs needs no installer, so pip leaves with the same layer.
+FROM venv AS dependencies-operator
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
+COPY requirements/operator.txt /opt/requirements.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt \
+ && /opt/venv/bin/pip uninstall --yes --quiet pip setuptools
+
+FROM venv AS dependencies-gateway
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
+COPY requirements/gateway.txt /opt/requirements.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt \
+ && /opt/venv/bin/pip uninstall --yes --quiet pip setuptools
+
+FROM venv AS dependencies-server-cpu
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
+COPY requirements/cpu.txt /opt/requirements.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt \
+ && /opt/venv/bin/pip uninstall --yes --quiet pip setuptools
+
+FROM venv AS dependencies-server
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
+COPY requirements/server.txt /opt/requirements.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt \
+ && /opt/venv/bin/pip uninstall --yes --quiet pip setuptools
+
+# Octavo itself: a wheel of the parts an image needs, installed below /install for the interpreter of /opt/venv.
+FROM venv AS wheel
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
+COPY requirements/build.txt /opt/requirements.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt
+WORKDIR /src
+# The project's description has no place in an image; an empty one keeps the layers apart from it.
+RUN touch README.md
+COPY LICENSE pyproject.toml ./
+COPY protocol protocol
+
+FROM wheel AS code-operator
+COPY operator operator
+RUN /opt/venv/bin/pip install --no-deps --no-build-isolation --no-index --prefix /install . \
+ && find /install/bin -type f ! -name octavo-operator -delete
+
+FROM wheel AS code-gateway
+COPY gateway gateway
+RUN /opt/venv/bin/pip install --no-deps --no-build-isolation --no-index --prefix /install . \
+ && find /install/bin -type f ! -name octavo-gateway -delete
+
+# The kernels: one object per instruction set, chosen at start. They need the C library and nothing else.
+FROM ${BUILDER_IMAGE} AS kernels
+RUN command -v g++ || (apt-get update && apt-get install --yes --no-install-recommends g++)
+WORKDIR /native
+COPY inference/octavo_inference/ops/native/build.py \
+     inference/octavo_inference/ops/native/*.cpp inference/octavo_inference/ops/native/*.h ./
+RUN python3 build.py
+
+FROM wheel AS code-server
+COPY inference inference
+COPY --from=kernels /native/*.so inference/octavo_inference/ops/native/
+RUN /opt/venv/bin/pip install --no-deps --no-build-isolation --no-index --prefix /install . \
+ && find /install/bin -type f ! -name octavo-server -delete
+
+FROM dependencies-operator AS operator
+ARG VERSION=0
+LABEL org.opencontainers.image.title="octavo-operator" \
+      org.opencontainers.image.description="Reconciles and scales LLMDeployments" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+EXPOSE 8081
+ENTRYPOINT ["octavo-operator"]
+COPY --from=code-operator /install /opt/venv
+
+FROM dependencies-gateway AS gateway
+ARG VERSION=0
+LABEL org.opencontainers.image.title="octavo-gateway" \
+      org.opencontainers.image.description="One OpenAI-compatible endpoint for all models of an installation" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+EXPOSE 8080 9000
+ENTRYPOINT ["octavo-gateway"]
+COPY --from=code-gateway /install /opt/venv
+
+FROM dependencies-server-cpu AS server-cpu
+ARG VERSION=0
+LABEL org.opencontainers.image.title="octavo-server-cpu" \
+      org.opencontainers.image.description="OpenAI-compatible inference server with native CPU kernels" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+EXPOSE 8000 9000
+ENTRYPOINT ["octavo-server"]
+COPY --from=code-server /install /opt/venv
+
+FROM dependencies-server AS server
+ARG VERSION=0
+LABEL org.opencontainers.image.title="octavo-server" \
+      org.opencontainers.image.description="OpenAI-compatible inference server" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+EXPOSE 8000 9000
+ENTRYPOINT ["octavo-server"]
+COPY --from=code-server /install /opt/venv

@@ -1,0 +1,40 @@
+{{/* What the operator does in a namespace it serves; the same list as octavo_operator/kube/permissions.py. */}}
+{{- define "octavo.operatorRules" -}}
+- apiGroups: [octavo.dev]
+  resources: [llmdeployments]
+  verbs: [get, list, watch]
+- apiGroups: [octavo.dev]
+  resources: [llmdeployments/status]
+  verbs: [patch]
+# Owner references that block deletion ask for this where OwnerReferencesPermissionEnforcement is on.
+- apiGroups: [octavo.dev]
+  resources: [llmdeployments/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [services, serviceaccounts]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+# Patch: which replica leaves first, and that it is draining.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, patch]
+# Why a pod does not start.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
+# What the operator did.
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}

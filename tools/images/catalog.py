@@ -1,0 +1,74 @@
+"""Which images there are, what each is built from, and the tag that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+_SHARED = ("Dockerfile", ".dockerignore", "LICENSE", "pyproject.toml", "requirements/build.txt", "protocol")
+_SOURCE_SUFFIXES = {".py", ".typed", ".cpp", ".hpp", ".h", ".c"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target of the Dockerfile. `inputs`: files and folders it copies besides the shared ones.
+
+    `native`: it compiles kernels, so it also depends on the image they are compiled in.
+    """
+
+    name: str
+    image: str
+    inputs: tuple[str, ...]
+    native: bool = False
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("operator", "octavo-operator", ("requirements/operator.txt", "operator")),
+        Target("gateway", "octavo-gateway", ("requirements/gateway.txt", "gateway")),
+        Target("server-cpu", "octavo-server-cpu", ("requirements/cpu.txt", "inference"), native=True),
+        Target("server", "octavo-server", ("requirements/server.txt", "inference"), native=True),
+    )
+}
+MODEL = "models/smollm2"
+# What the demonstration needs; `server` adds torch: minutes and gigabytes.
+DEFAULT = ("operator", "gateway", "server-cpu", MODEL)
+ALL = (*TARGETS, MODEL)
+
+
+def version(root: Path = REPOSITORY_ROOT) -> str:
+    """The project's version, from pyproject.toml."""
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    return str(tomllib.loads(text)["project"]["version"])
+
+
+def tag(target: Target, base: str, builder: str, root: Path = REPOSITORY_ROOT) -> str:
+    """Twelve hex digits that follow from everything the image is built from: same content, same tag."""
+    images = [base, builder] if target.native else [base]
+    files = ((path.relative_to(root).as_posix(), path.read_bytes()) for path in sources(target, root))
+    return digest([(name, b"") for name in (target.name, *images)], files)
+
+
+def sources(target: Target, root: Path = REPOSITORY_ROOT) -> Iterator[Path]:
+    """The files the target is built from, in a fixed order; what tools leave between them is not part of it."""
+    for name in sorted({*_SHARED, *target.inputs}):
+        path = root / name
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.suffix in _SOURCE_SUFFIXES)
+        else:
+            yield path
+
+
+def digest(*parts: Iterable[tuple[str, bytes]]) -> str:
+    """Twelve hex digits of named contents; lengths go in, so that nothing can shift between neighbours."""
+    state = hashlib.sha256()
+    for part in parts:
+        for name, content in part:
+            for piece in (name.encode(), content):
+                state.update(len(piece).to_bytes(8, "big") + piece)
+    return state.hexdigest()[:12]

@@ -53,7 +53,8 @@ class Batch:
 
     `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
     `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step;
-    `block_table[B, max_blocks]` lists each sequence's blocks, padded with 0.
+    `block_table[B, columns]` lists each sequence's blocks; entries behind its last one are arbitrary valid blocks.
+    Several sample rows may name one query token (siblings of a request). The arrays last until the next step.
     """
 
     tokens: Int32
@@ -67,7 +68,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens[R]` chosen for the sample rows; for rows that asked `logprob[R]`, `rank[R]` and `top[i]` (ids, logprobs)."""
+    """`tokens[R]` chosen for the sample rows; for rows that asked, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
+
+    The arrays may belong to the backend and last until its next step.
+    """
 
     tokens: Int32
     logprob: Float32

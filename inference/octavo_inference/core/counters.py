@@ -1,0 +1,60 @@
+"""What the engine counts of itself for the load report and metrics."""
+
+from __future__ import annotations
+
+from octavo_protocol.load import StepSums
+
+
+class Counters:
+    """Running totals. `add_step` keeps the sums from which a reader can fit a step's duration."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.failed_steps = 0
+        self._steps = 0
+        self._seconds = 0.0
+        # Sums of x, of x*y for x <= y, and of seconds*x, over x, y in (prefill, rows, context).
+        self._single = [0, 0, 0]
+        self._products = [0, 0, 0, 0, 0, 0]
+        self._timed = [0.0, 0.0, 0.0]
+
+    def add_step(self, seconds: float, prefill: int, rows: int, context: int) -> None:
+        """One step: `prefill` chunk tokens, `rows` decoded tokens, `context` tokens these attended to."""
+        self._steps += 1
+        self._seconds += seconds
+        values = (prefill, rows, context)
+        products = (
+            prefill * prefill,
+            prefill * rows,
+            prefill * context,
+            rows * rows,
+            rows * context,
+            context * context,
+        )
+        for i, value in enumerate(values):
+            self._single[i] += value
+            self._timed[i] += seconds * value
+        for i, value in enumerate(products):
+            self._products[i] += value
+
+    def steps(self) -> StepSums:
+        """The sums so far."""
+        pp, pr, pc, rr, rc, cc = self._products
+        return StepSums(
+            count=self._steps,
+            seconds=self._seconds,
+            prefill=self._single[0],
+            rows=self._single[1],
+            context=self._single[2],
+            prefill_prefill=pp,
+            prefill_rows=pr,
+            prefill_context=pc,
+            rows_rows=rr,
+            rows_context=rc,
+            context_context=cc,
+            seconds_prefill=self._timed[0],
+            seconds_rows=self._timed[1],
+            seconds_context=self._timed[2],
+        )

@@ -1,0 +1,265 @@
+"""The step loop: requests in, one batch a step through the backend, outputs out. One thread, no I/O, no own clock."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo_inference.core.blocks import BlockPool
+from octavo_inference.core.check import check_prompt, check_sampling
+from octavo_inference.core.counters import Counters
+from octavo_inference.core.plan import Plan
+from octavo_inference.core.request import FinishReason, Output, Request, TokenLogprobs
+from octavo_inference.core.scheduler import Scheduler
+from octavo_inference.core.sequence import Sequence
+from octavo_inference.errors import QueueFullError, RequestError
+from octavo_inference.failpoints import Failpoints
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.ops.base import Backend
+from octavo_inference.ops.sampling import sequence_seed
+from octavo_inference.run.batch import StepResult
+from octavo_inference.run.rows import RowTable
+from octavo_protocol.hashing import root_hash
+from octavo_protocol.load import LoadReport
+
+log = logging.getLogger(__name__)
+
+# A step that fails takes its requests with it; so many in a row mean the device is gone, not a request bad.
+_MAX_FAILED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait."""
+
+    max_model_len: int
+    max_running: int
+    max_batched_tokens: int
+    max_queued: int
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+
+
+class Engine:
+    """Serves requests on one backend. Use from one thread.
+
+    `clock` gives seconds from any fixed point, `wall` Unix time, `entropy` 64 random bits for requests without a seed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: ModelConfig,
+        limits: EngineLimits,
+        *,
+        clock: Callable[[], float],
+        failpoints: Failpoints | None = None,
+        entropy: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        self.backend = backend
+        self.config = config
+        self.limits = limits
+        self.heartbeat = 0
+        self.counters = Counters()
+        self._clock = clock
+        self._entropy = entropy
+        self._failpoints = failpoints or Failpoints("")
+        self._eos = frozenset(config.eos_token_ids)
+        self._roots: dict[str, bytes] = {}
+        self._requests: dict[str, list[Sequence]] = {}
+        self._arrivals = 0
+        self._reports = 0
+        self._failures = 0
+        self._rows = RowTable(limits.max_running, limits.max_model_len, backend.block_size)
+        self._pool = BlockPool(backend.num_blocks)
+        self.scheduler = Scheduler(
+            self._pool,
+            self._rows,
+            block_size=backend.block_size,
+            max_running=limits.max_running,
+            budget=limits.max_batched_tokens,
+            chunked=limits.chunked_prefill,
+            caching=limits.prefix_caching,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """A step would do something."""
+        return self.scheduler.has_work
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError` when it can never be served, `QueueFullError` when too many wait."""
+        sampling = request.sampling
+        check_sampling(sampling, self.config.vocab)
+        prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
+        if request.id in self._requests:
+            raise RequestError(f"request id {request.id!r} is already in use", "id")
+        waiting = len(self.scheduler.queue) + self.scheduler.pending_forks
+        if waiting and waiting + sampling.n > self.limits.max_queued:
+            raise QueueFullError(f"{waiting} sequences wait already, {self.limits.max_queued} may; try again later")
+        now = self._clock()
+        answer = self.limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
+        limit = min(len(prompt) + answer, self.limits.max_model_len)
+        seed = self._entropy() if sampling.seed is None else sampling.seed
+        sequences = []
+        for index in range(sampling.n):
+            self._arrivals += 1
+            sequences.append(
+                Sequence(
+                    request,
+                    index,
+                    prompt,
+                    limit=limit,
+                    seed=sequence_seed(seed, index),
+                    eos=self._eos,
+                    root=self._root(request.salt),
+                    arrival=self._arrivals,
+                )
+            )
+        self._requests[request.id] = sequences
+        self.scheduler.add(sequences[0], now)
+        if len(sequences) > 1:
+            self.scheduler.add_forks(sequences[0], sequences[1:])
+        self.counters.requests += 1
+        self.counters.prompt_tokens += len(prompt)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Free all of a request, or one of its sequences, at once. Unknown ids are fine: they have just finished."""
+        # Siblings before their leader, or they would be queued when it goes.
+        for sequence in reversed(self._requests.get(request_id, [])[:]):
+            if index is None or sequence.index == index:
+                self._finish(sequence)
+
+    def step(self) -> list[Output]:
+        """Compute one step and return what it produced.
+
+        A step that fails ends the requests in it with an error output; the third failure in a row is raised.
+        """
+        self.heartbeat += 1
+        begin = self._clock()
+        plan = self.scheduler.schedule(begin)
+        if plan.empty:
+            return []
+        try:
+            self._failpoints.hit("engine.step")
+            if plan.copies:
+                self.backend.copy_blocks(plan.copies)
+            batch = self._rows.gather(plan)
+            result = self.backend.step(batch)
+        except Exception as error:
+            self._failures += 1
+            self.counters.failed_steps += 1
+            log.exception("step %d failed", self.heartbeat)
+            if self._failures >= _MAX_FAILED_STEPS:
+                raise
+            return self._fail(plan, error)
+        self._failures = 0
+        self.scheduler.advance(plan)
+        outputs = self._collect(plan, result)
+        prefill = sum(taken for _, taken in plan.chunks)
+        decodes = len(plan.decodes)
+        context = int(batch.seq_len[:decodes].sum())
+        self.counters.add_step(self._clock() - begin, prefill, decodes, context)
+        return outputs
+
+    def load_report(
+        self, *, model: str, start_time: float, ready: bool, draining: bool, cold_start: float = 0.0
+    ) -> LoadReport:
+        """State of the engine now. Cheap enough for every step."""
+        scheduler, counters = self.scheduler, self.counters
+        oldest = scheduler.queue.oldest()
+        self._reports += 1
+        return LoadReport(
+            sequence=self._reports,
+            start_time=start_time,
+            model=model,
+            block_size=self.backend.block_size,
+            blocks_total=self.backend.num_blocks,
+            blocks_pinned=self._pool.pinned,
+            blocks_cached=self._pool.cached,
+            running=len(scheduler.running),
+            waiting=len(scheduler.queue) + scheduler.pending_forks,
+            waiting_tokens=scheduler.queue.tokens,
+            uncached_prompt_tokens=scheduler.uncached(),
+            oldest_wait=0.0 if oldest is None else max(0.0, self._clock() - oldest),
+            preemptions=scheduler.preemptions,
+            requests=counters.requests,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            prefix_hit_tokens=scheduler.hit_tokens,
+            max_running=self.limits.max_running,
+            max_batched_tokens=self.limits.max_batched_tokens,
+            max_waiting=self.limits.max_queued,
+            ready=ready,
+            draining=draining,
+            cold_start=cold_start,
+            steps=counters.steps(),
+        )
+
+    def check(self) -> None:
+        """Compare the pool's books with the sequences. Raises `PoolError`; meant for tests and idle moments."""
+        self.scheduler.check()
+
+    def _root(self, salt: str) -> bytes:
+        if salt not in self._roots:
+            if len(self._roots) >= 1024:
+                self._roots.clear()
+            self._roots[salt] = root_hash(self.config.digest, salt=salt)
+        return self._roots[salt]
+
+    def _collect(self, plan: Plan, result: StepResult) -> list[Output]:
+        self._rows.append(plan.samples, result.tokens)
+        outputs = []
+        for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
+            sequence.total += 1
+            reason: FinishReason | None = None
+            stop: int | None = None
+            if token in sequence.ends:
+                reason = "stop"
+            elif token in sequence.stops:
+                reason, stop = "stop", token
+            elif sequence.total >= sequence.limit:
+                reason = "length"
+            outputs.append(
+                Output(
+                    id=sequence.request.id,
+                    index=sequence.index,
+                    tokens=[token],
+                    logprobs=None if sequence.request.sampling.logprobs is None else [_logprobs(result, i)],
+                    finish_reason=reason,
+                    stop_reason=stop,
+                    cached_tokens=sequence.cached,
+                )
+            )
+            if reason is not None:
+                self._finish(sequence)
+        self.counters.generation_tokens += len(outputs)
+        return outputs
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence, self._clock())
+        siblings = self._requests[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[sequence.request.id]
+
+    def _fail(self, plan: Plan, error: Exception) -> list[Output]:
+        """End every request that had a part in the step: its KV may be half written."""
+        message = f"the step this request was part of failed: {error}"
+        ids = dict.fromkeys(s.request.id for s in [*plan.decodes, *(s for s, _ in plan.chunks), *plan.samples])
+        outputs = []
+        for request_id in ids:
+            for sequence in reversed(self._requests[request_id][:]):
+                outputs.append(
+                    Output(id=request_id, index=sequence.index, tokens=[], finish_reason="error", error=message)
+                )
+                self._finish(sequence)
+        return outputs
+
+
+def _logprobs(result: StepResult, i: int) -> TokenLogprobs:
+    top = result.top[i]
+    ids, values = ([], []) if top is None else (top[0].tolist(), top[1].tolist())
+    return TokenLogprobs(float(result.logprob[i]), int(result.rank[i]), ids, values)

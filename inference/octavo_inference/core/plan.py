@@ -1,0 +1,29 @@
+"""What the scheduler decided for one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo_inference.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: `decodes` compute one token each, `chunks` as many as stated; in this order in the batch.
+
+    `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
+    request share one). `copies` are (source, destination) blocks to copy before the step; `preempted` sequences lost
+    their blocks and wait again.
+    """
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    samples: list[Sequence] = field(default_factory=list)
+    sample_rows: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to compute."""
+        return not self.decodes and not self.chunks

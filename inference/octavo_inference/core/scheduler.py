@@ -1,0 +1,267 @@
+"""Who computes how many tokens in the next step.
+
+There are no phases: a sequence has `computed` and `total` tokens, and a step hands out tokens so that the first catches
+up with the second. One token missing is a decode; more is a prefill chunk, a prefix hit's remainder or a preempted
+sequence coming back, all the same. Order within a step: decodes, running chunks, waiting sequences.
+"""
+
+from __future__ import annotations
+
+from octavo_inference.core.blocks import BlockPool
+from octavo_inference.core.plan import Plan
+from octavo_inference.core.sequence import Sequence, State
+from octavo_inference.core.waiting import WaitingQueue
+from octavo_inference.run.rows import RowTable
+from octavo_protocol.hashing import block_hash
+
+
+class Scheduler:
+    """Owns the pool, the rows and the queue. `budget` is query tokens per step, at least the number of rows."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        rows: RowTable,
+        *,
+        block_size: int,
+        max_running: int,
+        budget: int,
+        chunked: bool,
+        caching: bool,
+    ) -> None:
+        self.pool = pool
+        self.rows = rows
+        self.block_size = block_size
+        self.max_running = max_running
+        self.budget = budget
+        self.chunked = chunked
+        self.caching = caching
+        self.queue = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.pending_forks = 0
+        self.preemptions = 0
+        self.hit_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Some sequence runs or waits."""
+        return bool(self.running) or len(self.queue) > 0
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Queue a sequence, new or preempted."""
+        if self.caching:
+            self._hash_prompt(sequence)
+        sequence.state = State.WAITING
+        sequence.enqueued = now
+        known = len(self.pool.match(sequence.hashes)) * self.block_size
+        self.queue.push(sequence, max(1, sequence.total - known))
+
+    def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
+        """Let siblings wait for the prompt of `leader`, which waits or runs, to share its blocks."""
+        leader.forks = forks
+        for fork in forks:
+            fork.leader = leader
+        self.pending_forks += len(forks)
+
+    def schedule(self, now: float) -> Plan:
+        """Plan one step and hold all the blocks it needs. Preempted sequences are queued again."""
+        plan = Plan()
+        self._plan_decodes(plan, now)
+        left = self.budget - len(plan.decodes)
+        for sequence in self.running:
+            missing = sequence.left
+            if missing > 1 and left > 0 and (self.chunked or missing <= left):
+                take = min(missing, left)
+                plan.chunks.append((sequence, take))
+                left -= take
+        # After a preemption there is no room for more; admitting would only preempt again.
+        while left > 0 and not plan.preempted:
+            head = self.queue.peek()
+            take = 0 if head is None else self._admit(head, left)
+            if head is None or take == 0:
+                break
+            plan.chunks.append((head, take))
+            left -= take
+        self._plan_samples(plan, now)
+        return plan
+
+    def advance(self, plan: Plan) -> None:
+        """The step was computed: count its tokens and make blocks it filled findable."""
+        size = self.block_size
+        for sequence in plan.decodes:
+            sequence.computed += 1
+            if sequence.computed % size == 0:
+                self._register(sequence)
+        for sequence, taken in plan.chunks:
+            sequence.computed += taken
+            self._register(sequence)
+
+    def finish(self, sequence: Sequence, now: float) -> None:
+        """Free all a sequence has, wherever it is: running, queued, or waiting for its leader's prompt."""
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+            self._free(sequence)
+        elif sequence in self.queue:
+            self.queue.remove(sequence)
+        elif sequence.leader is not None:
+            sequence.leader.forks.remove(sequence)
+            sequence.leader = None
+            self.pending_forks -= 1
+        sequence.state = State.FINISHED
+        if sequence.forks:
+            # The prompt will not be computed by this one; the siblings stand on their own.
+            self._release_forks(sequence, now)
+
+    def uncached(self) -> int:
+        """Prompt tokens, waiting and running, that still have to be computed."""
+        return self.queue.uncached + sum(s.left for s in self.running if s.left > 1)
+
+    def check(self) -> None:
+        """Compare the pool's books with the running sequences' blocks. Raises `PoolError`."""
+        self.pool.check([s.blocks for s in self.running])
+
+    def _plan_decodes(self, plan: Plan, now: float) -> None:
+        pool = self.pool
+        while True:
+            decodes = [s for s in self.running if s.total - s.computed == 1]
+            needy = [s for s in decodes if s.computed >= s.capacity or (s.tail_shared and pool.shared(s.blocks[-1]))]
+            if len(needy) <= pool.available:
+                break
+            self._preempt(plan, now)
+        for sequence in needy:
+            self._grow(sequence, plan)
+        plan.decodes = decodes
+
+    def _grow(self, sequence: Sequence, plan: Plan) -> None:
+        """Give a decoding sequence the block its next token goes to: a further one, or its own copy of a shared one."""
+        last = len(sequence.blocks) - 1
+        if sequence.computed < sequence.capacity:
+            shared = sequence.blocks[last]
+            sequence.tail_shared = False
+            if not self.pool.shared(shared):
+                return  # the siblings have made their copies
+            [own] = self.pool.allocate(1) or []
+            self.pool.release([shared])
+            sequence.blocks[last] = own
+            self.rows.set_block(sequence, last, own)
+            plan.copies.append((shared, own))
+            return
+        [block] = self.pool.allocate(1) or []
+        sequence.tail_shared = False
+        sequence.blocks.append(block)
+        sequence.capacity += self.block_size
+        self.rows.set_block(sequence, last + 1, block)
+
+    def _preempt(self, plan: Plan, now: float) -> None:
+        """Take the blocks of the sequence that matters least: lowest priority, least lost work, newest."""
+        victim = min(self.running, key=lambda s: (s.request.priority, s.computed, -s.arrival))
+        self.running.remove(victim)
+        self._free(victim)
+        victim.computed = 0
+        victim.registered = 0
+        self.preemptions += 1
+        plan.preempted.append(victim)
+        self.add(victim, now)
+
+    def _admit(self, sequence: Sequence, left: int) -> int:
+        """Start a waiting sequence if rows, blocks and budget allow; the number of tokens it computes, 0 if not."""
+        growth = len(self.running)
+        if growth >= self.max_running or self.pool.available <= growth:
+            return 0
+        # At least the last token is computed: its logits choose the next one.
+        hits = self.pool.match(sequence.hashes[: (sequence.total - 1) // self.block_size])
+        need = -(-sequence.total // self.block_size) - len(hits)
+        missing = sequence.total - len(hits) * self.block_size
+        if missing > left and not self.chunked:
+            return 0
+        # Every running sequence keeps a block to grow into, so that an admission does not end in a preemption.
+        if need + self.pool.idle(hits) + growth > self.pool.available:
+            return 0
+        self.queue.remove(sequence)
+        self.pool.acquire(hits)
+        sequence.blocks = hits + (self.pool.allocate(need) or [])
+        sequence.registered = len(hits)
+        self._start(sequence, len(hits) * self.block_size)
+        return min(missing, left)
+
+    def _start(self, sequence: Sequence, computed: int) -> None:
+        sequence.capacity = len(sequence.blocks) * self.block_size
+        sequence.computed = computed
+        if not sequence.started:
+            sequence.started = True
+            sequence.cached = min(computed, sequence.prompt_len)
+            self.hit_tokens += sequence.cached
+        sequence.state = State.RUNNING
+        self.rows.enter(sequence)
+        self.running.append(sequence)
+
+    def _plan_samples(self, plan: Plan, now: float) -> None:
+        """Sequences whose last token is computed in this step get their next one, and so do siblings waiting for it."""
+        plan.samples = list(plan.decodes)
+        plan.sample_rows = list(range(len(plan.decodes)))
+        # A prompt's remainder of one token counts as a decode.
+        for row, sequence in enumerate(plan.decodes):
+            if sequence.forks:
+                self._fork(sequence, row, plan, now)
+        end = len(plan.decodes)
+        for sequence, taken in plan.chunks:
+            end += taken
+            if sequence.computed + taken == sequence.total:
+                plan.samples.append(sequence)
+                plan.sample_rows.append(end - 1)
+                if sequence.forks:
+                    self._fork(sequence, end - 1, plan, now)
+
+    def _fork(self, leader: Sequence, row: int, plan: Plan, now: float) -> None:
+        """Start siblings on the leader's blocks: they need nothing computed, only a token of their own."""
+        while leader.forks and len(self.running) < self.max_running:
+            fork = leader.forks.pop(0)
+            fork.leader = None
+            self.pending_forks -= 1
+            fork.blocks = list(leader.blocks)
+            self.pool.acquire(fork.blocks)
+            fork.hashes = list(leader.hashes)
+            # The leader makes the prompt's blocks findable; they are the same blocks.
+            fork.registered = fork.total // self.block_size
+            fork.started = True
+            fork.cached = leader.cached
+            fork.tail_shared = leader.tail_shared = fork.total % self.block_size != 0
+            self._start(fork, fork.total)
+            plan.samples.append(fork)
+            plan.sample_rows.append(row)
+        self._release_forks(leader, now)
+
+    def _release_forks(self, leader: Sequence, now: float) -> None:
+        """Queue siblings as sequences of their own; the prefix cache still shares the prompt's full blocks."""
+        forks, leader.forks = leader.forks, []
+        self.pending_forks -= len(forks)
+        for fork in forks:
+            fork.leader = None
+            self.add(fork, now)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.capacity = 0
+        sequence.tail_shared = False
+        self.rows.leave(sequence)
+
+    def _hash_prompt(self, sequence: Sequence) -> None:
+        """Hash the full blocks of all tokens so far that have no hash yet."""
+        size = self.block_size
+        parent = sequence.hashes[-1] if sequence.hashes else sequence.root
+        first = len(sequence.hashes) * size
+        for start in range(first, sequence.total - size + 1, size):
+            parent = block_hash(parent, sequence.tokens[start : start + size].tolist())
+            sequence.hashes.append(parent)
+
+    def _register(self, sequence: Sequence) -> None:
+        if not self.caching:
+            return
+        full = sequence.computed // self.block_size
+        if len(sequence.hashes) < full:
+            self._hash_prompt(sequence)
+        for i in range(sequence.registered, full):
+            parent = sequence.hashes[i - 1] if i else sequence.root
+            self.pool.register(sequence.blocks[i], sequence.hashes[i], parent)
+        sequence.registered = full

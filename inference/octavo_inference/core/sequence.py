@@ -1,0 +1,111 @@
+"""One of a request's n answers, from its arrival to its last token."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.core.request import Request
+from octavo_inference.run.batch import Int32
+
+
+class State(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Tokens, blocks and progress of one answer. There are no phases: each step moves `computed` towards `total`.
+
+    `tokens` holds prompt and output; it is a view of the row table while the sequence runs and its own array while it
+    waits. Blocks cover tokens [0, len(blocks) * block_size); the first `registered` of them are known to the pool.
+    """
+
+    __slots__ = (
+        "arrival",
+        "banned",
+        "blocks",
+        "cached",
+        "capacity",
+        "computed",
+        "ends",
+        "enqueued",
+        "forks",
+        "hashes",
+        "index",
+        "leader",
+        "limit",
+        "min_total",
+        "penalised",
+        "prompt_len",
+        "registered",
+        "request",
+        "root",
+        "row",
+        "seed",
+        "started",
+        "state",
+        "stops",
+        "tail_shared",
+        "tokens",
+        "total",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        prompt: Int32,
+        *,
+        limit: int,
+        seed: int,
+        eos: frozenset[int],
+        root: bytes,
+        arrival: int,
+    ) -> None:
+        """`limit`: total tokens at which the sequence ends by length. `arrival`: order among equal priorities."""
+        sampling = request.sampling
+        self.request = request
+        self.index = index
+        self.arrival = arrival
+        self.enqueued = 0.0
+        self.state = State.WAITING
+        self.started = False
+
+        self.tokens: Int32 = prompt
+        self.prompt_len = len(prompt)
+        self.total = len(prompt)
+        self.computed = 0
+        self.cached = 0
+        self.limit = limit
+
+        self.row = -1
+        self.blocks: list[int] = []
+        self.capacity = 0
+        self.root = root
+        self.hashes: list[bytes] = []
+        self.registered = 0
+        # Shares its partial last block with siblings until the first of them writes into it.
+        self.tail_shared = False
+        # Siblings that wait for this sequence's prompt to be computed, to share its blocks.
+        self.forks: list[Sequence] = []
+        self.leader: Sequence | None = None
+
+        self.seed = seed
+        self.ends = frozenset() if sampling.ignore_eos else eos
+        self.stops = frozenset(sampling.stop_token_ids)
+        self.min_total = len(prompt) + sampling.min_tokens
+        self.penalised = (
+            sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
+        )
+        self.banned: NDArray[np.int32] = np.array(sorted(self.ends | self.stops), dtype=np.int32)
+
+    @property
+    def left(self) -> int:
+        """Tokens that still have to be computed before the next one can be chosen."""
+        return self.total - self.computed

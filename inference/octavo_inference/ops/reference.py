@@ -1,0 +1,158 @@
+"""The oracle: a Llama-family decoder in plain float32 torch, op by op, and exactly the same whatever the batch.
+
+A matrix product's bits depend on its shape and on the row's place in it: libraries block large and small products
+differently. So every row-wise op here runs on tiles of one fixed shape, and the token at position p is always row
+p % TILE of its tile (the other rows belong to other sequences or are zero). Attention runs token by token, with shapes
+that depend on the position alone. A token's result is then the same bits whether its prompt was computed at once, in
+chunks, after a prefix hit, after a preemption, or next to whom. Slow, and not meant to be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor as Torch
+from torch.nn.functional import linear, silu
+
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import LayerWeights, Tensor, Weights, dequantize
+from octavo_inference.ops.sampling import sample
+from octavo_inference.run.batch import Batch, Float32, Int32, StepResult
+
+TILE = 16
+DEFAULT_BLOCK_SIZE = 32
+KV_ELEMENT_BYTES = 4
+
+
+class _Layer:
+    """One layer's weights in float32; q, k and v and gate and up stacked."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self.input_norm = _torch(weights.input_norm)
+        self.qkv = torch.cat([_torch(weights.q), _torch(weights.k), _torch(weights.v)])
+        biases = [bias for bias in (weights.q_bias, weights.k_bias, weights.v_bias) if bias is not None]
+        self.qkv_bias = torch.cat([_torch(bias) for bias in biases]) if biases else None
+        self.o = _torch(weights.o)
+        self.post_norm = _torch(weights.post_norm)
+        self.gate_up = torch.cat([_torch(weights.gate), _torch(weights.up)])
+        self.down = _torch(weights.down)
+
+
+class ReferenceBackend:
+    """`Backend` in float32 torch. KV pool: [layers, blocks * block_size, kv_heads, head_dim] for K and V."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, *, num_blocks: int, block_size: int, max_model_len: int
+    ) -> None:
+        self.name = "reference"
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.vocab_size = config.vocab
+        self._config = config
+        self._layers = [_Layer(layer) for layer in weights.layers]
+        self._embedding = _torch(weights.embedding)
+        self._final_norm = _torch(weights.final_norm)
+        self._head = self._embedding if weights.lm_head is weights.embedding else _torch(weights.lm_head)
+        self._cos, self._sin = torch.from_numpy(config.rope_table(max_model_len)).chunk(2, dim=1)
+        pool = (config.layers, num_blocks * block_size, config.kv_heads, config.head_dim)
+        self._keys = torch.zeros(pool)
+        self._values = torch.zeros(pool)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model and sample."""
+        return sample(self.logits(batch), batch.sample)
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Float32:
+        """Logits [R, vocab] of the sample rows; K and V of all query tokens are stored."""
+        tiles, places = _tile(batch.positions)
+        x = torch.zeros(tiles * TILE, self._config.hidden)
+        x[places] = self._embedding[_index(batch.tokens)]
+        for number, layer in enumerate(self._layers):
+            x = x + self._attention(number, layer, x, places, batch)
+            x = x + self._mlp(layer, x)
+        rows = batch.sample.row
+        tiles, sampled = _tile(batch.positions[rows])
+        last = torch.zeros(tiles * TILE, self._config.hidden)
+        last[sampled] = x[places[_index(rows)]]
+        logits = _tiled(lambda t: linear(self._norm(t, self._final_norm), self._head), last)
+        return logits[sampled].numpy()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks, all layers."""
+        size = self.block_size
+        for source, target in pairs:
+            for pool in (self._keys, self._values):
+                pool[:, target * size : (target + 1) * size] = pool[:, source * size : (source + 1) * size]
+
+    def _attention(self, number: int, layer: _Layer, x: Torch, places: Torch, batch: Batch) -> Torch:
+        config = self._config
+        qkv = _tiled(lambda t: linear(self._norm(t, layer.input_norm), layer.qkv, layer.qkv_bias), x)[places]
+        q, k, v = qkv.view(len(places), -1, config.head_dim).split([config.heads, config.kv_heads, config.kv_heads], 1)
+        positions = _index(batch.positions)
+        slots = _index(batch.slots)
+        q = self._rotate(q, positions)
+        self._keys[number, slots] = self._rotate(k, positions)
+        self._values[number, slots] = v
+        mixed = torch.zeros(len(x), config.heads * config.head_dim)
+        for i in range(len(batch.seq_len)):
+            length = int(batch.seq_len[i])
+            context = _context(batch.block_table[i], length, self.block_size)
+            start, end = int(batch.query_start[i]), int(batch.query_start[i + 1])
+            for token in range(start, end):
+                seen = context[: int(batch.positions[token]) + 1]
+                mixed[places[token]] = self._attend(q[token], self._keys[number, seen], self._values[number, seen])
+        return _tiled(lambda t: linear(t, layer.o), mixed)
+
+    def _attend(self, q: Torch, keys: Torch, values: Torch) -> Torch:
+        """One token's attention: q [heads, dim] over keys and values [context, kv_heads, dim] -> [heads * dim]."""
+        groups = q.reshape(self._config.kv_heads, -1, self._config.head_dim)
+        scores = groups.contiguous() @ keys.permute(1, 2, 0).contiguous() * self._config.head_dim**-0.5
+        return (torch.softmax(scores, dim=-1) @ values.transpose(0, 1).contiguous()).reshape(-1)
+
+    def _mlp(self, layer: _Layer, x: Torch) -> Torch:
+        def tile(t: Torch) -> Torch:
+            gate, up = linear(self._norm(t, layer.post_norm), layer.gate_up).chunk(2, dim=1)
+            return linear(silu(gate) * up, layer.down)
+
+        return _tiled(tile, x)
+
+    def _norm(self, x: Torch, weight: Torch) -> Torch:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._config.norm_eps) * weight
+
+    def _rotate(self, x: Torch, positions: Torch) -> Torch:
+        """Rotary positions in half-split order: pair (i, i + dim/2) turns by its frequency times the position."""
+        cos, sin = self._cos[positions, None], self._sin[positions, None]
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _tile(positions: Int32) -> tuple[int, Torch]:
+    """Number of tiles and each token's row in them: row p % TILE of the first tile where that row is unused."""
+    used = np.zeros(TILE, np.int64)
+    places = np.empty(len(positions), np.int64)
+    for i, residue in enumerate((positions % TILE).tolist()):
+        places[i] = used[residue] * TILE + residue
+        used[residue] += 1
+    return int(used.max()), torch.from_numpy(places)
+
+
+def _tiled(function: Callable[[Torch], Torch], x: Torch) -> Torch:
+    """Apply a row-wise function tile by tile, each tile in memory of its own so that alignment is the same too."""
+    return torch.cat([function(tile.clone()) for tile in x.split(TILE)]) if len(x) else function(x)
+
+
+def _context(blocks: Int32, length: int, block_size: int) -> Torch:
+    at = np.arange(length)
+    return _index(blocks[at // block_size] * block_size + at % block_size)
+
+
+def _index(values: Int32) -> Torch:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _torch(tensor: Tensor) -> Torch:
+    # Copied: the loader's arrays are read-only views of a file.
+    return torch.from_numpy(dequantize(tensor).copy())

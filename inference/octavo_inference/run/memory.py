@@ -1,0 +1,44 @@
+"""How much memory this process may still take: the machine's and its control group's word, the smaller one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes, from /proc/meminfo and the memory controller of cgroup v2 or v1. `root` is where / is, for tests."""
+    found = [_machine(root)]
+    groups = _read(root / "proc/self/cgroup").splitlines()
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found += _group(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base = root / "sys/fs/cgroup/memory"
+            found += _group(base, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    return max(0, min(found))
+
+
+def _machine(root: Path) -> int:
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 2**63
+
+
+def _group(base: Path, path: str, limit_name: str, usage_name: str, reclaimable: str) -> list[int]:
+    # Inside a container the group is mounted as the root, while /proc still tells its path outside.
+    folder = base / path.strip("/")
+    if not (folder / limit_name).exists():
+        folder = base
+    limit, usage = _read(folder / limit_name).strip(), _read(folder / usage_name).strip()
+    if not limit.isdigit() or not usage.isdigit():
+        return []  # "max": no limit, or no such controller
+    match = re.search(rf"^{reclaimable} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
+    return [int(limit) - int(usage) + (int(match[1]) if match else 0)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""

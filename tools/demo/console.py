@@ -1,18 +1,13 @@
-"""Readable progress: one line per step with its time; a long step shows that it lives, on a terminal and in a log."""
+"""What the demonstration prints: titles, facts with the time since the start, text as it streams."""
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-HEARTBEAT_SECONDS = 15.0
 
 
 class Console:
-    """Writes steps to one stream. Not for use from several threads at once."""
+    """Writes to standard output. Long steps show themselves by `toolbox.progress`."""
 
     def __init__(self) -> None:
         self._out = sys.stdout
@@ -26,8 +21,7 @@ class Console:
 
     def line(self, text: str) -> None:
         """One whole line."""
-        self._out.write(text + "\n")
-        self._out.flush()
+        self.text(text + "\n")
 
     def text(self, text: str) -> None:
         """Text as it arrives, such as a streamed answer."""
@@ -35,31 +29,5 @@ class Console:
         self._out.flush()
 
     def fact(self, text: str) -> None:
-        """Something that changed, with the time since the start."""
+        """Something that happened, with the time since the start."""
         self.line(f"  {time.monotonic() - self._start:6.1f}s  {text}")
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Runs a long step: says when it began, that it goes on, and how long it took."""
-        begin = time.monotonic()
-        stop = threading.Event()
-
-        def beat() -> None:
-            while not stop.wait(HEARTBEAT_SECONDS):
-                self.line(f"          {name} … {time.monotonic() - begin:.0f} s")
-
-        self.line(f"  {begin - self._start:6.1f}s  {name} …")
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        except BaseException:
-            self.line(
-                f"  {time.monotonic() - self._start:6.1f}s  {name}: failed after {time.monotonic() - begin:.1f} s"
-            )
-            raise
-        else:
-            self.line(f"  {time.monotonic() - self._start:6.1f}s  {name}: done in {time.monotonic() - begin:.1f} s")
-        finally:
-            stop.set()
-            thread.join()

@@ -1,0 +1,84 @@
+"""From nothing to an installed chart: cluster, images, helm."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.cluster import Cluster, ClusterError
+from images import catalog
+from images.produce import produce
+from localcluster import record, status
+from localcluster.addresses import Addresses
+from localcluster.up import up
+from toolbox import program
+from toolbox.progress import Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEM = "octavo-system"
+# What nodes call the local cluster's registry, wherever it listens.
+LOCAL_REGISTRY = "localhost:5000"
+EXAMPLE = ROOT / "examples" / "smollm2.yaml"
+MODEL_IMAGE = "models/smollm2"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A cluster with the chart installed. `example` is the first LLMDeployment, its model image as it was pushed."""
+
+    cluster: Cluster
+    example: str
+    direct: bool
+    """Whether this machine has a route to the cluster's Services."""
+
+
+def install(name: str | None, registry: str | None, progress: Progress) -> Installation:
+    """Octavo on the local cluster `name`, or on the kubectl context at hand when it is None.
+
+    Raises ClusterError when the context at hand comes without a registry that its nodes can pull from.
+    """
+    if name is None and registry is None:
+        raise ClusterError(
+            "CLUSTER=current needs REGISTRY=host:port, a registry that this machine can push to and the cluster's "
+            "nodes can pull from (kind and k3d: see their page on local registries)"
+        )
+    helm, kubectl = program("helm"), program("kubectl")
+    if name is None:
+        cluster, push, known_as = Cluster(kubectl, helm, None), registry or "", registry or ""
+    else:
+        local = _local(name, progress)
+        cluster = Cluster(kubectl, helm, local.kubeconfig)
+        push, known_as = Addresses(local.network or 0).registry, LOCAL_REGISTRY
+    images = produce(catalog.DEFAULT, progress, push=push, known_as=known_as)
+    with progress.step(f"helm upgrade --install octavo charts/octavo --namespace {SYSTEM}"):
+        _namespace(cluster)
+        values: list[str] = []
+        for value, image in (("operator", "operator"), ("gateway", "gateway"), ("serverCpu", "server-cpu")):
+            built = images[image]
+            values += [
+                "--set",
+                f"{value}.image.repository={built.repository}",
+                "--set",
+                f"{value}.image.tag={built.tag}",
+            ]
+        chart = str(ROOT / "charts" / "octavo")
+        cluster.run_helm("upgrade", "--install", "octavo", chart, "-n", SYSTEM, *values, "--wait", "--timeout", "4m")
+    example = re.sub(rf"oci://\S*{MODEL_IMAGE}\S*", f"oci://{images[MODEL_IMAGE].reference}", EXAMPLE.read_text())
+    return Installation(cluster, example, direct=name is not None)
+
+
+def _local(name: str, progress: Progress) -> record.Record:
+    """The running cluster of this name, or a new one."""
+    found = record.load(name)
+    if found is not None and found.up and status.report(found)[1]:
+        progress.note(f"cluster {name} is up already: {found.server}")
+        return found
+    return up(name, None, None, control_plane_only=False, progress=progress)
+
+
+def _namespace(cluster: Cluster) -> None:
+    """The system namespace, under the strictest Pod Security level: the chart must live with it."""
+    levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
+    metadata = {"name": SYSTEM, "labels": levels}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})

@@ -100,12 +100,13 @@ class KubeClient:
     async def list(
         self, resource: Resource, namespace: str | None, *, labels: str | None = None, fields: str | None = None
     ) -> list[Json]:
-        """All objects that match the selectors, in pages."""
+        """All objects that match the selectors, in pages. Each says what it is, which items of a list do not."""
+        head = {"apiVersion": resource.api_version, "kind": resource.kind}
         items: list[Json] = []
         query = {"limit": str(_PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": None}
         while True:
             page = await self._call("GET", resource.path(namespace), query)
-            items += page.get("items", [])
+            items += [{**head, **item} for item in page.get("items") or []]
             query["continue"] = page["metadata"].get("continue")
             if not query["continue"]:
                 return items

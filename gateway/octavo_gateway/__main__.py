@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -36,32 +37,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # A laptop is not to be opened to its network by accident; a pod is of no use without.
+    everywhere = "0.0.0.0" if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"  # noqa: S104
     parser = argparse.ArgumentParser(
         prog="octavo-gateway", description="One OpenAI-compatible endpoint for all models of an installation."
     )
     source = parser.add_argument_group("where models come from")
-    source.add_argument("--namespace", action="append", metavar="NS", help="watch this namespace (repeatable; default: the pod's own)")  # fmt: skip  # noqa: E501
+    source.add_argument(
+        "--namespace", action="append", metavar="NS", help="watch this namespace (repeatable; default: the pod's own)"
+    )
     source.add_argument("--all-namespaces", action="store_true", help="watch every namespace")
     source.add_argument("--kubeconfig", type=Path, metavar="PATH", help="kubeconfig to use outside a cluster")
     source.add_argument(
-        "--static-endpoints", action="append", metavar="MODEL=URL[|ADMINPORT][,URL…]",
+        "--static-endpoints",
+        action="append",
+        metavar="MODEL=URL[|ADMINPORT][,URL…]",
         help="serve MODEL from these addresses, without Kubernetes (repeatable)",
-    )  # fmt: skip
+    )
     listen = parser.add_argument_group("where it listens")
-    listen.add_argument("--host", default="127.0.0.1", help="address of the OpenAI endpoint (default %(default)s)")
+    listen.add_argument(
+        "--host", default=everywhere, help="address of the OpenAI endpoint (default: 0.0.0.0 in a pod, else 127.0.0.1)"
+    )
     listen.add_argument("--port", type=int, default=PORT_GATEWAY, help="its port (default %(default)s)")
-    listen.add_argument("--admin-host", default="127.0.0.1", help="address of /metrics and the load report")
+    listen.add_argument(
+        "--admin-host", default=everywhere, help="address of /metrics and the load report (default: as --host)"
+    )
     listen.add_argument("--admin-port", type=int, default=PORT_ADMIN, help="its port (default %(default)s)")
-    listen.add_argument("--api-key-file", type=Path, metavar="PATH", help="file of API keys, one per line; read again when it changes. Without it every client may call")  # fmt: skip  # noqa: E501
+    listen.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="PATH",
+        help="file of API keys, one per line; read again when it changes. Without it every client may call",
+    )
     hold = parser.add_argument_group("requests that wait for a replica")
-    hold.add_argument("--hold-timeout", type=_seconds, default=300.0, metavar="SECONDS", help="longest wait (default %(default)g)")  # fmt: skip  # noqa: E501
-    hold.add_argument("--hold-max-requests", type=int, default=1024, metavar="N", help="most requests held per model (default %(default)s)")  # fmt: skip  # noqa: E501
-    hold.add_argument("--hold-max-bytes", type=_quantity, default="64Mi", metavar="QUANTITY", help="most bytes held per model (default %(default)s)")  # fmt: skip  # noqa: E501
-    hold.add_argument("--operator-service", metavar="NAME.NAMESPACE[:PORT]", help=f"headless Service of the operator, called when a model has no replica (default port {PORT_OPERATOR})")  # fmt: skip  # noqa: E501
+    hold.add_argument(
+        "--hold-timeout", type=_seconds, default=300.0, metavar="SECONDS", help="longest wait (default %(default)g)"
+    )
+    hold.add_argument(
+        "--hold-max-requests",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="most requests held per model (default %(default)s)",
+    )
+    hold.add_argument(
+        "--hold-max-bytes",
+        type=_quantity,
+        default="64Mi",
+        metavar="QUANTITY",
+        help="most bytes held per model (default %(default)s)",
+    )
+    hold.add_argument(
+        "--operator-service",
+        metavar="NAME.NAMESPACE[:PORT]",
+        help=f"headless Service of the operator, called when a model has no replica (default port {PORT_OPERATOR})",
+    )
     end = parser.add_argument_group("the end")
-    end.add_argument("--drain-delay", type=_seconds, default=5.0, metavar="SECONDS", help="after SIGTERM still accept for this long (default %(default)g)")  # fmt: skip  # noqa: E501
-    end.add_argument("--drain-timeout", type=_seconds, default=120.0, metavar="SECONDS", help="then let running answers finish for this long (default %(default)g)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info", help="least severe level that is logged")  # fmt: skip  # noqa: E501
+    end.add_argument(
+        "--drain-delay",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="after SIGTERM still accept for this long (default %(default)g)",
+    )
+    end.add_argument(
+        "--drain-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="then let running answers finish for this long (default %(default)g)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        default="info",
+        help="least severe level that is logged",
+    )
     return parser
 
 

@@ -31,3 +31,5 @@ def set_up(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # One traceback per malformed request of a stranger; failures of the handlers are logged by the handlers.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)

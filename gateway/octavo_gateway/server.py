@@ -32,17 +32,23 @@ CLIENT_GONE = 499
 # Routes that answer without a key; every other one asks for it.
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 
+_ID = web.RequestKey("id", str)
+_MODEL = web.RequestKey("model", str)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
 class Status:
-    """Whether the gateway may get traffic. `synced`: the first table was read. `requests` are those under way."""
+    """Whether the gateway may get traffic.
+
+    `synced`: the first table was read. `requests` are those under way; `idle` is set when the last one is over.
+    """
 
     start_time: float
     synced: bool = False
     draining: bool = False
     requests: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
     sequence: int = 0
 
 
@@ -61,6 +67,7 @@ class Api:
     def app(self) -> web.Application:
         """The application for the public port."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        app.on_response_prepare.append(_anonymous)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_get("/v1/models", self._models, allow_head=False)
@@ -74,8 +81,9 @@ class Api:
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Request id, key and errors of every route, those that do not exist included."""
         request_id = headers.request_id(request.headers, lambda: uuid4().hex)
-        request["id"] = request_id
+        request[_ID] = request_id
         self.status.requests += 1
+        self.status.idle.clear()
         try:
             self._admit(request)
             response = await handler(request)
@@ -95,6 +103,8 @@ class Api:
             response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id)
         finally:
             self.status.requests -= 1
+            if not self.status.requests:
+                self.status.idle.set()
         if self.status.draining:
             response.force_close()
         self._count(request, response.status)
@@ -104,7 +114,7 @@ class Api:
 
     def _count(self, request: web.Request, code: int) -> None:
         if request.method == "POST":
-            self.metrics.requests.labels(request.get("model", UNKNOWN), str(code)).inc()
+            self.metrics.requests.labels(request.get(_MODEL, UNKNOWN), str(code)).inc()
 
     def _admit(self, request: web.Request) -> None:
         if not request.raw_path.startswith("/"):
@@ -123,11 +133,11 @@ class Api:
             raise ApiError(415, f"Content-Type is {request.content_type}; send application/json")
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
-        model, call = call_of(request.path, await request.read(), request["id"], started)
+        model, call = call_of(request.path, await request.read(), request[_ID], started)
         backend = self.fleet.find(model)
         if backend is None:
             raise unknown_model(model)
-        request["model"] = label(backend)
+        request[_MODEL] = label(backend)
         return await self.proxy.forward(request, backend, call)
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -180,6 +190,11 @@ class Admin:
             models=[backend.traffic() for backend in self.fleet.backends()] if self.status.synced else [],
         )
         return _json(load.encode(report))
+
+
+async def _anonymous(_: web.Request, response: web.StreamResponse) -> None:
+    """No name and version of the libraries at work."""
+    response.headers.pop("Server", None)
 
 
 def _json(data: bytes) -> web.Response:

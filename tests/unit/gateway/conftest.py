@@ -1,0 +1,142 @@
+"""A gateway on loopback with pods that do what a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from octavo_gateway.endpoints import Deployment, Endpoint, table
+from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.hold import Bounds
+from octavo_gateway.metrics import Metrics
+from octavo_gateway.proxy import Proxy
+from octavo_gateway.run import upstream_session
+from octavo_gateway.server import Admin, Api, Status
+
+Behaviour = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
+
+EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
+
+
+async def answer_plain(request: web.Request, body: bytes) -> web.StreamResponse:
+    return web.json_response({"object": "chat.completion"}, headers={"X-Octavo-Secret": "1"})
+
+
+def answer_stream(chunks, *, gate: asyncio.Event | None = None, cut: bool = False) -> Behaviour:
+    """Stream `chunks`, the last one after `gate`; with `cut` break the connection instead of ending."""
+
+    async def behave(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for index, chunk in enumerate(chunks):
+            if gate and index == len(chunks) - 1:
+                await gate.wait()
+            await response.write(chunk)
+            await asyncio.sleep(0)
+        if cut:
+            request.transport.abort()
+        return response
+
+    return behave
+
+
+@dataclass
+class Pod:
+    """A fake server pod: records requests, answers by `behave`."""
+
+    url: str = ""
+    behave: Behaviour = answer_plain
+    seen: list[tuple[web.Request, bytes]] = field(default_factory=list)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append((request, body))
+        try:
+            return await self.behave(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.cancelled.set()
+            raise
+
+    def endpoint(self, *, ready: bool = True, name: str = "") -> Endpoint:
+        return Endpoint(name or self.url, self.url, ready=ready)
+
+
+class World:
+    """A running gateway, its parts within reach, and its client."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.url = self.admin_url = ""
+        self.fleet: Fleet
+        self.metrics: Metrics
+        self.status: Status
+        self.api: Api
+        self.client: aiohttp.ClientSession
+
+    async def serve(self, app: web.Application) -> str:
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    async def pod(self, behave: Behaviour = answer_plain) -> Pod:
+        pod = Pod(behave=behave)
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", pod.handle)
+        pod.url = await self.serve(app)
+        return pod
+
+    async def start(self, *, bounds: Bounds | None = None, grace: float = 2.0, keep_alive: float = 10.0, keys=None):
+        bounds = bounds or Bounds()
+        self.fleet = Fleet(bounds, time.time, random.Random(1).random)
+        self.metrics = Metrics(self.fleet)
+        self.status = Status(start_time=1.0, synced=True)
+        upstream = await self._stack.enter_async_context(upstream_session())
+        proxy = Proxy(upstream, self.metrics, bounds.seconds, grace=grace, keep_alive=keep_alive)
+        self.api = Api(self.fleet, proxy, self.metrics, self.status, time.time, keys)
+        self.url = await self.serve(self.api.app())
+        self.admin_url = await self.serve(Admin(self.fleet, self.metrics, self.status).app())
+        self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
+
+    def has(self, *endpoints: Endpoint, hold: bool = True, cold_start: float = 30.0, models=("m", "alias")) -> Backend:
+        self.fleet.update(table([Deployment("ns", "d", models, hold, cold_start, 7, endpoints)]))
+        return self.fleet.find(models[0])
+
+    def post(self, body=None, path="/v1/chat/completions", **arguments):
+        body = {"model": "m", "messages": []} if body is None else body
+        return self.client.post(self.url + path, json=body, **arguments)
+
+
+@pytest.fixture
+async def world():
+    async with AsyncExitStack() as stack:
+        yield World(stack)
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(name="eventually")
+def _eventually():
+    return eventually
+
+
+@pytest.fixture
+def streams():
+    """`answer_stream`, for the tests of this folder."""
+    return answer_stream

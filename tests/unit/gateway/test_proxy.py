@@ -1,0 +1,389 @@
+"""What a client sees through the gateway, against pods on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+from aiohttp import web
+
+from octavo_gateway.endpoints import Endpoint
+from octavo_gateway.hold import Bounds
+
+EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
+STREAM = {"model": "m", "stream": True, "messages": []}
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def dead() -> Endpoint:
+    url = f"http://127.0.0.1:{free_port()}"
+    return Endpoint(url, url)
+
+
+def draining(request, body):
+    async def refuse():
+        return web.json_response(
+            {"error": {"message": "draining"}}, status=503, headers={"X-Octavo-Draining": "1", "Retry-After": "1"}
+        )
+
+    return refuse()
+
+
+def answering(status, **headers):
+    async def behave(request, body):
+        return web.json_response({"error": {"message": "no"}}, status=status, headers=headers)
+
+    return behave
+
+
+async def error_of(response):
+    error = (await response.json())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_an_answer_passes_unchanged(world):
+    await world.start()
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    async with world.post() as response:
+        assert response.status == 200
+        assert await response.json() == {"object": "chat.completion"}
+    request, body = pod.seen[0]
+    assert request.path == "/v1/chat/completions"
+    assert json.loads(body) == {"model": "m", "messages": []}
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [EVENTS, [b"".join(EVENTS)], [b"data: a", b"\n", b"\ndata: b\n\n", b"data: [DONE]\n\n"], [b"no end"]],
+    ids=["events", "one", "torn", "unfinished"],
+)
+async def test_a_stream_passes_byte_for_byte(world, streams, chunks):
+    await world.start()
+    pod = await world.pod(streams(chunks))
+    world.has(pod.endpoint())
+    async with world.post(STREAM) as response:
+        assert response.content_type == "text/event-stream"
+        assert await response.read() == b"".join(chunks)
+
+
+async def test_events_arrive_while_the_stream_goes_on(world, streams):
+    await world.start()
+    gate = asyncio.Event()
+    pod = await world.pod(streams(EVENTS, gate=gate))
+    world.has(pod.endpoint())
+    async with world.post(STREAM) as response:
+        assert await response.content.readuntil(b"2}\n\n") == b"".join(EVENTS[:3])
+        gate.set()
+        assert await response.read() == EVENTS[3]
+
+
+async def test_a_client_that_leaves_ends_the_request_at_the_pod(world, streams, eventually):
+    await world.start()
+    pod = await world.pod(streams(EVENTS, gate=asyncio.Event()))
+    backend = world.has(pod.endpoint())
+    response = await world.post(STREAM)
+    await response.content.readuntil(b"\n\n")
+    response.close()
+    async with asyncio.timeout(2):
+        await pod.cancelled.wait()
+    await eventually(lambda: backend.in_flight == 0)
+
+
+async def test_a_client_that_leaves_before_the_answer_ends_the_request_at_the_pod(world, eventually):
+    await world.start()
+
+    async def never(request, body):
+        await asyncio.Event().wait()
+
+    pod = await world.pod(never)
+    backend = world.has(pod.endpoint())
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: bool(pod.seen))
+    call.cancel()
+    async with asyncio.timeout(2):
+        await pod.cancelled.wait()
+    await eventually(lambda: backend.in_flight == 0 and world.status.requests == 0)
+
+
+async def test_headers_that_stay_behind(world):
+    await world.start()
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    sent = {
+        "Authorization": "Bearer secret",
+        "X-Api-Key": "secret",
+        "Cookie": "a=b",
+        "X-Octavo-Tenant": "evil",
+        "X-Forwarded-For": "1.2.3.4",
+        "Connection": "keep-alive, X-Hop",
+        "X-Hop": "1",
+        "X-Stays": "1",
+        "X-Request-Id": "abc-1",
+    }
+    async with world.post(headers=sent) as response:
+        assert response.headers["X-Request-Id"] == "abc-1"
+        assert "X-Octavo-Secret" not in response.headers
+    got = pod.seen[0][0].headers
+    assert (got["X-Stays"], got["X-Request-Id"]) == ("1", "abc-1")
+    assert not set(sent) - {"Connection", "X-Stays", "X-Request-Id"} & set(got)
+    assert "secret" not in str(got)
+
+
+async def test_a_harmful_request_id_is_replaced(world):
+    await world.start()
+    async with world.post(headers={"X-Request-Id": "a b<script>"}) as response:
+        assert response.headers["X-Request-Id"].isalnum()
+
+
+@pytest.mark.parametrize("kind", ["dead", "draining"])
+async def test_another_pod_is_tried_once_before_the_first_byte(world, kind):
+    await world.start()
+    good = await world.pod()
+    bad = dead() if kind == "dead" else (await world.pod(draining)).endpoint()
+    world.has(bad, good.endpoint())
+    for _ in range(8):
+        async with world.post() as response:
+            assert response.status == 200
+    assert len(good.seen) == 8
+
+
+async def test_a_pod_that_dies_before_its_first_byte_is_replaced(world):
+    await world.start()
+
+    async def die(request, body):
+        request.transport.abort()
+
+    bad, good = await world.pod(die), await world.pod()
+    world.has(bad.endpoint(), good.endpoint())
+    for _ in range(4):
+        async with world.post() as response:
+            assert response.status == 200
+    assert len(bad.seen) <= 1
+
+
+async def test_two_pods_are_the_most(world):
+    await world.start()
+    world.has(dead(), dead(), dead(), dead(), hold=False)
+    async with world.post() as response:
+        assert response.status == 503
+        assert 1 <= int(response.headers["Retry-After"]) <= 120
+        assert (await error_of(response))["code"] == "model_unavailable"
+    assert (
+        world.metrics.registry.get_sample_value("octavo_gateway_retries_total", {"model": "m", "reason": "connect"})
+        == 1
+    )
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503, 504])
+async def test_a_pods_own_error_is_the_answer(world, status):
+    await world.start()
+    pods = [await world.pod(answering(status, **{"Retry-After": "7"})) for _ in range(2)]
+    world.has(*(pod.endpoint() for pod in pods))
+    async with world.post() as response:
+        assert response.status == status
+        assert response.headers["Retry-After"] == "7"
+    assert sum(len(pod.seen) for pod in pods) == 1
+
+
+async def test_retries_have_a_budget(world):
+    await world.start()
+    good = await world.pod()
+    backend = world.has(dead(), good.endpoint())
+    statuses = []
+    for _ in range(30):
+        for upstream in backend.upstreams.values():
+            upstream.avoid_from = float("-inf")
+        async with world.post() as response:
+            statuses.append(response.status)
+    assert statuses[:8] == [200] * 8
+    retries = world.metrics.registry.get_sample_value(
+        "octavo_gateway_retries_total", {"model": "m", "reason": "connect"}
+    )
+    assert retries <= 10 + 0.2 * 30
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_event(world, streams):
+    await world.start()
+    pod = await world.pod(streams([*EVENTS[:2], b'data: {"half'], cut=True))
+    other = await world.pod()
+    world.has(pod.endpoint())
+    async with world.post(STREAM) as response:
+        text = await response.read()
+    events = text.split(b"\n\n")
+    assert events[:2] == [b'data: {"n": 0}', b'data: {"n": 1}']
+    error = json.loads(events[2].removeprefix(b"data: "))["error"]
+    assert error["code"] == "replica_lost"
+    assert events[3:] == [b""]
+    assert b"[DONE]" not in text
+    assert not other.seen
+
+
+async def test_a_plain_answer_that_breaks_is_a_502(world):
+    await world.start()
+
+    async def half(request, body):
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b'{"half')
+        request.transport.close()
+        return response
+
+    pod = await world.pod(half)
+    world.has(pod.endpoint())
+    async with world.post() as response:
+        assert response.status == 502
+        assert (await error_of(response))["code"] == "replica_lost"
+    assert len(pod.seen) == 1
+
+
+# Holding.
+
+
+async def test_a_held_request_is_answered_when_a_pod_comes(world, eventually):
+    await world.start()
+    backend = world.has()
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    async with world.client.get(world.admin_url + "/v1/octavo/load") as response:
+        (model,) = (await response.json())["models"]
+    assert (model["namespace"], model["name"], model["held"], model["arrivals"]) == ("ns", "d", 1, 1)
+    assert model["held_prompt_tokens"] > 0
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    response = await call
+    assert response.status == 200
+    response.release()
+    assert len(backend.queue) == 0
+
+
+async def test_a_held_stream_is_kept_alive_and_then_streams(world, streams, eventually):
+    await world.start(grace=0.05, keep_alive=0.05)
+    backend = world.has()
+    async with world.post(STREAM) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        assert len(backend.queue) == 1
+        pod = await world.pod(streams(EVENTS))
+        world.has(pod.endpoint())
+        rest = await response.read()
+    assert rest.replace(b": keep-alive\n\n", b"") == b"".join(EVENTS)
+
+
+async def test_a_short_wait_keeps_the_status_code(world, streams, eventually):
+    await world.start(grace=5)
+    backend = world.has()
+    call = asyncio.create_task(world.post(STREAM).__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    pod = await world.pod(answering(400))
+    world.has(pod.endpoint())
+    response = await call
+    assert response.status == 400
+    response.release()
+
+
+async def test_a_refusal_after_keep_alives_is_an_error_event(world, eventually):
+    await world.start(grace=0.01, keep_alive=5)
+    world.has()
+    async with world.post(STREAM) as response:
+        await response.content.readuntil(b"\n\n")
+        pod = await world.pod(answering(400))
+        world.has(pod.endpoint())
+        assert await response.read() == b'data: {"error": {"message": "no"}}\n\n'
+
+
+async def test_holding_ends_with_503_and_retry_after(world):
+    await world.start(bounds=Bounds(seconds=0.05))
+    backend = world.has(cold_start=500)
+    async with world.post() as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "120"
+        assert (await error_of(response))["code"] == "model_unavailable"
+    assert len(backend.queue) == 0
+
+
+async def test_the_queue_is_bounded_by_count_and_bytes(world, eventually):
+    await world.start(bounds=Bounds(requests=1))
+    backend = world.has(cold_start=10)
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    async with world.post() as response:
+        assert response.status == 503
+        assert 1 <= int(response.headers["Retry-After"]) <= 10
+    call.cancel()
+    await eventually(lambda: len(backend.queue) == 0)
+
+
+async def test_a_client_that_leaves_is_no_longer_held(world, eventually):
+    await world.start()
+    backend = world.has()
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    call.cancel()
+    await eventually(lambda: len(backend.queue) == 0)
+    assert backend.queue.size == backend.queue.tokens == 0
+
+
+async def test_without_hold_the_answer_is_at_once(world):
+    await world.start()
+    world.has(hold=False)
+    async with world.post() as response:
+        assert response.status == 503
+
+
+async def test_a_model_that_is_removed_frees_those_who_wait(world, eventually):
+    await world.start()
+    backend = world.has()
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    world.has(models=("other",))
+    world.fleet.update(type(world.fleet._table)())
+    response = await call
+    assert response.status == 503
+    assert (await error_of(response))["code"] == "model_removed"
+
+
+async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world, eventually):
+    await world.start()
+    old = await world.pod(draining)
+    backend = world.has(old.endpoint())
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    new = await world.pod()
+    world.has(new.endpoint())
+    response = await call
+    assert response.status == 200
+    response.release()
+    assert (len(old.seen), len(new.seen)) == (1, 1)
+
+
+async def test_releases_are_paced(world, eventually):
+    """A pod without a report gets a few held requests, not all of them; the rest follow as it answers."""
+    await world.start()
+    gate = asyncio.Event()
+
+    async def wait(request, body):
+        await gate.wait()
+        return web.json_response({})
+
+    pod = await world.pod(wait)
+    backend = world.has()
+    calls = [asyncio.create_task(world.post().__aenter__()) for _ in range(10)]
+    await eventually(lambda: len(backend.queue) == 10)
+    world.has(pod.endpoint())
+    await eventually(lambda: len(pod.seen) == 4)
+    assert len(backend.queue) == 6
+    gate.set()
+    for response in await asyncio.gather(*calls):
+        assert response.status == 200
+        response.release()

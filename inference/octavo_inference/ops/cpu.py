@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
 from ctypes import byref
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,8 @@ from octavo_inference.ops.native.cores import usable_cores
 from octavo_inference.ops.native.library import Kernels, load
 from octavo_inference.ops.native.memory import allocate
 from octavo_inference.ops.native.packing import ELEMENT_BYTES, Packed, address, pack
-from octavo_inference.run.batch import Batch, Float32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.ops.native.sampling import native_sampling
+from octavo_inference.run.batch import Batch, Float32, StepResult
 
 DEFAULT_BLOCK_SIZE = 32
 Dtype = Literal["auto", "bfloat16", "float32"]
@@ -71,7 +71,7 @@ class CpuBackend:
             kernels.library.octavo_attention_scratch(config.head_dim),
             packed.lm_head.rows,
         )
-        self._buffers = {
+        buffers: dict[str, NDArray[Any]] = {
             "rope": config.rope_table(max_model_len),
             "kv": self._kv,
             "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
@@ -83,14 +83,15 @@ class CpuBackend:
             "activated": _zeros((tokens, config.intermediate), act),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
         }
-        self._logits: Float32 = self._buffers["logits"]
+        self._buffers = buffers
+        self._logits: Float32 = buffers["logits"]
         self._layers = layers
         self._model = abi.Model(
             layers=layers,
             final_norm=packed.final_norm,
             embedding=packed.embedding,
             lm_head=packed.lm_head,
-            **{name: address(buffer) for name, buffer in self._buffers.items()},
+            **{name: address(buffer) for name, buffer in buffers.items()},
             num_blocks=num_blocks,
             scratch_floats=scratch,
             format=abi.FORMATS["f32" if format_ == "f32" else "bf16"],
@@ -104,10 +105,7 @@ class CpuBackend:
             block_size=block_size,
             norm_eps=config.norm_eps,
         )
-        self._tokens = np.zeros(max_running, np.int32)
-        self._logprob = np.zeros(max_running, np.float32)
-        self._rank = np.zeros(max_running, np.int32)
-        working = sum(b.nbytes for name, b in self._buffers.items() if name != "kv")
+        working = sum(b.nbytes for name, b in buffers.items() if name != "kv")
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
             self.name,
@@ -131,13 +129,16 @@ class CpuBackend:
         max_model_len: int,
         dtype: Dtype = "auto",
         threads: int | None = None,
+        kernels: Kernels | None = None,
     ) -> CpuBackend:
         """Pack the weights and allocate the pool; KV pages are touched when first used.
+
+        `threads` defaults to the cores this process may use, `kernels` to the best variant the machine can run.
 
         Raises NativeUnavailableError (kernels not built), ModelError (sizes the kernels cannot run), SettingsError.
         """
         _check(config, block_size)
-        kernels, format_ = load(), _format(dtype)
+        kernels, format_ = kernels or load(), _format(dtype)
         count = threads or usable_cores()
         team = kernels.library.octavo_team_create(count)
         packed = pack(kernels, team, config, weights, format_)
@@ -157,32 +158,9 @@ class CpuBackend:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model over the batch, store K and V, sample; the result is valid until the next call."""
-        rows = batch.sample
-        count = len(rows.row)
-        width = max(0, int(rows.logprobs.max(initial=-1)))
-        top_ids, top_logprobs = np.empty((count, width), np.int32), np.empty((count, width), np.float32)
-        adjust = _adjustments(rows.adjust)
-        self._run(
-            batch,
-            abi.Sampling(
-                **_inputs(rows),
-                adjust=None if adjust is None else ctypes.addressof(adjust),
-                tokens=address(self._tokens),
-                logprob=address(self._logprob),
-                rank=address(self._rank),
-                top_ids=address(top_ids),
-                top_logprobs=address(top_logprobs),
-                count=count,
-                top_width=width,
-            ),
-            choose=True,
-        )
-        wanted = rows.logprobs.tolist() if width or (rows.logprobs >= 0).any() else [-1] * count
-        top = [
-            None if n < 0 else (top_ids[i, : min(n, self.vocab_size)], top_logprobs[i, : min(n, self.vocab_size)])
-            for i, n in enumerate(wanted)
-        ]
-        return StepResult(self._tokens[:count], self._logprob[:count], self._rank[:count], top)
+        sampling = native_sampling(batch.sample, self.vocab_size)
+        self._run(batch, sampling.structure, choose=True)
+        return sampling.result()
 
     def logits(self, batch: Batch) -> Float32:
         """The step without sampling: logits [R, vocab] of the sample rows."""
@@ -229,26 +207,5 @@ def _check(config: ModelConfig, block_size: int) -> None:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
 
 
-def _zeros(shape: tuple[int, int], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+def _zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
     return allocate(shape[0] * shape[1] * dtype.itemsize).view(dtype).reshape(shape)
-
-
-def _inputs(rows: SampleRows) -> dict[str, int]:
-    names = ("row", "position", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs")
-    return {name: address(getattr(rows, name)) for name in names}
-
-
-def _adjustments(adjust: list[LogitAdjust | None]) -> ctypes.Array[abi.Adjust] | None:
-    if not any(a is not None for a in adjust):
-        return None
-    result = (abi.Adjust * len(adjust))()
-    for to, a in zip(result, adjust, strict=True):
-        to.repetition = 1.0
-        if a is None:
-            continue
-        for name in ("prompt", "output", "banned"):
-            ids = getattr(a, name)
-            setattr(to, name, address(ids))
-            setattr(to, f"{name}_len", len(ids))
-        to.presence, to.frequency, to.repetition = a.presence_penalty, a.frequency_penalty, a.repetition_penalty
-    return result

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from octavo_inference.model.weights import Format
 
-VERSION = 1
+VERSION = 2
 FORMATS: dict[Format, int] = {"f32": 0, "bf16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 4}
 CONCATENATED, INTERLEAVED = 0, 1
 

@@ -20,7 +20,8 @@ HERE = Path(__file__).resolve().parent
 COMMON_FLAGS = (
     "-std=c++20",
     "-O3",
-    "-fno-math-errno",  # not -ffast-math: linked into a shared object it would switch off denormals in the whole process
+    # Not -ffast-math: linked into a shared object it would switch off denormals in the whole process.
+    "-fno-math-errno",
     "-fPIC",
     "-shared",
     "-pthread",
@@ -112,8 +113,8 @@ def _digest(version: str, flags: tuple[str, ...]) -> str:
 def main() -> int:
     """Build all variants beside this file."""
     try:
-        for path in build(say=lambda line: print(line, flush=True)):  # noqa: T201 (a command's output)
-            print(path)  # noqa: T201
+        for path in build(say=lambda line: print(line, flush=True)):
+            print(path)
     except CompilerMissingError as error:
         sys.exit(str(error))
     except subprocess.CalledProcessError as error:

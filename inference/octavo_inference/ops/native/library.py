@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from octavo_inference.errors import OctavoError
 from octavo_inference.ops.native import abi
 from octavo_inference.ops.native.build import HERE, object_name
 
@@ -25,7 +26,7 @@ NEEDS: dict[str, frozenset[str]] = {
 }
 
 
-class NativeUnavailableError(RuntimeError):
+class NativeUnavailableError(OctavoError):
     """The native kernels cannot be used here; the message says why and what to do."""
 
 
@@ -51,8 +52,8 @@ def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> 
     """The best built variant these flags allow, or the forced one. Raises NativeUnavailableError."""
     if not built:
         raise NativeUnavailableError(
-            "the native CPU kernels are not built: install a C++ compiler (Debian, Ubuntu: apt-get install g++) and run "
-            "`python -m octavo_inference.ops.native.build`, or reinstall octavo"
+            "the native CPU kernels are not built: install a C++ compiler (Debian, Ubuntu: apt-get install g++) "
+            "and run `python -m octavo_inference.ops.native.build`, or reinstall octavo"
         )
     usable = [name for name, needs in NEEDS.items() if name in built and needs <= flags]
     if forced:
@@ -81,7 +82,6 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
     """Open one shared object and declare its functions. Raises NativeUnavailableError on another ABI version."""
     library = ctypes.CDLL(str(path or HERE / object_name(variant)))
     signatures: dict[str, tuple[list[object], object]] = {
-        "octavo_info": ([POINTER(abi.Info)], None),
         "octavo_team_create": ([c_int32], c_void_p),
         "octavo_team_destroy": ([c_void_p], None),
         "octavo_pack": ([c_void_p, POINTER(abi.Matrix), POINTER(abi.Source), c_int32, c_int32], None),
@@ -100,9 +100,6 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
         ),
         "octavo_sample": ([POINTER(abi.Sampling), c_void_p, c_int64, c_int64], None),
     }
-    for name, (arguments, result) in signatures.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, result
     info = abi.Info()
     library.octavo_info(byref(info))
     if info.abi_version != abi.VERSION:
@@ -110,6 +107,9 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
             f"{object_name(variant)} has ABI version {info.abi_version}, this code needs {abi.VERSION}: "
             "run `python -m octavo_inference.ops.native.build`"
         )
+    for name, (arguments, result) in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
     return Kernels(variant, library, info)
 
 

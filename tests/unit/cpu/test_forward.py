@@ -1,0 +1,247 @@
+"""The whole native step against a small numpy decoder, for shapes that fill no tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo_inference.errors import ModelError, SettingsError
+from octavo_inference.model.config import ModelConfig, RopeScaling
+from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
+from octavo_inference.ops.cpu import CpuBackend, kv_element_bytes
+from octavo_inference.ops.native.library import Kernels
+from octavo_inference.run.batch import Batch, SampleRows
+
+Float32 = NDArray[np.float32]
+TINY = ModelConfig(
+    architecture="llama",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=112,
+    vocab=301,
+    max_positions=512,
+    rope_theta=10_000.0,
+    norm_eps=1e-5,
+    tied_embeddings=True,
+    eos_token_ids=(0,),
+)
+
+
+def tensor(rng: np.random.Generator, *shape: int) -> Tensor:
+    values = (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+    return Tensor("bf16", shape, bf16_bits(values)) if len(shape) == 2 else Tensor("f32", shape, values * 5 + 1)
+
+
+def random_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    bias = (lambda width: tensor(rng, width)) if config.qkv_bias else (lambda width: None)
+    layers = tuple(
+        LayerWeights(
+            input_norm=tensor(rng, config.hidden),
+            q=tensor(rng, queries, config.hidden),
+            k=tensor(rng, keys, config.hidden),
+            v=tensor(rng, keys, config.hidden),
+            o=tensor(rng, config.hidden, queries),
+            post_norm=tensor(rng, config.hidden),
+            gate=tensor(rng, config.intermediate, config.hidden),
+            up=tensor(rng, config.intermediate, config.hidden),
+            down=tensor(rng, config.hidden, config.intermediate),
+            q_bias=bias(queries),
+            k_bias=bias(keys),
+            v_bias=bias(keys),
+        )
+        for _ in range(config.layers)
+    )
+    embedding = tensor(rng, config.vocab, config.hidden)
+    return Weights(embedding, layers, tensor(rng, config.hidden), embedding)
+
+
+def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
+    """Logits of every position of one sequence, [len(tokens), vocab]."""
+    count, dim, group = len(tokens), config.head_dim, config.heads // config.kv_heads
+    table = config.rope_table(count)
+    cos, sin = table[:, None, : dim // 2], table[:, None, dim // 2 :]
+
+    def norm(x: Float32, weight: Tensor) -> Float32:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * dequantize(weight).ravel()
+
+    def heads(x: Float32, matrix: Tensor, bias: Tensor | None) -> Float32:
+        y = x @ dequantize(matrix).T + (0 if bias is None else dequantize(bias).ravel())
+        return y.reshape(count, -1, dim)
+
+    def rotate(x: Float32) -> Float32:
+        a, b = x[..., : dim // 2], x[..., dim // 2 :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    x = dequantize(weights.embedding)[tokens]
+    for layer in weights.layers:
+        h = norm(x, layer.input_norm)
+        q, k = rotate(heads(h, layer.q, layer.q_bias)), rotate(heads(h, layer.k, layer.k_bias))
+        v = heads(h, layer.v, layer.v_bias)
+        k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+        scores = np.einsum("qhd,khd->hqk", q, k) / dim**0.5 + np.triu(np.full((count, count), -np.inf), 1)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        attended = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(count, -1)
+        x = x + attended @ dequantize(layer.o).T
+        h = norm(x, layer.post_norm)
+        gate, up = h @ dequantize(layer.gate).T, h @ dequantize(layer.up).T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ dequantize(layer.down).T
+    return (norm(x, weights.final_norm) @ dequantize(weights.lm_head).T).astype(np.float32)
+
+
+@dataclass
+class Story:
+    """A sequence that a batch advances from `start` to `end`."""
+
+    tokens: list[int]
+    blocks: list[int]
+    start: int
+    end: int
+
+
+def batch_of(stories: list[Story], block_size: int = 32, *, temperature: float = 0.0) -> Batch:
+    positions = [np.arange(s.start, s.end, dtype=np.int32) for s in stories]
+    table = np.zeros((len(stories), max(len(s.blocks) for s in stories)), np.int32)
+    for i, s in enumerate(stories):
+        table[i, : len(s.blocks)] = s.blocks
+    counts = np.cumsum([0, *(s.end - s.start for s in stories)])
+    slots = [table[i, p // block_size] * block_size + p % block_size for i, p in enumerate(positions)]
+    rows = len(stories)
+    return Batch(
+        tokens=np.concatenate([s.tokens[s.start : s.end] for s in stories]).astype(np.int32),
+        positions=np.concatenate(positions),
+        slots=np.concatenate(slots).astype(np.int32),
+        query_start=counts.astype(np.int32),
+        seq_len=np.array([s.end for s in stories], np.int32),
+        block_table=table,
+        sample=SampleRows(
+            row=(counts[1:] - 1).astype(np.int32),
+            position=np.array([s.end for s in stories], np.int32),
+            seed=np.zeros(rows, np.uint64),
+            temperature=np.full(rows, temperature, np.float32),
+            top_p=np.ones(rows, np.float32),
+            top_k=np.zeros(rows, np.int32),
+            min_p=np.zeros(rows, np.float32),
+            logprobs=np.full(rows, -1, np.int32),
+            adjust=[None] * rows,
+        ),
+    )
+
+
+def create(config: ModelConfig, weights: Weights, kernels: Kernels, **changes: object) -> CpuBackend:
+    settings: dict[str, object] = {
+        "num_blocks": 24,
+        "block_size": 32,
+        "max_batched_tokens": 256,
+        "max_running": 16,
+        "max_model_len": 256,
+        "dtype": "float32",
+        "threads": 2,
+    }
+    return CpuBackend.create(config, weights, kernels=kernels, **(settings | changes))  # type: ignore[arg-type]
+
+
+def stories(rng: np.random.Generator, lengths: list[int]) -> list[Story]:
+    shuffled = iter(rng.permutation(24).tolist())
+    return [
+        Story(rng.integers(0, TINY.vocab, n).tolist(), [next(shuffled) for _ in range(-(-n // 32))], 0, n)
+        for n in lengths
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"heads": 4, "kv_heads": 4},
+        {"heads": 7, "kv_heads": 1, "qkv_bias": True},
+        {"heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 96},
+        {"heads": 2, "kv_heads": 1, "head_dim": 80, "intermediate": 48},
+        {"heads": 16, "kv_heads": 1, "head_dim": 32},
+        {"head_dim": 96},
+        {"head_dim": 128, "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
+    ],
+    ids=str,
+)
+def test_logits_of_a_ragged_batch(kernels: Kernels, rng: np.random.Generator, changes: dict[str, object]) -> None:
+    config = replace(TINY, **changes)  # type: ignore[arg-type]
+    weights = random_weights(config, rng)
+    backend = create(config, weights, kernels)
+    given = stories(rng, [1, 5, 33, 64, 100])
+    expected = np.stack([oracle(config, weights, s.tokens)[-1] for s in given])
+    np.testing.assert_allclose(backend.logits(batch_of(given)), expected, atol=2e-3)
+
+
+def test_bfloat16_stays_near(kernels: Kernels, rng: np.random.Generator) -> None:
+    weights = random_weights(TINY, rng)
+    backend = create(TINY, weights, kernels, dtype="bfloat16")
+    given = stories(rng, [40, 70])
+    expected = np.stack([oracle(TINY, weights, s.tokens)[-1] for s in given])
+    np.testing.assert_allclose(backend.logits(batch_of(given)), expected, atol=0.08)
+    assert kv_element_bytes("bfloat16") == 2
+    assert kv_element_bytes("float32") == 4
+
+
+@pytest.mark.parametrize("block_size", [32, 64])
+def test_chunks_and_decode_give_what_one_prefill_gives(
+    kernels: Kernels, rng: np.random.Generator, block_size: int
+) -> None:
+    weights = random_weights(TINY, rng)
+    backend = create(TINY, weights, kernels, block_size=block_size, num_blocks=8)
+    story = Story(rng.integers(0, TINY.vocab, 90).tolist(), [5, 1, 7], 0, 0)
+    other = Story(rng.integers(0, TINY.vocab, 90).tolist(), [0, 2, 4], 0, 0)
+    expected, beside = oracle(TINY, weights, story.tokens), oracle(TINY, weights, other.tokens)
+    for start, end in [(0, 31), (31, 70), (70, 71), (71, 72), (72, 90)]:
+        parts = [replace(s, start=start, end=end) for s in (story, other)]
+        np.testing.assert_allclose(
+            backend.logits(batch_of(parts, block_size)), [expected[end - 1], beside[end - 1]], atol=2e-3
+        )
+
+
+def test_a_copied_block_continues_like_its_source(kernels: Kernels, rng: np.random.Generator) -> None:
+    weights = random_weights(TINY, rng)
+    backend = create(TINY, weights, kernels)
+    tokens = rng.integers(0, TINY.vocab, 41).tolist()
+    backend.logits(batch_of([Story(tokens, [3, 4], 0, 40)]))
+    backend.copy_blocks([(3, 10), (4, 11)])
+    again = backend.logits(batch_of([Story(tokens, [3, 4], 40, 41), Story(tokens, [10, 11], 40, 41)]))
+    np.testing.assert_array_equal(again[0], again[1])
+
+
+def test_step_chooses_the_largest_logit(kernels: Kernels, rng: np.random.Generator) -> None:
+    weights = random_weights(TINY, rng)
+    backend = create(TINY, weights, kernels)
+    given = batch_of(stories(rng, [3, 50, 32]))
+    np.testing.assert_array_equal(backend.step(given).tokens, backend.logits(given).argmax(-1))
+
+
+def test_a_step_may_sample_nothing(kernels: Kernels, rng: np.random.Generator) -> None:
+    backend = create(TINY, random_weights(TINY, rng), kernels)
+    given = batch_of(stories(rng, [20]))
+    none = SampleRows(*(getattr(given.sample, f)[:0] for f in SampleRows.__slots__))
+    assert len(backend.step(replace(given, sample=none)).tokens) == 0
+
+
+def test_the_backend_names_its_sizes_and_variant(kernels: Kernels, rng: np.random.Generator) -> None:
+    backend = create(TINY, random_weights(TINY, rng), kernels, num_blocks=7)
+    assert backend.num_blocks == 7
+    assert backend.vocab_size == TINY.vocab
+    assert kernels.variant in backend.name
+
+
+def test_sizes_the_kernels_cannot_run_are_refused(kernels: Kernels, rng: np.random.Generator) -> None:
+    weights = random_weights(TINY, rng)
+    with pytest.raises(ModelError, match="head_dim size is 24"):
+        create(replace(TINY, head_dim=24), weights, kernels)
+    with pytest.raises(ModelError, match="5 attention heads cannot share 2"):
+        create(replace(TINY, heads=5), weights, kernels)
+    with pytest.raises(SettingsError, match="block size is 16"):
+        create(TINY, weights, kernels, block_size=16)
+    with pytest.raises(SettingsError, match="float16"):
+        create(TINY, weights, kernels, dtype="float16")

@@ -107,10 +107,12 @@ def _start_node(current: Record, progress: Progress) -> None:
             return f"the node's first process exited:\n{supervisor.log_tail(current.data, 'node')}"
         return supervisor.crash_report(current.data)
 
+    with progress.step("images for pods and DNS"):
+        # Not earlier: until then the namespace's /run, and containerd's socket in it, would be the host's.
+        kube.wait("containerd", lambda: "containerd" in supervisor.read_state(current.data), 60, failed)
+        _import(current, images.node_images(progress))
     with progress.step("API server"):
         kube.wait("API server", api.ready, 120, failed)
-    with progress.step("images for pods and DNS"):
-        _import(current, images.node_images(progress))
     with progress.step("node Ready"):
         kube.wait("node", lambda: kube.node_ready(api, components.NODE_NAME), 120, failed)
     with progress.step("DNS Ready"):

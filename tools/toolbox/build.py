@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,22 +25,18 @@ class ToolError(Exception):
 
 
 @functools.cache
-def go_version() -> str:
-    """Go's version, such as `go1.26.8`; raises ToolError where Go is missing or older than go.mod asks for."""
+def go_version(folder: Path) -> str:
+    """The version of Go that builds the module in `folder`, such as `go1.26.8`.
+
+    Asked there, because go itself then fetches a newer toolchain if it may; raises ToolError where Go is missing or
+    stays older than go.mod asks for.
+    """
     if shutil.which("go") is None:
         raise ToolError(f"go was not found: {_GO_HELP}")
-    run = subprocess.run(["go", "env", "GOVERSION"], check=False, capture_output=True, text=True)
-    version = run.stdout.strip()
-    found = re.match(r"go(\d+)\.(\d+)(?:\.(\d+))?", version)
-    if found is None:
-        raise ToolError(f"`go env GOVERSION` answered {version or run.stderr.strip()!r}: {_GO_HELP}")
-    have = tuple(int(part or 0) for part in found.groups())
-    for tool in TOOLS.values():
-        text = (tool.folder / "go.mod").read_text(encoding="utf-8")
-        need = re.search(r"^go (\d+)\.(\d+)(?:\.(\d+))?", text, re.MULTILINE)
-        if need is not None and have < tuple(int(part or 0) for part in need.groups()):
-            raise ToolError(f"tools/{tool.name}/go.mod needs {need[0]}, found {version}: {_GO_HELP}")
-    return version
+    run = subprocess.run(["go", "env", "GOVERSION"], check=False, cwd=folder, capture_output=True, text=True)
+    if run.returncode or not run.stdout.startswith("go"):
+        raise ToolError(f"Go cannot build {folder}: {run.stderr.strip()}; {_GO_HELP}")
+    return run.stdout.strip()
 
 
 @functools.cache
@@ -63,7 +58,7 @@ def bin_folder(tool: Tool) -> Path:
     key = cache_key(
         (tool.folder / "go.mod").read_bytes(),
         (tool.folder / "go.sum").read_bytes(),
-        go_version(),
+        go_version(tool.folder),
         tool.ldflags(),
         go_arch(),
     )
@@ -127,11 +122,12 @@ def _build(tool: Tool, progress: Progress) -> None:
         if target.is_dir():
             step.detail = "built by another process meanwhile"
             return
-        scratch = Path(tempfile.mkdtemp(prefix=f".{tool.name}-", dir=target.parent))
+        # One name, so that the next build removes what a killed one left.
+        scratch = target.with_name(f".{target.name}")
+        shutil.rmtree(scratch, ignore_errors=True)
         try:
-            (scratch / "bin").mkdir()
+            (scratch / "bin").mkdir(parents=True)
             _compile(tool, scratch / "bin", step)
-            scratch.chmod(0o755)
             scratch.rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -22,12 +22,12 @@ def duration(seconds: float) -> str:
 class Step:
     """One piece of work in progress; `detail` is what it is doing now."""
 
-    __slots__ = ("detail", "label", "started")
+    __slots__ = ("detail", "label", "shown", "started")
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.detail = ""
-        self.started = time.monotonic()
+        self.started = self.shown = time.monotonic()
 
     def line(self) -> str:
         """Label, time so far, detail."""
@@ -74,15 +74,13 @@ class Progress:
         self._out.flush()
 
     def _refresh(self) -> None:
-        shown = time.monotonic()
         while not self._wake.wait(0.25):
             with self._lock:
-                if not self._steps:
-                    shown = time.monotonic()
-                elif self._live:
+                if self._live and self._steps:
                     self._out.write("\r\x1b[K… " + "  |  ".join(step.line() for step in self._steps)[:110])
                     self._out.flush()
-                elif time.monotonic() - shown > _LOG_HEARTBEAT:
-                    shown = time.monotonic()
-                    for step in self._steps:
+                    continue
+                for step in self._steps:
+                    if time.monotonic() - step.shown > _LOG_HEARTBEAT:
+                        step.shown = time.monotonic()
                         self._print(f"… {step.line()}")

@@ -237,12 +237,13 @@ def test_two_clusters_run_side_by_side_and_one_goes_without_the_other(cluster: C
     assert other.node_ready()
     assert cluster.node_ready()
     assert other.kubectl("get", "pod", "web").returncode == 1
+    assert len(remains(cluster.machine.state, "test-b", data, plan)) > 10, "the search finds a running cluster"
     assert cluster.machine.run("down", "--purge", "--name", "test-b").returncode == 0
     assert remains(cluster.machine.state, "test-b", data, plan) == []
     assert cluster.node_ready()
 
 
-@pytest.mark.parametrize("stage", ["keys and configuration", "namespaces and network", "API server", "node Ready"])
+@pytest.mark.parametrize("stage", ["keys and configuration", "namespaces and network", "images for pods", "node Ready"])
 def test_nothing_stays_of_a_cluster_whose_start_was_killed(machine: Machine, stage: str) -> None:
     host_folders = [path.exists() for path in _HOST_FOLDERS]
     with subprocess.Popen(machine.command("up", "--name", "test-c"), env=machine.env, stderr=subprocess.PIPE) as tool:

@@ -69,7 +69,8 @@ def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
     cos, sin = table[:, None, : dim // 2], table[:, None, dim // 2 :]
 
     def norm(x: Float32, weight: Tensor) -> Float32:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * dequantize(weight).ravel()
+        scale: Float32 = dequantize(weight).ravel() / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps)
+        return x * scale
 
     def heads(x: Float32, matrix: Tensor, bias: Tensor | None) -> Float32:
         y = x @ dequantize(matrix).T + (0 if bias is None else dequantize(bias).ravel())

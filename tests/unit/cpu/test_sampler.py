@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from octavo_inference.ops import sampling as rule
-from octavo_inference.ops.native.sampling import native_sampling
 from octavo_inference.ops.native.library import Kernels
 from octavo_inference.ops.native.packing import address
+from octavo_inference.ops.native.sampling import native_sampling
 from octavo_inference.run.batch import Float32, LogitAdjust, SampleRows, StepResult
 
 VOCAB = 1003  # fills no vector

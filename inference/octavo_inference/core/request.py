@@ -36,6 +36,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: int | None = None
 
+    def __post_init__(self) -> None:
+        """Accept a single string or any sequence where people write one: `stop="END"`, `stop_token_ids=[2]`."""
+        stop: object = self.stop
+        if not isinstance(stop, tuple):
+            msgspec.structs.force_setattr(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
+        if not isinstance(self.stop_token_ids, tuple):
+            msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One prompt handed to the engine. `tokens` is the prompt; `salt` separates prefix caches of tenants.

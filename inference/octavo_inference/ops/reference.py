@@ -21,7 +21,7 @@ from octavo_inference.model.weights import LayerWeights, Tensor, Weights, dequan
 from octavo_inference.ops.sampling import sample
 from octavo_inference.run.batch import Batch, Float32, Int32, StepResult
 
-TILE = 16
+TILE = 8
 DEFAULT_BLOCK_SIZE = 32
 KV_ELEMENT_BYTES = 4
 

@@ -1,0 +1,197 @@
+"""From settings to a loaded engine: model, backend, and the sizes that fit the memory at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo_inference.config import BackendName, EngineSettings
+from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.errors import SettingsError
+from octavo_inference.failpoints import Failpoints
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.load import LoadedModel, TextModel, load_model
+from octavo_inference.ops.base import Backend
+from octavo_inference.run.memory import available_memory
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_RUNNING = 64
+DEFAULT_MAX_BATCHED = 512
+# Of the memory still free before weights are packed: a machine is shared, and packing takes its part too.
+_KV_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A ready engine and what was settled on the way: no field of `settings` is None or "auto"."""
+
+    engine: Engine
+    text: TextModel
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How the KV pool and the batch were cut."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_running: int
+    max_batched_tokens: int
+    kv_memory: int
+
+
+def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
+    """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault."""
+    model = load_model(settings.model)
+    name = _choose_backend(settings.backend)
+    dtype = _choose_dtype(settings, name)
+    element_bytes, default_block = _element_bytes(name, dtype)
+    sizes = fit(settings, model.config, element_bytes, default_block, available_memory())
+    # The reference's tiles are too small to share: forks and joins cost more than they save.
+    threads = settings.threads or (1 if name == "reference" else len(os.sched_getaffinity(0)))
+    backend = _create(name, dtype, threads, model, sizes)
+    limits = EngineLimits(
+        max_model_len=sizes.max_model_len,
+        max_running=sizes.max_running,
+        max_batched_tokens=sizes.max_batched_tokens,
+        max_queued=settings.max_queued_requests,
+        chunked_prefill=settings.chunked_prefill,
+        prefix_caching=settings.prefix_caching,
+    )
+    engine = Engine(backend, model.config, limits, clock=clock, failpoints=Failpoints.from_environment())
+    resolved = dataclasses.replace(
+        settings,
+        backend=name,
+        dtype=dtype,
+        max_model_len=sizes.max_model_len,
+        kv_memory=sizes.kv_memory,
+        block_size=sizes.block_size,
+        max_running_requests=sizes.max_running,
+        max_batched_tokens=sizes.max_batched_tokens,
+        threads=threads,
+    )
+    return LoadedEngine(engine, model.text, resolved)
+
+
+def fit(
+    settings: EngineSettings, config: ModelConfig, element_bytes: int, default_block: int, free_memory: int
+) -> Sizes:
+    """Settle all sizes. Raises `SettingsError` with the numbers when the wishes contradict each other or the memory."""
+    block_size = settings.block_size or default_block
+    wanted_len = settings.max_model_len or config.max_positions
+    if wanted_len > config.max_positions:
+        raise SettingsError(
+            f"max_model_len {wanted_len} is more than the {config.max_positions} positions the model was trained for",
+            "max_model_len",
+        )
+    max_running = settings.max_running_requests or DEFAULT_MAX_RUNNING
+    block_bytes = config.kv_bytes_per_token(element_bytes) * block_size
+    kv_memory = settings.kv_memory
+    if kv_memory is None:
+        # More than all rows at full length could ever hold is of no use.
+        useful = max_running * math.ceil(wanted_len / block_size) * block_bytes
+        kv_memory = min(int(free_memory * _KV_SHARE), useful)
+    num_blocks = kv_memory // block_bytes
+    if num_blocks < 2:
+        raise SettingsError(
+            f"kv_memory {kv_memory} bytes holds {num_blocks} blocks of {block_bytes} bytes; at least 2 are needed",
+            "kv_memory",
+        )
+    capacity = num_blocks * block_size
+    if capacity < wanted_len and settings.max_model_len is not None:
+        raise SettingsError(
+            f"max_model_len {wanted_len} does not fit kv_memory: {kv_memory} bytes hold {capacity} tokens; "
+            f"{math.ceil(wanted_len / block_size) * block_bytes} bytes are needed",
+            "max_model_len",
+        )
+    if capacity < wanted_len:
+        log.warning("max_model_len is %d of the model's %d: that is what kv_memory holds", capacity, wanted_len)
+        wanted_len = capacity
+    max_batched = settings.max_batched_tokens
+    if max_batched is None:
+        max_batched = max(DEFAULT_MAX_BATCHED, max_running, 0 if settings.chunked_prefill else wanted_len)
+    if max_batched < max_running:
+        raise SettingsError(
+            f"max_batched_tokens {max_batched} is less than max_running_requests {max_running}: one token each",
+            "max_batched_tokens",
+        )
+    if max_batched < wanted_len and not settings.chunked_prefill:
+        raise SettingsError(
+            f"max_batched_tokens {max_batched} is less than max_model_len {wanted_len}, needed without chunked_prefill",
+            "max_batched_tokens",
+        )
+    return Sizes(num_blocks, block_size, wanted_len, max_running, max_batched, num_blocks * block_bytes)
+
+
+def _choose_backend(wanted: BackendName) -> Literal["cpu", "reference"]:
+    if wanted == "reference":
+        return wanted
+    from octavo_inference.ops.native.library import NativeUnavailableError, load  # noqa: PLC0415 -- opens the kernels
+
+    try:
+        load()
+    except NativeUnavailableError as error:
+        if wanted == "cpu":
+            raise
+        log.warning("using the slow reference backend: %s", error)
+        return "reference"
+    return "cpu"
+
+
+def _choose_dtype(settings: EngineSettings, backend: str) -> Literal["bfloat16", "float32"]:
+    if backend == "reference":
+        if settings.dtype == "bfloat16":
+            raise SettingsError("the reference backend computes in float32 only", "dtype")
+        return "float32"
+    return "bfloat16" if settings.dtype == "auto" else settings.dtype
+
+
+def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
+    """Bytes of one element of K or V, and the backend's own block size."""
+    if backend == "reference":
+        from octavo_inference.ops import reference  # noqa: PLC0415 -- imports torch
+
+        return reference.KV_ELEMENT_BYTES, reference.DEFAULT_BLOCK_SIZE
+    from octavo_inference.ops import cpu  # noqa: PLC0415 -- loads the kernels
+
+    return cpu.kv_element_bytes(dtype), cpu.DEFAULT_BLOCK_SIZE
+
+
+def _create(
+    backend: str, dtype: Literal["bfloat16", "float32"], threads: int, model: LoadedModel, sizes: Sizes
+) -> Backend:
+    if backend == "reference":
+        import torch  # noqa: PLC0415 -- only the reference needs it
+
+        from octavo_inference.ops.reference import ReferenceBackend  # noqa: PLC0415
+
+        torch.set_num_threads(threads)
+        return ReferenceBackend(
+            model.config,
+            model.weights,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            max_model_len=sizes.max_model_len,
+        )
+    from octavo_inference.ops.cpu import CpuBackend  # noqa: PLC0415
+
+    return CpuBackend.create(
+        model.config,
+        model.weights,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_batched_tokens=sizes.max_batched_tokens,
+        max_running=sizes.max_running,
+        max_model_len=sizes.max_model_len,
+        dtype=dtype,
+        threads=threads,
+    )

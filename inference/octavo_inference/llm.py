@@ -1,0 +1,197 @@
+"""The offline API: a model in this process, prompts in, completions out, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from octavo_inference.build import load_engine
+from octavo_inference.config import BackendName, Dtype, EngineSettings
+from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from octavo_inference.errors import OctavoError, RequestError
+from octavo_inference.settings import quantity
+from octavo_inference.text import SequenceText
+
+Prompt = str | Sequence[int]
+
+# Nobody else waits: the caller's list is the bound.
+_UNBOUNDED = 2**31
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a prompt's n answers.
+
+    `token_ids` include the token that ended it, `text` does not. `logprobs` has one entry per token when asked for;
+    `cumulative_logprob` is their sum. `stop_reason` is the stop string or id, None for end-of-sequence and length.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of the whole answer, None when logprobs were not asked for."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its answers. `prompt` is None when it was given as token ids."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+
+
+class LLM:
+    """A model loaded into this process. Parameter names are vLLM's where it has them.
+
+    `model` is a folder, a .gguf file or `smollm2`; `kv_memory` a size such as "512Mi" or bytes; the rest as the flags
+    of `octavo-server`. Raises `ModelError` or `SettingsError`.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        backend: BackendName = "auto",
+        dtype: Dtype = "auto",
+        max_model_len: int | None = None,
+        kv_memory: int | str | None = None,
+        block_size: int | None = None,
+        prefix_caching: bool = True,
+        max_running_requests: int | None = None,
+        max_batched_tokens: int | None = None,
+        chunked_prefill: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        loaded = load_engine(
+            EngineSettings(
+                model=model,
+                backend=backend,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                kv_memory=quantity(kv_memory) if isinstance(kv_memory, str) else kv_memory,
+                block_size=block_size,
+                prefix_caching=prefix_caching,
+                max_running_requests=max_running_requests,
+                max_batched_tokens=max_batched_tokens,
+                chunked_prefill=chunked_prefill,
+                max_queued_requests=_UNBOUNDED,
+                threads=threads,
+            )
+        )
+        self.engine = loaded.engine
+        self.settings = loaded.settings
+        self.tokenizer = loaded.text.tokenizer
+        self.chat_template = loaded.text.chat_template
+        self._count = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer all prompts, batched together; results in the order of the prompts.
+
+        A prompt is text or a list of token ids. `sampling_params` is one for all or one per prompt. Raises
+        `RequestError` before anything is computed when one of them can never be served.
+        """
+        listed = _as_list(prompts)
+        if sampling_params is None:
+            params = [SamplingParams()] * len(listed)
+        elif isinstance(sampling_params, SamplingParams):
+            params = [sampling_params] * len(listed)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(listed):
+            raise RequestError(f"{len(listed)} prompts but {len(params)} sampling parameters", "sampling_params")
+        jobs = [self._job(prompt, sampling) for prompt, sampling in zip(listed, params, strict=True)]
+        with self._submitted(jobs):
+            self._run(jobs, use_tqdm=use_tqdm)
+        return [job.result for job in jobs]
+
+    def _job(self, prompt: Prompt, sampling: SamplingParams) -> _Job:
+        text = prompt if isinstance(prompt, str) else None
+        tokens = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
+        self._count += 1
+        request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling)
+        outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
+        texts = [SequenceText(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
+        return _Job(request, RequestOutput(request.id, text, tokens, outputs), texts)
+
+    @contextmanager
+    def _submitted(self, jobs: list[_Job]) -> Iterator[None]:
+        """Whatever ends the block early (a refusal, Ctrl-C, an error) leaves no request behind in the engine."""
+        try:
+            for job in jobs:
+                self.engine.submit(job.request)
+            yield
+        finally:
+            for job in jobs:
+                self.engine.abort(job.request.id)
+
+    def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> None:
+        by_id = {job.request.id: job for job in jobs}
+        total = sum(len(job.texts) for job in jobs)
+        tokens = 0
+        with tqdm(total=total, desc="Completions", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            while self.engine.has_work:
+                outputs = self.engine.step()
+                for output in outputs:
+                    tokens += len(output.tokens)
+                    if self._take(by_id[output.id], output):
+                        bar.update()
+                        seconds = bar.format_dict["elapsed"]
+                        bar.set_postfix_str(f"{tokens / seconds:.0f} tok/s" if seconds else "")
+
+    def _take(self, job: _Job, output: Output) -> bool:
+        """Add an engine output to its completion; True when that is complete now."""
+        if output.finish_reason == "error":
+            raise OctavoError(output.error or "the engine failed")
+        completion = job.result.outputs[output.index]
+        delta = job.texts[output.index].push(output)
+        completion.text += delta.text
+        completion.token_ids += delta.tokens
+        if completion.logprobs is not None:
+            completion.logprobs += delta.logprobs or []
+        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+        job.result.num_cached_tokens = output.cached_tokens
+        if delta.finish_reason is not None and output.finish_reason is None:
+            self.engine.abort(output.id, output.index)
+        return delta.finish_reason is not None
+
+
+@dataclass(slots=True)
+class _Job:
+    request: Request
+    result: RequestOutput
+    texts: list[SequenceText]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a text or a list of numbers is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    many: list[Prompt] = []
+    numbers: list[int] = []
+    for entry in prompts:
+        if isinstance(entry, int):
+            numbers.append(entry)
+        else:
+            many.append(entry)
+    if numbers and many:
+        raise RequestError("prompts mix token ids and prompts: give a list of texts or of token-id lists", "prompts")
+    return [numbers] if numbers else many

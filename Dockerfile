@@ -45,6 +45,8 @@ FROM venv AS wheel
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
 COPY requirements/build.txt /opt/requirements.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt
+# The build hook compiles kernels; here a stage of their own does, so that they stay cached.
+ENV HATCH_BUILD_NO_HOOKS=true
 WORKDIR /src
 # The project's description has no place in an image; an empty one keeps the layers apart from it.
 RUN touch README.md

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 from images.builders import Builder
-from images.catalog import digest
 from images.errors import ImageError
 from toolbox.progress import Step
 
@@ -35,9 +34,8 @@ def weights() -> Path:
 
 
 def tag() -> str:
-    """Twelve hex digits that follow from the package's version and the recipe."""
-    version = importlib.metadata.version(_PACKAGE)
-    return digest([(weights().name, version.encode()), (_DOCKERFILE, b"")])
+    """The package's version, so that examples can name it; the image changes with nothing else."""
+    return importlib.metadata.version(_PACKAGE)
 
 
 def build(builder: Builder, reference: str, step: Step, scratch: Path) -> None:

@@ -1,0 +1,58 @@
+"""The schemas as files in the cache, made once per Kubernetes version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from kubeschemas import convert
+from toolbox.catalog import TOOLS
+from toolbox.paths import cache_root
+
+# What kubeconform fills in to find a kind's file.
+TEMPLATE = "{{ .ResourceKind }}{{ .KindSuffix }}.json"
+
+
+def kubernetes_schemas() -> Path:
+    """The folder with a schema for every kind of the Kubernetes version in tools/kubernetes/go.mod."""
+    tool = TOOLS["kubernetes"]
+    recipe = hashlib.sha256(Path(convert.__file__).read_bytes()).hexdigest()[:12]
+    folder = cache_root() / "schemas" / f"kubernetes-{tool.version()}-{recipe}"
+    if not folder.is_dir():
+        module = subprocess.run(
+            ["go", "mod", "download", "-json", "k8s.io/kubernetes"],
+            cwd=tool.folder,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        swagger = Path(json.loads(module.stdout)["Dir"]) / "api" / "openapi-spec" / "swagger.json"
+        _write(folder, convert.kinds(json.loads(swagger.read_text(encoding="utf-8"))))
+    return folder
+
+
+def custom_resource_schemas(crd: Path, folder: Path) -> Path:
+    """Writes the schemas of a CustomResourceDefinition's file into `folder`; the folder."""
+    _write(folder, convert.custom_resource(yaml.safe_load(crd.read_text(encoding="utf-8"))))
+    return folder
+
+
+def _write(folder: Path, schemas: Iterable[tuple[str, convert.Schema]]) -> None:
+    """All files or none: a folder that is there is complete."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    for name, schema in schemas:
+        (partial / name).write_text(json.dumps(schema), encoding="utf-8")
+    try:
+        partial.rename(folder)
+    except OSError:
+        # Another process was quicker; what it wrote is the same.
+        for path in partial.iterdir():
+            path.unlink()
+        partial.rmdir()

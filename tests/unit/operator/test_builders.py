@@ -1,0 +1,142 @@
+"""Children as YAML: the golden files are what a person would review. `OCTAVO_UPDATE_GOLDEN=1` writes them anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.builders import config, deployment, protection, services, source
+from octavo_operator.builders.common import Installation
+
+GOLDEN = Path(__file__).parent / "golden"
+SPECS: dict[str, dict[str, Any]] = {
+    "cpu-image-volume": {
+        "engine": {"kv": {"memory": "512Mi"}, "maxModelLen": 4096},
+        "resources": {"cpu": "2500m", "memory": "2Gi"},
+    },
+    "gpu-hub": {
+        "model": {
+            "uri": "hf://org/llama",
+            "revision": "v1.0",
+            "servedName": "llama",
+            "aliases": ["gpt"],
+            "credentialsSecretRef": {"name": "hub"},
+        },
+        "engine": {
+            "env": [{"name": "HF_ENDPOINT", "value": "http://hub.local:8080"}, {"name": "HOME", "value": "/home"}],
+            "extraArgs": ["--log-level=debug"],
+            "scheduler": {"maxRunningRequests": 8},
+        },
+        "resources": {"gpu": {"count": 2}},
+        "drain": {"timeoutSeconds": 30, "propagationSeconds": 0},
+        "scheduling": {"nodeSelector": {"zone": "a"}, "priorityClassName": "high"},
+    },
+    "volume": {"model": {"uri": "pvc://weights/llama/8b/"}, "suspend": True},
+}
+
+
+class Readable(yaml.SafeDumper):
+    """No anchors, and text files as blocks."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+Readable.add_representer(str, _text)
+
+
+def children(owner: LLMDeployment, installation: Installation) -> list[dict[str, Any]]:
+    settings = config.config_map(owner)
+    template = deployment.pod_template(owner, installation, settings["metadata"]["name"])
+    body = deployment.deployment(owner, template, 1)
+    # The recorded template repeats the template as one long line.
+    del body["metadata"]["annotations"]
+    return [
+        services.service_account(owner),
+        settings,
+        protection.network_policy(owner, installation),
+        protection.disruption_budget(owner),
+        services.service(owner, 12),
+        services.headless_service(owner),
+        body,
+    ]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_children_are_the_reviewed_ones(
+    name: str, make_owner: Callable[..., LLMDeployment], installation: Installation
+) -> None:
+    bodies = children(make_owner(SPECS[name]), installation)
+    text = yaml.dump_all(bodies, Dumper=Readable, sort_keys=False, width=110)
+    golden = GOLDEN / f"{name}.yaml"
+    if os.environ.get("OCTAVO_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_grace_period_covers_propagation_and_drain(
+    make_owner: Callable[..., LLMDeployment], installation: Installation
+) -> None:
+    owner = make_owner({"drain": {"timeoutSeconds": 100, "propagationSeconds": 7}})
+    pod = deployment.pod_template(owner, installation, "c")["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 122
+    assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 7}}}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_pods_keep_within_the_restricted_standard(
+    name: str, make_owner: Callable[..., LLMDeployment], installation: Installation
+) -> None:
+    pod = deployment.pod_template(make_owner(SPECS[name]), installation, "c")["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    for container in (*pod.get("initContainers", []), *pod["containers"]):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_only_the_download_gets_the_token(make_owner: Callable[..., LLMDeployment], installation: Installation) -> None:
+    pod = deployment.pod_template(make_owner(SPECS["gpu-hub"]), installation, "c")["spec"]
+    (download,), (server,) = pod["initContainers"], pod["containers"]
+    assert "HF_TOKEN" in {entry["name"] for entry in download["env"]}
+    assert "HF_TOKEN" not in {entry["name"] for entry in server["env"]}
+
+
+def test_given_environment_wins_over_ours(make_owner: Callable[..., LLMDeployment], installation: Installation) -> None:
+    pod = deployment.pod_template(make_owner(SPECS["gpu-hub"]), installation, "c")["spec"]
+    homes = [entry["value"] for entry in pod["containers"][0]["env"] if entry["name"] == "HOME"]
+    assert homes == ["/home"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [("pvc://claim", "/model"), ("pvc://claim/a/b/", "/model/a/b"), ("oci://r/m:1", "/model"), ("hf://a/b", "/model")],
+)
+def test_model_path_in_the_container(uri: str, path: str, make_owner: Callable[..., LLMDeployment]) -> None:
+    assert source.parse(make_owner({"model": {"uri": uri}}).spec.model).path == path
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("500m", "0.5"), ("4", "4"), ("1.5", "1.5"), ("2k", "2000"), ("1Ki", "1024"), ("3Gi", "3221225472")],
+)
+def test_quantities(text: str, value: str) -> None:
+    assert config.quantity(text) == config.quantity(value)
+
+
+def test_settings_name_follows_their_content(make_owner: Callable[..., LLMDeployment]) -> None:
+    one, same = make_owner(), make_owner({"replicas": 4})
+    other = make_owner({"engine": {"threads": 3}})
+    assert config.config_map(one) == config.config_map(same)
+    assert config.config_map(one)["metadata"]["name"] != config.config_map(other)["metadata"]["name"]

@@ -1,0 +1,97 @@
+"""Which replicas go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.reconcile.pods import Pod, rfc3339
+from octavo_operator.reconcile.scale import MARK_SECONDS, VICTIM_COST, scale, wanted
+
+NOW = 10_000.0
+
+
+@pytest.fixture
+def revision(make_owner: Callable[..., LLMDeployment]) -> str:
+    return make_owner().revision
+
+
+def marked(steps: object) -> dict[str, str | None]:
+    return {mark.pod: mark.annotations["octavo.dev/draining"] for mark in steps.marks}  # type: ignore[attr-defined]
+
+
+def test_the_pod_with_the_least_work_goes(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("a"), make_pod("b"), make_pod("c")]
+    step = scale(3, 2, pods, revision, {"a": 500, "b": 20, "c": 300}, NOW)
+    assert marked(step) == {"b": rfc3339(NOW)}
+    assert step.marks[0].annotations["controller.kubernetes.io/pod-deletion-cost"] == VICTIM_COST
+    assert (step.replicas, step.wait) == (3, MARK_SECONDS)
+
+
+def test_what_does_not_serve_goes_first_and_at_once(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("a"), make_pod("b", ready=False)]
+    step = scale(2, 1, pods, revision, {"a": 0}, NOW)
+    assert marked(step) == {"b": rfc3339(NOW)}
+    assert (step.replicas, step.wait) == (1, None)
+
+
+def test_a_pod_of_unknown_work_stays_longer(make_pod: Callable[..., Pod], revision: str) -> None:
+    step = scale(2, 1, [make_pod("a"), make_pod("b")], revision, {"b": 10_000}, NOW)
+    assert set(marked(step)) == {"b"}
+
+
+def test_the_number_goes_down_once_the_marks_were_seen(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("a"), make_pod("b", marked=NOW - MARK_SECONDS)]
+    # b is marked, and stays the victim although a has less work by now.
+    step = scale(2, 1, pods, revision, {"a": 0, "b": 900}, NOW)
+    assert (step.replicas, step.marks, step.wait) == (1, (), None)
+
+
+def test_marks_stay_until_the_marked_pod_is_gone(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("a"), make_pod("b", marked=NOW - 5)]
+    step = scale(1, 1, pods, revision, {}, NOW)
+    assert (step.replicas, step.marks) == (1, ())
+
+
+def test_a_marked_pod_is_kept_when_another_went(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("b", marked=NOW - 5), make_pod("a", terminating=True)]
+    step = scale(1, 1, pods, revision, {}, NOW)
+    assert marked(step) == {"b": None}
+
+
+def test_a_rise_during_a_scale_down_keeps_the_marked_pod(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("a"), make_pod("b", marked=NOW - 1)]
+    step = scale(2, 3, pods, revision, {}, NOW)
+    assert (step.replicas, marked(step)) == (3, {"b": None})
+
+
+def test_during_a_rollout_the_deployment_chooses(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("a"), make_pod("b", revision="old")]
+    step = scale(2, 1, pods, revision, {}, NOW)
+    assert (step.replicas, step.marks) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("spec", "current", "recommended", "expected"),
+    [
+        ({"replicas": 3}, 7, 5, 3),
+        ({"replicas": 3, "suspend": True}, 7, 5, 0),
+        ({"replicas": 3, "autoscaling": {"mode": "External"}}, 7, 5, 3),
+        ({"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 4}}, None, None, 1),
+        ({"autoscaling": {"mode": "Builtin", "minReplicas": 2, "maxReplicas": 4}}, None, None, 2),
+        ({"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 4}}, 0, None, 0),
+        ({"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 4}}, 3, None, 3),
+        ({"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 4}}, 3, 0, 0),
+        ({"autoscaling": {"mode": "Builtin", "minReplicas": 1, "maxReplicas": 4}}, 3, 9, 4),
+    ],
+)
+def test_wanted_replicas_by_mode(
+    spec: dict[str, object],
+    current: int | None,
+    recommended: int | None,
+    expected: int,
+    make_owner: Callable[..., LLMDeployment],
+) -> None:
+    assert wanted(make_owner(spec).spec, current, recommended) == expected

@@ -15,23 +15,25 @@ from octavo_protocol.names import PATH_LOAD
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 1.0
+TICK_SECONDS = 0.1
 TIMEOUT = aiohttp.ClientTimeout(total=0.9)
 CONCURRENCY = 64
 MAX_REPORT = 256 * 1024
 
 
 async def poll(fleet: Fleet, session: aiohttp.ClientSession) -> None:
-    """Keep all reports fresh, for ever. Held requests are looked at in the same rhythm."""
+    """Keep all reports fresh, for ever. A new pod is asked at once; held requests are looked at in the same rhythm."""
     slots = asyncio.Semaphore(CONCURRENCY)
-    loop = asyncio.get_running_loop()
-    while True:
-        began = loop.time()
-        await asyncio.gather(
-            *(_ask(backend, upstream, session, slots) for backend, upstream in fleet.upstreams() if _wanted(upstream))
-        )
-        for backend in fleet.backends():
-            backend.pump()
-        await asyncio.sleep(max(0.0, INTERVAL_SECONDS - (loop.time() - began)))
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            for backend, upstream in fleet.upstreams():
+                now = backend.clock()
+                if _wanted(upstream) and now - upstream.asked_at >= INTERVAL_SECONDS:
+                    upstream.asked(now)
+                    tasks.create_task(_ask(backend, upstream, session, slots))
+            for backend in fleet.backends():
+                backend.pump()
+            await asyncio.sleep(TICK_SECONDS)
 
 
 def _wanted(upstream: Upstream) -> bool:
@@ -41,7 +43,6 @@ def _wanted(upstream: Upstream) -> bool:
 async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
     """Get one pod's report. One that does not come is no error: the last one ages and is left out of the choice."""
     async with slots:
-        upstream.asked(backend.clock())
         try:
             async with session.get(upstream.endpoint.admin_url + PATH_LOAD, timeout=TIMEOUT) as response:
                 if response.status != 200:

@@ -21,7 +21,6 @@ from octavo_gateway.endpoints import Table
 from octavo_gateway.fleet import Fleet
 from octavo_gateway.hold import Bounds
 from octavo_gateway.keys import KeyFile
-from octavo_gateway.kube import watch
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.openai import ApiError
 from octavo_gateway.proxy import Proxy
@@ -121,6 +120,9 @@ async def _tables(options: Options, fleet: Fleet, status: Status) -> None:
     if options.static is not None:
         update(options.static)
         await asyncio.Event().wait()
+    # Seconds of import and a hundred megabytes that a gateway without Kubernetes does not need.
+    from octavo_gateway.kube import watch  # noqa: PLC0415
+
     namespaces = options.namespaces
     if namespaces == ():
         namespaces = (watch.own_namespace(),)

@@ -1,0 +1,163 @@
+"""What the gateway does on its own: ask pods for their load, ask the operator for a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+
+from octavo_gateway import load
+from octavo_gateway.hold import Bounds
+from octavo_gateway.run import upstream_session
+from octavo_gateway.wake import Waker
+from octavo_protocol.load import LoadReport
+
+
+def report(**fields) -> LoadReport:
+    numbers = {field for field, kind in LoadReport.__annotations__.items() if kind == "int"}
+    values = dict.fromkeys(numbers, 0) | {
+        "start_time": 1.0,
+        "model": "m",
+        "block_size": 32,
+        "blocks_total": 100,
+        "oldest_wait": 0.0,
+        "max_running": 8,
+        "max_batched_tokens": 512,
+        "max_waiting": 8,
+        "ready": True,
+        "draining": False,
+    }
+    return LoadReport(**(values | fields))
+
+
+def reporting(**fields):
+    async def behave(request, body):
+        return web.json_response(body=load.msgspec.json.encode(report(**fields)))
+
+    return behave
+
+
+@pytest.fixture
+async def session():
+    async with upstream_session() as session:
+        yield session
+
+
+@pytest.fixture
+async def polling(world, session):
+    await world.start()
+    task = asyncio.create_task(load.poll(world.fleet, session))
+    yield world
+    task.cancel()
+
+
+async def with_admin(world, **fields):
+    pod = await world.pod()
+    admin = await world.pod(reporting(**fields))
+    return pod, replace(pod.endpoint(), admin_url=admin.url)
+
+
+async def test_requests_go_where_the_reports_say_there_is_room(polling, eventually):
+    full, endpoint = await with_admin(polling, blocks_pinned=90, running=8)
+    empty, other = await with_admin(polling)
+    backend = polling.has(endpoint, other)
+    await eventually(lambda: all(u.report for u in backend.upstreams.values()))
+    for _ in range(6):
+        (await polling.post()).release()
+    assert (len(full.seen), len(empty.seen)) == (0, 6)
+
+
+async def test_a_pod_that_reports_draining_gets_nothing(polling, eventually):
+    leaving, endpoint = await with_admin(polling, draining=True)
+    staying, other = await with_admin(polling, blocks_pinned=90)
+    backend = polling.has(endpoint, other)
+    await eventually(lambda: all(u.report for u in backend.upstreams.values()))
+    for _ in range(6):
+        (await polling.post()).release()
+    assert (len(leaving.seen), len(staying.seen)) == (0, 6)
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"\xff", b'{"sequence": "x"}'])
+async def test_a_malformed_report_is_ignored(polling, eventually, answer):
+    async def nonsense(request, body):
+        return web.Response(body=answer)
+
+    admin = await polling.pod(nonsense)
+    pod = await polling.pod()
+    polling.has(replace(pod.endpoint(), admin_url=admin.url))
+    await eventually(lambda: bool(admin.seen))
+    async with polling.post() as response:
+        assert response.status == 200
+
+
+async def test_held_requests_are_released_as_the_pool_allows(polling, eventually):
+    """Pool of 3,200 tokens, 0.9 of it to release into: three requests of about 1,000 tokens do not all fit."""
+    backend = polling.has()
+    body = {"model": "m", "prompt": "x" * 4000}
+    calls = [asyncio.create_task(polling.post(body).__aenter__()) for _ in range(3)]
+    await eventually(lambda: len(backend.queue) == 3)
+    gate = asyncio.Event()
+    pod, endpoint = await with_admin(polling)
+
+    async def wait(request, body):
+        await gate.wait()
+        return web.json_response({})
+
+    pod.behave = wait
+    polling.has(replace(endpoint, ready=False))
+    backend.upstreams[endpoint.url].reported(report(), backend.clock())
+    polling.has(endpoint)
+    await eventually(lambda: len(pod.seen) == 2)
+    assert len(backend.queue) == 1
+    gate.set()
+    for response in await asyncio.gather(*calls):
+        response.release()
+    assert len(pod.seen) == 3
+
+
+class Operator:
+    def __init__(self, statuses):
+        self.statuses = list(statuses)
+        self.calls = []
+
+    async def __call__(self, request, body):
+        self.calls.append((request.path, json.loads(body)))
+        return web.Response(status=self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0])
+
+
+async def test_the_operator_is_woken_until_it_accepts(world, session, eventually):
+    await world.start(bounds=Bounds(seconds=5))
+    operator = Operator([421, 503, 202])
+    parts = urlsplit((await world.pod(operator)).url)
+    waker = Waker(world.fleet, session, world.metrics, parts.hostname, parts.port, random.Random(1).random)
+    task = asyncio.create_task(waker.run())
+    backend = world.has()
+    await asyncio.sleep(0)
+    assert not operator.calls
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(operator.calls) == 3)
+    assert operator.calls[0] == ("/v1/octavo/wake", {"namespace": "ns", "name": "d"})
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    (await call).release()
+    assert len(backend.queue) == 0
+    assert len(operator.calls) == 3
+    task.cancel()
+
+
+async def test_an_operator_that_is_away_is_tried_again(world, session, eventually):
+    await world.start()
+    waker = Waker(world.fleet, session, world.metrics, "octavo.invalid", 1, random.Random(1).random)
+    task = asyncio.create_task(waker.run())
+    backend = world.has()
+    call = asyncio.create_task(world.post().__aenter__())
+    failed = {"result": "failed"}
+    await eventually(lambda: (world.metrics.registry.get_sample_value("octavo_gateway_wakes_total", failed) or 0) >= 2)
+    assert len(backend.queue) == 1
+    call.cancel()
+    task.cancel()

@@ -122,7 +122,7 @@ class ControlTokens:
         self._longest = len(by_length[0]) if by_length else 0
 
     def guard(self, text: str, mark: str) -> str:
-        """`text` with `mark` inside every control token, and at an end that could become one with what stands beside."""
+        """`text` with `mark` inside every control token, and at ends that could become one with what is beside."""
         guarded = self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
         inner = guarded.strip()
         if not inner:

@@ -1,0 +1,125 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from octavo_inference.api import requests
+from octavo_inference.api.answer import Piece, Prompts, pieces, usage, whole
+from octavo_inference.api.errors import invalid
+from octavo_inference.api.http import EventStream, json_response, read_json, until_disconnect
+from octavo_inference.api.requests import ChatRequest
+from octavo_inference.api.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatResponse,
+    ChunkChoice,
+    chat_logprobs,
+)
+from octavo_inference.api.service import Service
+from octavo_inference.template import Message
+
+CLIENT_GONE = 499
+_encode = msgspec.json.Encoder().encode
+
+
+async def chat_completions(service: Service, request: HttpRequest) -> Response:
+    """Answer a conversation, whole or as a stream."""
+    body = requests.decode(await read_json(request), ChatRequest)
+    loaded = service.require(body.model)
+    wanted = _wanted_tokens(body)
+    logprobs = _logprobs(body)
+    messages = [_template_message(message) for message in body.messages]
+    tokens = await service.work(lambda: loaded.chat_tokens(messages))
+    sampling = requests.sampling(
+        body,
+        max_tokens=loaded.answer_length(len(tokens), wanted, None, "messages"),
+        logprobs=logprobs,
+        vocab_size=loaded.info.vocab_size,
+    )
+    prompts = Prompts.of(service, loaded, request, body.model, "chatcmpl", [tokens], [sampling], body.cache_salt)
+    if body.stream:
+        return EventStream(_events(prompts, include_usage=body.include_usage))
+    answer = await until_disconnect(request.receive, _whole(prompts))
+    return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer)
+
+
+async def _whole(prompts: Prompts) -> bytes:
+    with prompts.running() as generation:
+        answers = await whole(generation, prompts.choices)
+        choices = [
+            ChatChoice(
+                index=index,
+                message=ChatMessage(answer.text),
+                logprobs=_piece_logprobs(prompts, answer),
+                finish_reason=answer.finish_reason or "stop",
+                stop_reason=answer.stop_reason,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return _encode(ChatResponse(prompts.id, prompts.created, prompts.model, choices, usage(generation)))
+
+
+async def _events(prompts: Prompts, *, include_usage: bool) -> AsyncGenerator[bytes | None]:
+    empty = None if include_usage else UNSET
+
+    def chunk(choice: ChunkChoice) -> bytes:
+        return _encode(ChatChunk(prompts.id, prompts.created, prompts.model, [choice], usage=empty))
+
+    with prompts.running() as generation:
+        introduced = False
+        async for ready in pieces(generation):
+            if ready is None:
+                yield None
+                continue
+            if not introduced:
+                introduced = True
+                for index in range(prompts.choices):
+                    yield chunk(ChunkChoice(index, ChatDelta("assistant", "")))
+            for index, piece in ready:
+                yield chunk(
+                    ChunkChoice(
+                        index,
+                        ChatDelta(content=piece.text or None),
+                        _piece_logprobs(prompts, piece),
+                        piece.finish_reason,
+                        piece.stop_reason if piece.finish_reason else UNSET,
+                    )
+                )
+        if include_usage:
+            yield _encode(ChatChunk(prompts.id, prompts.created, prompts.model, [], usage=usage(generation)))
+
+
+def _piece_logprobs(prompts: Prompts, piece: Piece) -> ChatLogprobs | None:
+    if prompts.sampling[0].logprobs is None:
+        return None
+    return ChatLogprobs(chat_logprobs(prompts.loaded.text.tokenizer, piece.tokens, piece.logprobs))
+
+
+def _template_message(message: requests.Message) -> Message:
+    role = "system" if message.role == "developer" else message.role
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": role, "content": message.text, **named}
+
+
+def _wanted_tokens(body: ChatRequest) -> int | None:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise invalid(
+            f"max_tokens ({old}) and max_completion_tokens ({new}) mean the same; give one.", "max_completion_tokens"
+        )
+    return old if new is None else new
+
+
+def _logprobs(body: ChatRequest) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs: needs logprobs to be true.", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None

@@ -1,0 +1,112 @@
+"""What a client sees when a request is not answered: one shape, four keys, always."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from octavo_protocol.names import HEADER_DRAINING
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    500: "server_error",
+    503: "server_error",
+}
+RETRY_AFTER_SECONDS = 2
+
+
+class ApiError(Exception):
+    """A request that gets an error object. `param` names the field at fault, `code` the kind for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> bytes:
+        """The JSON error object."""
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": _TYPES.get(self.status, "server_error"),
+                    "param": self.param,
+                    "code": self.code,
+                }
+            }
+        )
+
+
+def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
+    """400: the request itself is at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def model_not_found(name: str, known: str) -> ApiError:
+    """404: no such model here."""
+    return ApiError(
+        404, f"The model {name[:128]!r} is not served here; {known!r} is.", param="model", code="model_not_found"
+    )
+
+
+def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiError:
+    """400: prompt and answer do not fit the model. Clients match on the code and on this wording."""
+    return invalid(
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + answer} tokens "
+        f"({prompt} in the {param}, {answer} in the completion). Please reduce the length of the {param} or the "
+        "completion.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def not_ready() -> ApiError:
+    """503: still loading."""
+    return _unavailable("The model is still loading; try again in a few seconds.", "not_ready")
+
+
+def draining() -> ApiError:
+    """503: going away; another replica answers."""
+    error = _unavailable("This server is draining and takes no new requests; try again.", "draining")
+    error.headers |= {HEADER_DRAINING: "1", "Connection": "close"}
+    return error
+
+
+def overloaded(waiting: int) -> ApiError:
+    """503: the queue is at its bound."""
+    return _unavailable(f"The server is full: {waiting} sequences are waiting; try again shortly.", "overloaded")
+
+
+def engine_failed(message: str) -> ApiError:
+    """500: the engine could not finish the request."""
+    return ApiError(500, message, code="engine_error")
+
+
+def internal(request_id: str) -> ApiError:
+    """500 without any detail: those are in the log, under the request's id."""
+    return ApiError(
+        500, f"Internal error; the server's log has details under request id {request_id}.", code="internal_error"
+    )
+
+
+def _unavailable(message: str, code: str) -> ApiError:
+    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})

@@ -1,0 +1,158 @@
+"""What the routes work with: the engine's client, the model's words, and whether requests may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+from tokenizers import Tokenizer
+
+from octavo_inference.api import errors
+from octavo_inference.api.errors import ApiError, context_overflow, draining, invalid, model_not_found, not_ready
+from octavo_inference.api.metrics import Metrics
+from octavo_inference.client import EngineClient
+from octavo_inference.errors import RequestError
+from octavo_inference.ipc import EngineInfo
+from octavo_inference.template import ChatTemplate, Message
+from octavo_protocol.load import LoadReport
+
+Result = TypeVar("Result")
+
+# Text is tokenised and templates are rendered here, so that a megabyte of prompt does not hold up the event loop.
+TEXT_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What the API process knows of the model: its words, not its weights. `template` None: no chat."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n characters has at least n divided by this many tokens."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
+
+@dataclass(slots=True, eq=False)
+class Service:
+    """State of a serving process. `names`: the model's name, then its aliases. `start_time` is Unix time."""
+
+    names: tuple[str, ...]
+    client: EngineClient
+    max_queued_requests: int
+    start_time: float
+    clock: Callable[[], float] = time.monotonic
+    metrics: Metrics = field(default_factory=Metrics)
+    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TEXT_THREADS, "octavo-text"))
+    ready: bool = False
+    """The model is loaded and has generated a token."""
+    draining: bool = False
+    cold_start: float = 0.0
+    loaded: Loaded | None = None
+    _sequence: int = 0
+
+    def require(self, model: str) -> Loaded:
+        """What a request for `model` needs. Raises `ApiError` when it cannot be taken now or is for another model."""
+        if self.draining:
+            raise self._reject(draining(), "draining")
+        if not self.ready or self.loaded is None:
+            raise self._reject(not_ready(), "not_ready")
+        failure = self.client.hub.failure
+        if failure is not None:
+            raise errors.engine_failed(str(failure))
+        if model not in self.names:
+            raise model_not_found(model, self.names[0])
+        return self.loaded
+
+    def admit(self, sequences: int) -> None:
+        """Refuse with 503 what would wait beyond the bound of the queue. Raises `ApiError`."""
+        report = self.client.hub.report
+        in_flight = self.client.hub.sequences
+        room = report.max_running + self.max_queued_requests
+        if in_flight + sequences > room or (self.max_queued_requests and report.waiting >= self.max_queued_requests):
+            raise self._reject(errors.overloaded(report.waiting), "queue_full")
+
+    def report(self) -> LoadReport | None:
+        """The load report of this pod; None while the model is loading."""
+        if self.loaded is None:
+            return None
+        self._sequence += 1
+        return msgspec.structs.replace(
+            self.client.hub.report,
+            sequence=self._sequence,
+            start_time=self.start_time,
+            model=self.names[0],
+            max_waiting=self.max_queued_requests,
+            ready=self.is_ready,
+            draining=self.draining,
+            cold_start=self.cold_start,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are welcome."""
+        return self.ready and not self.draining and self.client.hub.failure is None
+
+    async def work(self, function: Callable[[], Result]) -> Result:
+        """Run a function on text in a thread. Raises `ApiError` for what the text's author did wrong."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.executor, function)
+        except RequestError as error:
+            raise invalid(str(error), error.field) from None
+
+    def _reject(self, error: ApiError, reason: str) -> ApiError:
+        self.metrics.rejected[reason] += 1
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that answers."""
+
+    text: TextModel
+    info: EngineInfo
+    longest_token: int
+
+    def chat_tokens(self, messages: list[Message]) -> list[int]:
+        """Prompt tokens of a conversation. Raises `RequestError` or `ApiError`."""
+        if self.text.template is None:
+            raise invalid("This model has no chat template; use /v1/completions.", "messages")
+        self._check_length(sum(len(text) for message in messages for text in message.values()), "messages")
+        return self.text.template.tokens(messages)
+
+    def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
+        """Prompt tokens of a completion. Raises `ApiError`."""
+        if isinstance(prompt, str):
+            self._check_length(len(prompt), "prompt")
+            tokens = list(self.text.tokenizer.encode(prompt).ids)
+        else:
+            tokens = prompt
+            unknown = next((token for token in tokens if token >= self.info.vocab_size), None)
+            if unknown is not None:
+                raise invalid(f"prompt: {unknown} is not a token; the vocabulary has {self.info.vocab_size}.", "prompt")
+        if not tokens:
+            raise invalid("prompt: it is empty; give at least one token.", "prompt")
+        return tokens
+
+    def answer_length(self, prompt: int, wanted: int | None, default: int | None, param: str) -> int:
+        """How many tokens the answer may have. Raises `ApiError` when prompt and answer do not fit the model."""
+        limit = self.info.max_model_len
+        room = limit - prompt
+        if wanted is not None and wanted > room:
+            raise context_overflow(prompt, wanted, limit, param)
+        if room < 1:
+            raise context_overflow(prompt, 1, limit, param)
+        return wanted or min(default or room, room)
+
+    def _check_length(self, characters: int, param: str) -> None:
+        # Without tokenising megabytes only to find that they are too many.
+        at_least = characters // self.longest_token
+        if at_least > self.info.max_model_len:
+            raise context_overflow(at_least, 1, self.info.max_model_len, param)

@@ -1,0 +1,161 @@
+"""The engine in a process of its own: `python -m octavo_inference.engine_process FD`, which `client` starts.
+
+The interpreter lock of a busy HTTP loop would starve the step loop (measured: 438 to 2.6 tokens/s), so they do not
+share one. FD is one end of a socket pair: no path, no name, nobody else can connect. Idle, the process waits in `recv`
+and uses no CPU; between steps it takes what has arrived without waiting. When the API process goes, `recv` says so and
+the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from octavo_inference.core.request import Abort, Request
+from octavo_inference.engine_loop import Engine, EngineLoop, report
+from octavo_inference.errors import OctavoError
+from octavo_inference.ipc import (
+    DUMP_SIGNAL,
+    EngineInfo,
+    Failure,
+    FrameReader,
+    Ready,
+    decode_start,
+    decode_to_engine,
+    encode_frame,
+)
+from octavo_inference.settings import Settings
+
+_RECEIVE_BYTES = 1 << 20
+
+Loader = Callable[[Settings], tuple[Engine, EngineInfo]]
+
+
+class _PeerGoneError(Exception):
+    pass
+
+
+class Channel:
+    """The engine's end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = FrameReader()
+
+    def receive(self, *, wait: bool) -> list[bytes]:
+        """Frames that have arrived, in order; with `wait` at least one. Raises when the peer has closed."""
+        frames: list[bytes] = []
+        while True:
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES, 0 if wait and not frames else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return frames
+            except ConnectionResetError:
+                raise _PeerGoneError from None
+            if not data:
+                raise _PeerGoneError
+            frames += self._reader.feed(data)
+
+    def send(self, frame: bytes) -> None:
+        """Send a whole frame; waits while the peer does not read."""
+        try:
+            self._connection.sendall(frame)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _PeerGoneError from None
+
+
+def serve(connection: socket.socket, load: Loader) -> int:
+    """Load what the peer asks for and run it until the peer goes. Returns the exit status."""
+    channel = Channel(connection)
+    try:
+        _load_and_run(channel, load)
+    except _PeerGoneError:
+        return 0
+    except OctavoError as error:
+        _last_words(channel, str(error))
+    except Exception as error:
+        # Not foreseen: the peer gets one line, the log the traceback.
+        _last_words(channel, f"{type(error).__name__}: {error}")
+        raise
+    return 1
+
+
+def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
+    first, *early = channel.receive(wait=True)
+    engine, info = load(decode_start(first).settings)
+    channel.send(encode_frame(Ready(info=info, report=report(engine))))
+    _run(EngineLoop(engine), channel, early)
+
+
+def _last_words(channel: Channel, message: str) -> None:
+    with contextlib.suppress(_PeerGoneError):
+        channel.send(encode_frame(Failure(message=message)))
+
+
+def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
+    frames = early
+    while True:
+        messages: list[Request | Abort] = [message for frame in frames for message in decode_to_engine(frame)]
+        if messages or not loop.idle:
+            channel.send(encode_frame(loop.turn(messages)))
+        frames = channel.receive(wait=loop.idle)
+
+
+def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
+    """The real engine; see `octavo_inference.build`."""
+    begin = time.perf_counter()
+    from octavo_inference.build import load_engine  # noqa: PLC0415 -- numpy and the kernels, timed as a phase
+    from octavo_inference.config import EngineSettings  # noqa: PLC0415
+
+    imported = time.perf_counter()
+    loaded = load_engine(
+        EngineSettings(
+            model=settings.model,
+            backend=settings.device,
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+            kv_memory=settings.kv_memory,
+            block_size=settings.block_size,
+            prefix_caching=settings.prefix_caching,
+            max_running_requests=settings.max_running_requests,
+            max_batched_tokens=settings.max_batched_tokens,
+            max_queued_requests=settings.max_queued_requests,
+            chunked_prefill=settings.chunked_prefill,
+            threads=settings.threads,
+        )
+    )
+    done = time.perf_counter()
+    limits, backend = loaded.engine.limits, loaded.engine.backend
+    info = EngineInfo(
+        backend=backend.name,
+        max_model_len=limits.max_model_len,
+        vocab_size=backend.vocab_size,
+        block_size=backend.block_size,
+        num_blocks=backend.num_blocks,
+        kv_bytes=loaded.settings.kv_memory or 0,
+        max_running_requests=limits.max_running,
+        max_batched_tokens=limits.max_batched_tokens,
+        threads=loaded.settings.threads or 0,
+        phases=(("engine imports", imported - begin), ("weights and kernels", done - imported)),
+    )
+    return loaded.engine, info
+
+
+def main() -> int:
+    """Entry point."""
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    # The API process decides when to end: a Ctrl+C or a SIGTERM to the group must not cut answers that may finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return serve(socket.socket(fileno=int(sys.argv[1])), load_model)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

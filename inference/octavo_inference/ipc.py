@@ -1,0 +1,101 @@
+"""What the API process and the engine process say to each other, and how it is framed on their socket.
+
+MessagePack, each frame preceded by its length as 4 bytes little-endian. The API process sends `Start` once and then
+lists of `Request | Abort`; the engine process answers `Ready` once and then a `Step` per step, or `Failure` and exits.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from octavo_inference.core.request import Abort, Output, Request
+from octavo_inference.settings import Settings
+from octavo_protocol.load import LoadReport
+
+_LENGTH_BYTES = 4
+MAX_FRAME = 256 * 2**20
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes an engine process write the stacks of its threads to stderr, also while it hangs."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process loads."""
+
+    settings: Settings
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine made of the settings. Sizes in tokens, `kv_bytes` in bytes; `phases` are (name, seconds)."""
+
+    backend: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    kv_bytes: int
+    max_running_requests: int
+    max_batched_tokens: int
+    threads: int
+    phases: tuple[tuple[str, float], ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The model is loaded and steps can run."""
+
+    info: EngineInfo
+    report: LoadReport
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """One turn of the engine: what came out, and its state afterwards. `heartbeat` grows with every turn."""
+
+    heartbeat: int
+    outputs: list[Output]
+    report: LoadReport
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
+    """Last words of an engine process; `message` is for people."""
+
+    message: str
+
+
+FromEngine = Ready | Step | Failure
+ToEngine = list[Request | Abort]
+
+_encoder = msgspec.msgpack.Encoder()
+decode_start = msgspec.msgpack.Decoder(Start).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+
+
+def encode_frame(message: Any) -> bytes:
+    """A message with its length in front."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Add bytes, yield the frames completed by them. Raises `ValueError` for a length no peer of ours sends."""
+        self._buffer += data
+        position = 0
+        while len(self._buffer) - position >= _LENGTH_BYTES:
+            size = int.from_bytes(self._buffer[position : position + _LENGTH_BYTES], "little")
+            if size > MAX_FRAME:
+                raise ValueError(f"a frame of {size} bytes; the limit is {MAX_FRAME}")
+            end = position + _LENGTH_BYTES + size
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[position + _LENGTH_BYTES : end])
+            position = end
+        del self._buffer[:position]

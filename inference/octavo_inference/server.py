@@ -1,0 +1,269 @@
+"""A serving process from start to end: ports, engine, readiness, drain, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from octavo_inference.api.auth import Keys
+from octavo_inference.api.routes import admin_app, public_app
+from octavo_inference.api.service import Loaded, Service, TextModel
+from octavo_inference.client import EngineClient, ProcessClient
+from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.errors import OctavoError
+from octavo_inference.ipc import EngineInfo
+from octavo_inference.settings import Settings
+from octavo_inference.spawn import EngineProcess
+from octavo_inference.streams import EngineDiedError
+from octavo_inference.template import ChatTemplate
+from octavo_inference.timeline import Timeline
+
+log = logging.getLogger("octavo.server")
+
+# After the engine's end: time for error events to reach the clients.
+_LAST_WORDS_SECONDS = 2.0
+_SHUTDOWN_SECONDS = 5
+
+
+class Sockets:
+    """The two listening sockets, bound before anything slow so that a taken port is told at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.api = _bind(settings.host, settings.port, "--port")
+        self.admin = _bind(settings.admin_host, settings.admin_port, "--admin-port")
+
+
+def run(settings: Settings, sockets: Sockets, child: EngineProcess, timeline: Timeline, version: str) -> int:
+    """Serve until told to stop. Returns the exit status: 0 drained, 1 the engine could not load or died, 70 it hung."""
+    keys = Keys(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
+    admin_keys = Keys(settings.admin_key_file, "--admin-key-file") if settings.admin_key_file else None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main(settings, sockets, child, timeline, version, keys, admin_keys))
+
+
+async def _main(
+    settings: Settings,
+    sockets: Sockets,
+    child: EngineProcess,
+    timeline: Timeline,
+    version: str,
+    keys: Keys | None,
+    admin_keys: Keys | None,
+) -> int:
+    client = ProcessClient(child, stall_seconds=settings.stall_seconds)
+    service = Service(
+        names=settings.served_model_names or (_default_name(settings.model),),
+        client=client,
+        max_queued_requests=settings.max_queued_requests,
+        start_time=time.time() - timeline.now(),
+    )
+    process = _Process(service, settings.drain_timeout)
+    servers = [
+        _Server(public_app(service, keys, version), sockets.api),
+        _Server(admin_app(service, admin_keys, process.drain), sockets.admin),
+    ]
+    process.handle_signals()
+    serving = [asyncio.create_task(server.run()) for server in servers]
+    timeline.mark("HTTP")
+    try:
+        starting = asyncio.create_task(_start(service, settings, timeline, sockets))
+        status = await process.wait(starting)
+    except OctavoError as error:
+        log.error("%s", error)  # noqa: TRY400 -- a cause for people, not a traceback
+        status = error.status if isinstance(error, EngineDiedError) else 1
+        await _until(lambda: not service.client.hub.sequences, _LAST_WORDS_SECONDS)
+    for server in servers:
+        server.should_exit = True
+    await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)
+    await client.close()
+    service.executor.shutdown(wait=False, cancel_futures=True)
+    return status
+
+
+class _Process:
+    """When to stop. The first SIGTERM or SIGINT drains and then ends; the second ends at once."""
+
+    def __init__(self, service: Service, drain_timeout: float) -> None:
+        self._service = service
+        self._drain_timeout = drain_timeout
+        self._terminate = asyncio.Event()
+        self._now = asyncio.Event()
+
+    def handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def drain(self) -> None:
+        """Take no new requests. What runs goes on; the process stays until it is told to end."""
+        if not self._service.draining:
+            self._service.draining = True
+            log.info("draining: %d sequences to finish", self._service.client.hub.sequences)
+
+    def _signalled(self, number: int) -> None:
+        if self._terminate.is_set():
+            self._now.set()
+            return
+        log.info("%s received", signal.Signals(number).name)
+        self._terminate.set()
+        self.drain()
+
+    async def wait(self, starting: asyncio.Task[None]) -> int:
+        """Returns after a drain. Raises what ended the start or the engine otherwise."""
+        failed = asyncio.create_task(self._service.client.hub.failed())
+        terminate = asyncio.create_task(self._terminate.wait())
+        waiting: set[asyncio.Task[Any]] = {starting, failed, terminate}
+        try:
+            while not terminate.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if starting in done:
+                    starting.result()
+                if failed in done:
+                    raise failed.result()
+            await self._finish(failed)
+        finally:
+            for task in (starting, failed, terminate):
+                task.cancel()
+        return 0
+
+    async def _finish(self, failed: asyncio.Task[EngineDiedError]) -> None:
+        hub = self._service.client.hub
+        if not await _until(lambda: not hub.sequences or self._now.is_set() or failed.done(), self._drain_timeout):
+            log.warning("drain timeout of %g s: %d sequences are cut", self._drain_timeout, hub.sequences)
+        if failed.done():
+            raise failed.result()
+        hub.fail(EngineDiedError("The server is shutting down.", 0))
+
+
+async def _start(service: Service, settings: Settings, timeline: Timeline, sockets: Sockets) -> None:
+    """Load the words here and the weights there, generate one token, be ready."""
+    loading = asyncio.create_task(asyncio.to_thread(_load_text, settings.model))
+    info = await service.client.start()
+    timeline.mark("engine ready")
+    for name, seconds in info.phases:
+        timeline.note(name, seconds)
+    text, longest = await loading
+    timeline.mark("tokenizer")
+    await _warm_up(service.client, info)
+    timeline.mark("first token")
+    service.loaded = Loaded(text, info, longest)
+    service.cold_start = timeline.now()
+    service.ready = True
+    _greet(service, settings, info, timeline, sockets)
+
+
+def _load_text(model: str) -> tuple[TextModel, int]:
+    from octavo_inference.model.load import load_text  # noqa: PLC0415 -- numpy: while the engine loads, not before
+
+    loaded = load_text(model)
+    template = None
+    if loaded.chat_template is not None:
+        template = ChatTemplate(
+            loaded.chat_template, loaded.tokenizer, bos_token=loaded.bos_token, eos_token=loaded.eos_token
+        )
+    text = TextModel(loaded.tokenizer, template)
+    return text, text.longest_token
+
+
+async def _warm_up(client: EngineClient, info: EngineInfo) -> None:
+    """One token through the real path: nothing is ready before."""
+    stream = client.hub.open_stream()
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    stream.submit(Request(id="warm-up", tokens=[min(1, info.vocab_size - 1)], sampling=sampling))
+    while stream.open:
+        for output in await stream.outputs():
+            if output.error is not None:
+                raise EngineDiedError(f"the first token could not be generated: {output.error}")
+
+
+def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:
+    host, port = sockets.api.getsockname()[:2]
+    url = f"http://{'127.0.0.1' if host in {'0.0.0.0', '::'} else host}:{port}"  # noqa: S104 -- compared, not bound
+    log.info("start-up: %s", timeline)
+    log.info(
+        "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB), %d running, %d tokens a step",
+        info.backend,
+        info.threads,
+        info.max_model_len,
+        info.num_blocks,
+        info.block_size,
+        info.kv_bytes / 2**20,
+        info.max_running_requests,
+        info.max_batched_tokens,
+    )
+    key = " -H 'Authorization: Bearer KEY'" if settings.api_key_file else ""
+    log.info("%s is ready at %s/v1", service.names[0], url)
+    log.info(
+        "try: curl -N %s/v1/chat/completions -H 'Content-Type: application/json'%s -d "
+        '\'{"model":"%s","stream":true,"messages":[{"role":"user","content":"What is the capital of France?"}]}\'',
+        url,
+        key,
+        service.names[0],
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn on a socket of ours, with signals left to us."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+        self._socket = listening
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            )
+        )
+
+    async def run(self) -> None:  # type: ignore[override]
+        await self.serve(sockets=[self._socket])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _bind(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise OctavoError(f"{flag}: cannot listen on {host}:{port}: {error.strerror or error}; use another") from None
+    return listening
+
+
+def _default_name(model: str) -> str:
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll; whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= end:
+            return False
+        await asyncio.sleep(0.02)
+    return True

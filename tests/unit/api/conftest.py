@@ -1,0 +1,218 @@
+"""The server over an engine that answers with a fixed text, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from octavo_inference.api.auth import Keys
+from octavo_inference.api.routes import admin_app, public_app
+from octavo_inference.api.service import Loaded, Service, TextModel
+from octavo_inference.client import InProcessClient
+from octavo_inference.core.request import Output, Request, TokenLogprobs
+from octavo_inference.ipc import EngineInfo
+from octavo_inference.model.load import TextModel as ModelText
+from octavo_inference.model.load import load_text
+from octavo_inference.server import _Server
+from octavo_inference.template import ChatTemplate
+from octavo_protocol.load import LoadReport
+from tokenizers import Tokenizer
+
+EOS = 2
+ANSWER = "The capital of France is Paris. \N{CAT FACE} It lies on the Seine."
+
+
+@dataclass
+class FakeSequence:
+    request: Request
+    index: int
+    left: list[int]
+    done: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """Gives every sequence the tokens of `answer`, one a step, then end-of-sequence. `hold` stops it between steps."""
+
+    tokenizer: Tokenizer
+    answer: str = ANSWER
+    hold: bool = False
+    fail_at: int | None = None
+    steps: int = 0
+    sequences: list[FakeSequence] = field(default_factory=list)
+    seen: list[Request] = field(default_factory=list)
+    aborted: list[tuple[str, int | None]] = field(default_factory=list)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.sequences) and not self.hold
+
+    def submit(self, request: Request) -> None:
+        self.seen.append(request)
+        answer = self.tokenizer.encode(self.answer, add_special_tokens=False).ids
+        for index in range(request.sampling.n):
+            left = answer * 50 if request.sampling.ignore_eos else [*answer, EOS]
+            self.sequences.append(FakeSequence(request, index, list(left)))
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self.aborted.append((request_id, index))
+        self.sequences = [s for s in self.sequences if s.request.id != request_id or index not in (None, s.index)]
+
+    def step(self) -> list[Output]:
+        self.steps += 1
+        if self.steps == self.fail_at:
+            raise RuntimeError("the device is gone")
+        return [self._advance(sequence) for sequence in self.sequences[:]]
+
+    def _advance(self, sequence: FakeSequence) -> Output:
+        token = sequence.left.pop(0)
+        sequence.done += 1
+        sampling = sequence.request.sampling
+        reason = None
+        if token == EOS or token in sampling.stop_token_ids:
+            reason = "stop"
+        elif sequence.done == sampling.max_tokens:
+            reason = "length"
+        if reason is not None:
+            self.sequences.remove(sequence)
+        logprobs = None
+        if sampling.logprobs is not None:
+            others = [token, *range(100, 100 + sampling.logprobs)][: sampling.logprobs]
+            logprobs = [TokenLogprobs(-0.5, 1, others, [-0.5 - i for i in range(len(others))])]
+        return Output(
+            id=sequence.request.id,
+            index=sequence.index,
+            tokens=[token],
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=token if reason == "stop" and token != EOS else None,
+            cached_tokens=7,
+        )
+
+    def load_report(
+        self, *, model: str, start_time: float, ready: bool, draining: bool, cold_start: float = 0.0
+    ) -> LoadReport:
+        return LoadReport(
+            sequence=0,
+            start_time=start_time,
+            model=model,
+            block_size=32,
+            blocks_total=64,
+            blocks_pinned=len(self.sequences),
+            blocks_cached=0,
+            running=len(self.sequences),
+            waiting=0,
+            waiting_tokens=0,
+            uncached_prompt_tokens=0,
+            oldest_wait=0.0,
+            preemptions=0,
+            requests=len(self.seen),
+            prompt_tokens=0,
+            generation_tokens=0,
+            prefix_hit_tokens=0,
+            max_running=8,
+            max_batched_tokens=64,
+            max_waiting=4,
+            ready=ready,
+            draining=draining,
+            cold_start=cold_start,
+        )
+
+
+@dataclass
+class Server:
+    """A running server: `api` and `admin` are HTTP clients of its two ports."""
+
+    engine: FakeEngine
+    service: Service
+    api: httpx.AsyncClient
+    admin: httpx.AsyncClient
+    address: tuple[str, int]
+    drained: list[bool]
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        return await self.api.post("/v1/chat/completions", json={"model": "m", "messages": messages} | fields)
+
+    async def complete(self, **fields: object) -> httpx.Response:
+        return await self.api.post("/v1/completions", json={"model": "m", "prompt": "Once"} | fields)
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelText:
+    return load_text("smollm2")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model: ModelText) -> Tokenizer:
+    return model.tokenizer
+
+
+@pytest.fixture(scope="session")
+def template(model: ModelText) -> ChatTemplate:
+    assert model.chat_template
+    return ChatTemplate(model.chat_template, model.tokenizer)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Server]]
+
+
+@pytest.fixture
+def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
+    @contextlib.asynccontextmanager
+    async def start(
+        *, keys: Keys | None = None, ready: bool = True, max_queued: int = 100, **engine_fields: object
+    ) -> AsyncIterator[Server]:
+        engine = FakeEngine(tokenizer, **engine_fields)  # type: ignore[arg-type]
+        info = EngineInfo(
+            backend="fake",
+            max_model_len=512,
+            vocab_size=tokenizer.get_vocab_size(),
+            block_size=32,
+            num_blocks=64,
+            kv_bytes=0,
+            max_running_requests=8,
+            max_batched_tokens=64,
+            threads=1,
+        )
+        client = InProcessClient(engine, info)
+        service = Service(names=("m", "alias"), client=client, max_queued_requests=max_queued, start_time=1.0)
+        await client.start()
+        text = TextModel(tokenizer, template)
+        if ready:
+            service.loaded = Loaded(text, info, text.longest_token)
+            service.ready = True
+        drained: list[bool] = []
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        apps = [public_app(service, keys, "1.2.3"), admin_app(service, None, lambda: drained.append(True))]
+        servers = [_Server(app, listening) for app, listening in zip(apps, sockets, strict=True)]
+        tasks = [asyncio.create_task(server.run()) for server in servers]
+        urls = [f"http://127.0.0.1:{listening.getsockname()[1]}" for listening in sockets]
+        async with httpx.AsyncClient(base_url=urls[0]) as api, httpx.AsyncClient(base_url=urls[1]) as admin:
+            yield Server(engine, service, api, admin, sockets[0].getsockname(), drained)
+        for server in servers:
+            server.should_exit = True
+        engine.hold = False
+        engine.sequences.clear()
+        await client.close()
+        await asyncio.gather(*tasks)
+        service.executor.shutdown()
+
+    return start
+
+
+@pytest.fixture
+def eventually() -> Iterator[Callable[..., object]]:
+    async def poll(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+        end = asyncio.get_running_loop().time() + seconds
+        while not condition():
+            assert asyncio.get_running_loop().time() < end, "it never became true"
+            await asyncio.sleep(0.005)
+
+    yield poll

@@ -29,9 +29,7 @@ def tear_down(cluster: Record) -> None:
     if not processes.kill(config_file(cluster)):
         raise ClusterError(f"processes of cluster {cluster.name} are still there 30 s after SIGKILL; run down again")
     if cluster.network is not None:
-        link = Addresses(cluster.network).link
-        if host.link_alias(link) == str(cluster.data):
-            host.ip("link", "delete", link)
+        host.delete_link(Addresses(cluster.network).link, str(cluster.data))
         if left := cgroups.remove(cgroup_name(cluster)):
             raise ClusterError(f"cgroups that cannot be removed: {', '.join(map(str, left))}; run down again")
     _remove_folder(cluster.data)

@@ -71,6 +71,16 @@ def ip(*arguments: str) -> None:
         raise ClusterError(f"ip {' '.join(arguments)}: {run.stderr.strip()}")
 
 
+def delete_link(link: str, alias: str) -> None:
+    """Deletes the link that has this alias; it may also vanish by itself meanwhile, with its other end's namespace."""
+    if link_alias(link) == alias:
+        try:
+            ip("link", "delete", link)
+        except ClusterError:
+            if link_alias(link) == alias:
+                raise
+
+
 def link_alias(link: str) -> str | None:
     """The alias of a network link, or None where there is no such link."""
     run = subprocess.run(["ip", "-json", "link", "show", link], check=False, capture_output=True, text=True)

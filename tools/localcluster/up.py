@@ -108,8 +108,7 @@ def _start_node(current: Record, progress: Progress) -> None:
         return supervisor.crash_report(current.data)
 
     with progress.step("images for pods and DNS"):
-        # Not earlier: until then the namespace's /run, and containerd's socket in it, would be the host's.
-        kube.wait("containerd", lambda: "containerd" in supervisor.read_state(current.data), 60, failed)
+        kube.wait("containerd", lambda: _containerd_listens(current), 60, failed)
         _import(current, images.node_images(progress))
     with progress.step("API server"):
         kube.wait("API server", api.ready, 120, failed)
@@ -214,6 +213,13 @@ def _connect(current: Record, addresses: Addresses, process: subprocess.Popen[by
     host.ip("link", "set", addresses.link, "up")
     for destination in (addresses.pods, addresses.services):
         host.ip("route", "add", destination, "via", addresses.node)
+
+
+def _containerd_listens(current: Record) -> bool:
+    # Before containerd is started, the namespace's /run may still be the host's, with another containerd's socket.
+    if "containerd" not in supervisor.read_state(current.data):
+        return False
+    return Path(f"/proc/{processes.node_init(config_file(current))}/root/run/containerd/containerd.sock").exists()
 
 
 def _import(current: Record, archives: Iterable[Path]) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 from collections import deque

@@ -4,6 +4,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections import deque
@@ -35,7 +36,15 @@ def go_version(folder: Path) -> str:
     run = subprocess.run(["go", "env", "GOVERSION"], check=False, cwd=folder, capture_output=True, text=True)
     if run.returncode or not run.stdout.startswith("go"):
         raise ToolError(f"Go cannot build {folder}: {run.stderr.strip()}; {_GO_HELP}")
-    return run.stdout.strip()
+    version = run.stdout.strip()
+    needed = re.search(r"^go (\S+)", (folder / "go.mod").read_text(encoding="utf-8"), re.MULTILINE)
+    if needed is not None and _numbers(version) < _numbers(needed[1]):
+        raise ToolError(f"{folder / 'go.mod'} needs Go {needed[1]}, found {version}: {_GO_HELP}")
+    return version
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 @functools.cache

@@ -1,0 +1,80 @@
+"""A real API server for the session, and a namespace of its own for every test."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from octavo_operator.kube.client import KubeClient
+from octavo_operator.kube.resources import Resource
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from localcluster import ClusterError, ControlPlane, control_plane  # noqa: E402 - its folder is on no path of its own
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
+CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
+
+Connect = Callable[..., Awaitable[KubeClient]]
+
+
+@pytest.fixture(scope="session")
+def plane() -> Iterator[ControlPlane]:
+    """etcd and kube-apiserver."""
+    try:
+        with control_plane() as running:
+            yield running
+    except ClusterError as error:
+        pytest.skip(f"no control plane: {error}")
+
+
+@pytest.fixture
+async def connect(plane: ControlPlane) -> AsyncIterator[Connect]:
+    """Makes clients; `environment` may hold failpoints, `kubeconfig` another identity than the administrator's."""
+    clients: list[KubeClient] = []
+
+    async def make(kubeconfig: Path | None = None, **environment: str) -> KubeClient:
+        configuration = Configuration()
+        await config.load_kube_config(
+            config_file=str(kubeconfig or plane.kubeconfig), client_configuration=configuration
+        )
+        client = KubeClient(ApiClient(configuration=configuration), environment=environment)
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        await client.close()
+
+
+@pytest.fixture
+async def kube(connect: Connect) -> KubeClient:
+    """The administrator's client; the CRD is there."""
+    client = await connect()
+    crd: dict[str, Any] = yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text())
+    await _apply_cluster_scoped(client, CRDS, crd)
+    return client
+
+
+@pytest.fixture
+async def namespace(kube: KubeClient) -> str:
+    """A namespace no other test uses. Without a controller manager namespaces never go: it is left behind."""
+    name = f"t-{uuid.uuid4().hex[:10]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    head = {"apiVersion": "v1", "kind": "Namespace"}
+    await _apply_cluster_scoped(kube, NAMESPACES, {**head, "metadata": {"name": name, "labels": labels}})
+    return name
+
+
+async def _apply_cluster_scoped(client: KubeClient, resource: Resource, body: dict[str, Any]) -> None:
+    # The client speaks of namespaced objects alone, as the operator does; None leaves the namespace out of the address.
+    await client.apply(resource, {**body, "metadata": {**body["metadata"], "namespace": None}})

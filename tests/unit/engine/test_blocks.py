@@ -1,0 +1,161 @@
+"""The block pool: property tests against a plain model of what it promises."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from octavo_inference.core.blocks import BlockPool, PoolError
+from octavo_protocol.hashing import block_hash, root_hash
+
+BLOCKS = 12
+ROOT = root_hash("model")
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences over a tiny alphabet come, share prefixes, grow and go, as the scheduler makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(BLOCKS)
+        self.held: list[list[int]] = []
+        self.content: dict[int, tuple[int, ...]] = {}
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def start(self, tokens: list[int]) -> None:
+        keys = chain(tokens)
+        hits = self.pool.match(keys)
+        # What is found is really the same beginning.
+        for i, block in enumerate(hits):
+            assert self.content[block] == tuple(tokens[: i + 1])
+        need = len(tokens) - len(hits)
+        if need + self.pool.idle(hits) > self.pool.available:
+            return
+        self.pool.acquire(hits)
+        fresh = self.pool.allocate(need)
+        assert fresh is not None
+        in_use = {block for blocks in self.held for block in blocks} | set(hits)
+        assert not in_use & set(fresh), "an allocated block was still held"
+        blocks = hits + fresh
+        for i in range(len(hits), len(tokens)):
+            self.content[blocks[i]] = tuple(tokens[: i + 1])
+            self.pool.register(blocks[i], keys[i], keys[i - 1] if i else ROOT)
+        self.held.append(blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.sampled_from(self.held))
+        self.pool.acquire(blocks)
+        self.held.append(list(blocks))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.held) - 1))
+        self.pool.release(self.held.pop(index))
+
+    @rule(count=st.integers(1, BLOCKS + 1))
+    def take_all_or_nothing(self, count: int) -> None:
+        before = self.pool.available
+        taken = self.pool.allocate(count)
+        assert (taken is None) == (count > before)
+        if taken is None:
+            assert self.pool.available == before
+        else:
+            assert len(set(taken)) == count
+            self.held.append(taken)
+
+    @invariant()
+    def books_are_right(self) -> None:
+        self.pool.check(self.held)
+        assert self.pool.pinned == len({block for blocks in self.held for block in blocks})
+
+
+def chain(tokens: list[int]) -> list[bytes]:
+    keys: list[bytes] = []
+    for token in tokens:
+        keys.append(block_hash(keys[-1] if keys else ROOT, [token]))
+    return keys
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+def run_through(pool: BlockPool, tokens: list[int]) -> list[int]:
+    """A sequence of these one-token blocks, computed and gone again."""
+    keys = chain(tokens)
+    hits = pool.match(keys)
+    pool.acquire(hits)
+    blocks = hits + (pool.allocate(len(tokens) - len(hits)) or [])
+    for i in range(len(hits), len(tokens)):
+        pool.register(blocks[i], keys[i], keys[i - 1] if i else ROOT)
+    pool.release(blocks)
+    return blocks
+
+
+def test_a_chain_is_evicted_from_its_end() -> None:
+    pool = BlockPool(4)
+    blocks = run_through(pool, [1, 2, 3, 4])
+    for left in (3, 2, 1, 0):
+        [taken] = pool.allocate(1) or []
+        assert taken == blocks[left]
+        assert len(pool.match(chain([1, 2, 3, 4]))) == left
+
+
+def test_least_recently_used_goes_first_and_use_renews() -> None:
+    pool = BlockPool(4)
+    run_through(pool, [1, 2])
+    run_through(pool, [3, 4])
+    run_through(pool, [1, 2])
+    pool.allocate(2)
+    assert len(pool.match(chain([1, 2]))) == 2
+    assert pool.match(chain([3, 4])) == []
+
+
+def test_a_shared_beginning_outlives_its_continuations() -> None:
+    pool = BlockPool(4)
+    run_through(pool, [1, 2])
+    run_through(pool, [1, 3])
+    run_through(pool, [1, 4])
+    pool.allocate(3)
+    assert len(pool.match(chain([1, 9]))) == 1
+
+
+def test_free_blocks_are_taken_before_cached_ones() -> None:
+    pool = BlockPool(6)
+    run_through(pool, [1, 2, 3])
+    pool.allocate(3)
+    assert len(pool.match(chain([1, 2, 3]))) == 3
+    assert pool.evictions == 0
+
+
+def test_a_chain_computed_twice_at_once_keeps_working() -> None:
+    pool = BlockPool(4)
+    keys = chain([1, 2])
+    first, second = pool.allocate(1) or [], pool.allocate(2) or []
+    pool.register(first[0], keys[0], ROOT)
+    pool.register(second[0], keys[0], ROOT)  # not known under its hash: the first one is
+    pool.register(second[1], keys[1], keys[0])
+    pool.release(first)
+    pool.check([second])
+    assert pool.match(keys) == [first[0], second[1]]
+    # Only blocks that have followers are left to evict.
+    assert pool.allocate(2) is not None
+    assert pool.match(keys) == []
+
+
+def test_releasing_what_nobody_holds_is_a_bug_and_says_so() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(PoolError, match="block 1 is released but nobody holds it"):
+        pool.release([1])
+
+
+def test_check_finds_a_leak() -> None:
+    pool = BlockPool(2)
+    pool.allocate(1)
+    with pytest.raises(PoolError, match="has ref 1, 0 sequences hold it"):
+        pool.check([])

@@ -153,11 +153,11 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
 // Called by every thread of the team.
 template <class P>
 static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, const std::vector<AttentionItem>& items,
-                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Tickets& tickets) {
-  for (i64 i = tickets.take(); i < i64(items.size()); i = tickets.take())
-    with_rows(items[size_t(i)].rows, [&]<int R>() {
-      attend<P, R>(m, b, kv, items[size_t(i)], qkv, qkv_stride, attended, scratch);
-    });
+                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Part& part) {
+  part.share(i64(items.size()), [&](i64 i) {
+    const AttentionItem& item = items[size_t(i)];
+    with_rows(item.rows, [&]<int R>() { attend<P, R>(m, b, kv, item, qkv, qkv_stride, attended, scratch); });
+  });
 }
 
 }  // namespace octavo

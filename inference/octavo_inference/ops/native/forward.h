@@ -1,5 +1,5 @@
-// One step of the decoder: embedding, layers, logits of the sampled rows, sampling. One parallel region, barriers
-// between parts.
+// One step of the decoder: embedding, layers, logits of the sampled rows, sampling. One job; every part of it is cut
+// into pieces that any thread may do.
 #pragma once
 
 #include <chrono>
@@ -12,10 +12,10 @@
 
 namespace octavo {
 
-// Books the time since the last call on the calling thread's clock; other threads keep none.
+// Books the time since the last call on rank 0's clock.
 class Stopwatch {
  public:
-  explicit Stopwatch(bool enabled) : enabled_(enabled) { last_ = now(); }
+  explicit Stopwatch(bool enabled) : enabled_(enabled), last_(now()) {}
   void lap(double& total) {
     if (!enabled_) return;
     const double t = now();
@@ -31,44 +31,46 @@ class Stopwatch {
   double last_;
 };
 
-// The parts of a layer that hand out tickets.
-enum Part { QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, PARTS };
-
 template <class P>
-class Forward {
+class Forward final : public Job {
   using Act = typename P::Act;
 
  public:
-  Forward(const Model& m, const Batch& b, const Sampling& s, bool choose, Team& team, Profile& profile)
-      : m_(m), b_(b), s_(s), choose_(choose), team_(team), profile_(profile),
-        tickets_(size_t(m.num_layers) * PARTS + 2), items_(attention_items(m, b)) {}
+  // `profile` is written by the caller's thread only; a thread that comes late finds all pieces taken.
+  Forward(const Model& m, const Batch& b, const Sampling& s, bool choose, int team_size, Profile& profile)
+      : m_(m), b_(b), s_(s), choose_(choose), team_size_(team_size), profile_(profile),
+        layers_(m.layers, m.layers + m.num_layers), layer_parts_(layers_.size()), items_(attention_items(m, b)) {}
 
-  // Called by every thread of the team.
-  void run(int rank) {
-    const i64 tokens = b_.num_tokens, from = tokens * rank / team_.size(), to = tokens * (rank + 1) / team_.size();
+  void run(int rank) override {
     Stopwatch watch(rank == 0);
-    for (i64 t = from; t < to; t++) dequantize_row(m_.embedding, b_.tokens[t], state(t));
-    for (i64 i = 0; i < m_.num_layers; i++) layer(i, rank, from, to, watch);
+    rows(embed_, b_.num_tokens, [&](i64 t) { dequantize_row(m_.embedding, b_.tokens[t], state(t)); });
+    for (size_t i = 0; i < layers_.size(); i++) layer(i, rank, watch);
 
+    const i64 padded_vocab = m_.lm_head.rows;
     auto* normed = static_cast<Act*>(m_.normed);
-    const i64 rows = s_.count, padded_vocab = m_.lm_head.rows;
-    Tickets* tickets = &tickets_[size_t(m_.num_layers) * PARTS];
-    for (i64 r = rows * rank / team_.size(); r < rows * (rank + 1) / team_.size(); r++)
+    rows(final_norm_, s_.count, [&](i64 r) {
       rms_norm(state(s_.row[r]), m_.final_norm, normed + r * m_.hidden, m_.hidden, m_.norm_eps);
-    part_done(watch, profile_.elementwise);
-    gemm<P>(m_.lm_head, normed, rows, StoreFloats{m_.logits, padded_vocab, nullptr}, tickets[0], team_.size());
-    part_done(watch, profile_.lm_head);
+    });
+    watch.lap(profile_.elementwise);
+    gemm<P>(m_.lm_head, normed, s_.count, StoreFloats{m_.logits, padded_vocab, nullptr}, lm_head_, team_size_);
+    watch.lap(profile_.lm_head);
     if (!choose_) return;
-    for (i64 r = tickets[1].take(); r < rows; r = tickets[1].take())
-      sample_row(s_, r, m_.logits + r * padded_vocab, padded_vocab, m_.vocab, m_.scratch + rank * m_.scratch_floats);
-    part_done(watch, profile_.sampling);
+    float* scratch = m_.scratch + rank * m_.scratch_floats;
+    sampling_.share(s_.count, [&](i64 r) {
+      sample_row(s_, r, m_.logits + r * padded_vocab, padded_vocab, m_.vocab, scratch);
+    });
+    watch.lap(profile_.sampling);
   }
 
  private:
-  void layer(i64 index, int rank, i64 from, i64 to, Stopwatch& watch) {
-    const Layer& layer = m_.layers[index];
-    Tickets* tickets = &tickets_[size_t(index) * PARTS];
-    const KvLayer<P> kv = kv_layer<P>(m_, index);
+  struct LayerParts {
+    Part input_norm, qkv, rope, attention, output, post_norm, gate_up, down;
+  };
+
+  void layer(size_t index, int rank, Stopwatch& watch) {
+    const Layer& layer = layers_[index];
+    LayerParts& parts = layer_parts_[index];
+    const KvLayer<P> kv = kv_layer<P>(m_, i64(index));
     const i64 tokens = b_.num_tokens, hidden = m_.hidden, qkv_stride = layer.qkv.rows;
     auto* normed = static_cast<Act*>(m_.normed);
     auto* attended = static_cast<Act*>(m_.attended);
@@ -76,39 +78,48 @@ class Forward {
     float* scratch = m_.scratch + rank * m_.scratch_floats;
     const AddToResidual residual{m_.hidden_state, layer.output.rows};
 
-    for (i64 t = from; t < to; t++) rms_norm(state(t), layer.input_norm, normed + t * hidden, hidden, m_.norm_eps);
-    part_done(watch, profile_.elementwise);
-    gemm<P>(layer.qkv, normed, tokens, StoreFloats{m_.qkv, qkv_stride, layer.qkv.bias}, tickets[QKV], team_.size());
-    part_done(watch, profile_.linears);
-    for (i64 t = from; t < to; t++) rope_and_store(m_, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]);
-    part_done(watch, profile_.elementwise);
-    attention(m_, b_, kv, items_, m_.qkv, qkv_stride, attended, scratch, tickets[ATTENTION]);
-    part_done(watch, profile_.attention);
-    gemm<P>(layer.output, attended, tokens, residual, tickets[OUTPUT], team_.size());
-    part_done(watch, profile_.linears);
-    for (i64 t = from; t < to; t++) rms_norm(state(t), layer.post_norm, normed + t * hidden, hidden, m_.norm_eps);
-    part_done(watch, profile_.elementwise);
-    gemm<P>(layer.gate_up, normed, tokens, GatedSilu<Act>{activated, m_.intermediate}, tickets[GATE_UP], team_.size());
-    part_done(watch, profile_.linears);
-    gemm<P>(layer.down, activated, tokens, residual, tickets[DOWN], team_.size());
-    part_done(watch, profile_.linears);
+    rows(parts.input_norm, tokens,
+         [&](i64 t) { rms_norm(state(t), layer.input_norm, normed + t * hidden, hidden, m_.norm_eps); });
+    watch.lap(profile_.elementwise);
+    gemm<P>(layer.qkv, normed, tokens, StoreFloats{m_.qkv, qkv_stride, layer.qkv.bias}, parts.qkv, team_size_);
+    watch.lap(profile_.linears);
+    rows(parts.rope, tokens,
+         [&](i64 t) { rope_and_store(m_, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]); });
+    watch.lap(profile_.elementwise);
+    attention(m_, b_, kv, items_, m_.qkv, qkv_stride, attended, scratch, parts.attention);
+    watch.lap(profile_.attention);
+    gemm<P>(layer.output, attended, tokens, residual, parts.output, team_size_);
+    watch.lap(profile_.linears);
+    rows(parts.post_norm, tokens,
+         [&](i64 t) { rms_norm(state(t), layer.post_norm, normed + t * hidden, hidden, m_.norm_eps); });
+    watch.lap(profile_.elementwise);
+    gemm<P>(layer.gate_up, normed, tokens, GatedSilu<Act>{activated, m_.intermediate}, parts.gate_up, team_size_);
+    gemm<P>(layer.down, activated, tokens, residual, parts.down, team_size_);
+    watch.lap(profile_.linears);
   }
 
-  float* state(i64 token) const { return m_.hidden_state + token * m_.layers[0].output.rows; }
-
-  void part_done(Stopwatch& watch, double& total) {
-    team_.barrier();
-    watch.lap(total);
+  // Work on single rows, in pieces of a few.
+  template <class F>
+  void rows(Part& part, i64 count, F&& row) {
+    const i64 pieces = std::min<i64>(count, team_size_ * 4);
+    part.share(pieces, [&](i64 i) {
+      for (i64 r = count * i / pieces; r < count * (i + 1) / pieces; r++) row(r);
+    });
   }
 
-  const Model& m_;
-  const Batch& b_;
-  const Sampling& s_;
+  float* state(i64 token) const { return m_.hidden_state + token * layers_[0].output.rows; }
+
+  // Copies: a late thread may look at sizes when the caller's structures are gone.
+  const Model m_;
+  const Batch b_;
+  const Sampling s_;
   const bool choose_;
-  Team& team_;
+  const int team_size_;
   Profile& profile_;
-  std::vector<Tickets> tickets_;
-  std::vector<AttentionItem> items_;
+  const std::vector<Layer> layers_;
+  Part embed_, final_norm_, lm_head_, sampling_;
+  std::vector<LayerParts> layer_parts_;
+  const std::vector<AttentionItem> items_;
 };
 
 }  // namespace octavo

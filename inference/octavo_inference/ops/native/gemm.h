@@ -1,4 +1,4 @@
-// Linear layers: activations [rows, inner] times a packed matrix, by panels handed out to the team.
+// Linear layers: activations [rows, inner] times a packed matrix, shared among the team by runs of panels.
 #pragma once
 
 #include <algorithm>
@@ -55,38 +55,57 @@ static void gemm_tile(const typename P::Act* a, i64 inner, const typename P::Ele
 // Rows of activations that stay in the L2 cache while the panels pass by.
 constexpr i64 ACTIVATION_BLOCK_BYTES = 256 * 1024;
 
-// Called by every thread of the team with the same arguments. A ticket is a run of panels for one block of rows.
+// Cuts a product into pieces: a run of panels for one block of rows.
 template <class P, class Epilogue>
-static void gemm(const Matrix& matrix, const typename P::Act* a, i64 rows, const Epilogue& epilogue, Tickets& tickets,
-                 int team_size) {
-  using Elem = typename P::Elem;
-  if (rows == 0) return;
-  const i64 inner = matrix.cols, panels = matrix.rows / PANEL, panel_size = PANEL * inner;
-  const i64 fitting = std::max<i64>(8 * MAX_ROWS, ACTIVATION_BLOCK_BYTES / (inner * i64(sizeof(*a))));
-  const i64 blocks = (rows + fitting - 1) / fitting;
-  const i64 run = std::max<i64>(1, panels / (team_size * 6));
-  const i64 runs = (panels + run - 1) / run;
-  for (i64 ticket = tickets.take(); ticket < runs * blocks; ticket = tickets.take()) {
-    const i64 block = ticket / runs, first = ticket % runs * run, last = std::min(first + run, panels);
-    const i64 block_start = rows * block / blocks, block_rows = rows * (block + 1) / blocks - block_start;
-    const i64 tiles = (block_rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (i64 p = first; p < last; p++) {
-      const Elem* panel = static_cast<const Elem*>(matrix.data) + p * panel_size;
-      const i64 panel_bytes = panel_size * i64(sizeof(Elem));
-      for (i64 tile = 0; tile < tiles; tile++) {
-        const i64 start = block_rows * tile / tiles, count = block_rows * (tile + 1) / tiles - start;
-        // One tile streams its own panel ahead; several share the next panel among them.
-        const i64 line = PANEL * i64(sizeof(Elem)) * P::GROUP;
-        const i64 stride = tiles == 1 ? line : line / tiles;
-        const char* ahead = reinterpret_cast<const char*>(panel) +
-                            (tiles == 1 ? 4096 : panel_bytes + tile * stride * (inner / P::GROUP));
-        with_rows(int(count), [&]<int R>() {
-          gemm_tile<P, R>(a + (block_start + start) * inner, inner, panel, block_start + start, p * PANEL, epilogue,
-                          Prefetch{ahead, stride});
-        });
-      }
+struct Gemm {
+  const Matrix& matrix;
+  const typename P::Act* a;
+  i64 rows;
+  Epilogue epilogue;
+  i64 panels, run, runs, blocks;
+
+  Gemm(const Matrix& matrix, const typename P::Act* a, i64 rows, const Epilogue& epilogue, int team_size)
+      : matrix(matrix), a(a), rows(rows), epilogue(epilogue), panels(matrix.rows / PANEL) {
+    const i64 fitting = std::max<i64>(8 * MAX_ROWS, ACTIVATION_BLOCK_BYTES / (matrix.cols * i64(sizeof(*a))));
+    blocks = (rows + fitting - 1) / fitting;
+    run = std::max<i64>(1, panels / (team_size * 6));
+    runs = (panels + run - 1) / run;
+  }
+
+  i64 pieces() const { return runs * blocks; }
+
+  void piece(i64 index) const {
+    const i64 block = index / runs, first = index % runs * run, last = std::min(first + run, panels);
+    const i64 start = rows * block / blocks, end = rows * (block + 1) / blocks;
+    for (i64 p = first; p < last; p++) panel(p, start, end - start);
+  }
+
+ private:
+  void panel(i64 index, i64 start, i64 count) const {
+    using Elem = typename P::Elem;
+    const i64 inner = matrix.cols;
+    const Elem* weights = static_cast<const Elem*>(matrix.data) + index * PANEL * inner;
+    const i64 tiles = (count + MAX_ROWS - 1) / MAX_ROWS;
+    // One tile streams its own panel ahead; several share the next panel among them.
+    const i64 line = PANEL * i64(sizeof(Elem)) * P::GROUP, stride = tiles == 1 ? line : line / tiles;
+    for (i64 tile = 0; tile < tiles; tile++) {
+      const i64 first = start + count * tile / tiles, last = start + count * (tile + 1) / tiles;
+      const char* ahead =
+          tiles == 1 ? reinterpret_cast<const char*>(weights) + 4096
+                     : reinterpret_cast<const char*>(weights + PANEL * inner) + tile * stride * (inner / P::GROUP);
+      with_rows(int(last - first), [&]<int R>() {
+        gemm_tile<P, R>(a + first * inner, inner, weights, first, index * PANEL, epilogue, Prefetch{ahead, stride});
+      });
     }
   }
+};
+
+// Called by every thread of the team with the same arguments.
+template <class P, class Epilogue>
+static void gemm(const Matrix& matrix, const typename P::Act* a, i64 rows, const Epilogue& epilogue, Part& part,
+                 int team_size) {
+  const Gemm<P, Epilogue> work(matrix, a, rows, epilogue, team_size);
+  part.share(work.pieces(), [&](i64 i) { work.piece(i); });
 }
 
 }  // namespace octavo

@@ -10,15 +10,14 @@ namespace {
 template <class P>
 void run_forward(Team& team, const Model& model, const Batch& batch, const Sampling& sampling, bool choose,
                  Profile& profile) {
-  Forward<P> forward(model, batch, sampling, choose, team, profile);
-  team.run([&](int rank) { forward.run(rank); });
+  team.run(std::make_shared<Forward<P>>(model, batch, sampling, choose, team.size(), profile));
 }
 
 template <class P>
 void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, float* out) {
-  Tickets tickets;
   const StoreFloats epilogue{out, matrix.rows, matrix.bias};
-  team.run([&](int) { gemm<P>(matrix, static_cast<const typename P::Act*>(a), rows, epilogue, tickets, team.size()); });
+  const Gemm<P, StoreFloats> work(matrix, static_cast<const typename P::Act*>(a), rows, epilogue, team.size());
+  team.share(work.pieces(), [&](i64 i, int) { work.piece(i); });
 }
 
 }  // namespace
@@ -32,13 +31,12 @@ EXPORT void octavo_team_destroy(Team* team) { delete team; }
 
 // Fills `matrix.data` from stored tensors; the caller allocated rows * cols elements.
 EXPORT void octavo_pack(Team* team, const Matrix* matrix, const Source* sources, int32_t count, int32_t arrangement) {
-  Tickets tickets;
   const auto kind = static_cast<Arrangement>(arrangement);
-  team->run([&](int) {
+  team->share(matrix->rows / PANEL, [=](i64 panel, int) {
     if (matrix->format == FORMAT_F32)
-      pack<F32::Elem, F32::GROUP>(*matrix, sources, count, kind, tickets);
+      pack_panel<F32::Elem, F32::GROUP>(*matrix, sources, count, kind, panel);
     else
-      pack<Bf16::Elem, Bf16::GROUP>(*matrix, sources, count, kind, tickets);
+      pack_panel<Bf16::Elem, Bf16::GROUP>(*matrix, sources, count, kind, panel);
   });
 }
 

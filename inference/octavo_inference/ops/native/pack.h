@@ -1,12 +1,12 @@
 // Stored tensors to packed panels, at load.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "abi.h"
 #include "quant.h"
 #include "simd.h"
-#include "threads.h"
 
 namespace octavo {
 
@@ -36,18 +36,16 @@ inline RowOf packed_row(const Source* sources, int count, Arrangement arrangemen
 }
 
 template <class Elem, int GROUP>
-static void pack(const Matrix& matrix, const Source* sources, int count, Arrangement arrangement, Tickets& tickets) {
+static void pack_panel(const Matrix& matrix, const Source* sources, int count, Arrangement arrangement, i64 panel) {
   std::vector<float> row(size_t(matrix.cols));
-  for (i64 panel = tickets.take(); panel < matrix.rows / PANEL; panel = tickets.take()) {
-    Elem* out = static_cast<Elem*>(matrix.data) + panel * PANEL * matrix.cols;
-    for (i64 lane = 0; lane < PANEL; lane++) {
-      const RowOf from = packed_row(sources, count, arrangement, panel * PANEL + lane);
-      if (from.source)
-        dequantize_row(*from.source, from.row, row.data());
-      else
-        std::fill(row.begin(), row.end(), 0.0f);
-      for (i64 k = 0; k < matrix.cols; k++) put(out + (k / GROUP * PANEL + lane) * GROUP + k % GROUP, row[size_t(k)]);
-    }
+  Elem* out = static_cast<Elem*>(matrix.data) + panel * PANEL * matrix.cols;
+  for (i64 lane = 0; lane < PANEL; lane++) {
+    const RowOf from = packed_row(sources, count, arrangement, panel * PANEL + lane);
+    if (from.source)
+      dequantize_row(*from.source, from.row, row.data());
+    else
+      std::fill(row.begin(), row.end(), 0.0f);
+    for (i64 k = 0; k < matrix.cols; k++) put(out + (k / GROUP * PANEL + lane) * GROUP + k % GROUP, row[size_t(k)]);
   }
 }
 

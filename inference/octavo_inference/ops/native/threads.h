@@ -1,14 +1,19 @@
-// A team of persistent threads: one job at a time, spin barriers inside a job, asleep on a futex between jobs.
+// A team of persistent threads that share parts of a job, asleep on a futex between jobs.
+//
+// A part is over when its work is done, not when every thread has come by: a thread that lost its core (to a neighbour,
+// or because a container may use fewer cores than it sees) holds the others up only while it carries a ticket.
 #pragma once
 
 #include <sched.h>
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "simd.h"
 
 namespace octavo {
 
@@ -20,8 +25,7 @@ OCTAVO_INLINE void relax() {
 #endif
 }
 
-// Spins, then gives the core away between looks: with fewer free cores than threads a pure spin would wait for a
-// preempted peer for a whole time slice.
+// Spins, then gives the core away between looks, perhaps to the very thread that is waited for.
 template <class Condition>
 OCTAVO_INLINE void spin_until(Condition done) {
   for (int i = 0; !done(); i++) {
@@ -32,14 +36,45 @@ OCTAVO_INLINE void spin_until(Condition done) {
   }
 }
 
+// `count` pieces of work, handed out by number.
+class alignas(64) Part {
+ public:
+  // Called by any thread of the team: does pieces until none is left, then waits for those others carry.
+  template <class F>
+  OCTAVO_INLINE void share(i64 count, F&& piece) {
+    for (i64 i = next_.fetch_add(1, std::memory_order_relaxed); i < count;
+         i = next_.fetch_add(1, std::memory_order_relaxed)) {
+      piece(i);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+    spin_until([&] { return done_.load(std::memory_order_acquire) >= count; });
+  }
+
+ private:
+  std::atomic<i64> next_{0}, done_{0};
+};
+
+// What a team runs. A thread may come late, even after the caller has gone on: outside of pieces, run() touches only
+// the job itself.
+struct Job {
+  virtual ~Job() = default;
+  virtual void run(int rank) = 0;
+};
+
+template <class F>
+struct JobOf final : Job {
+  explicit JobOf(F f) : f_(std::move(f)) {}
+  void run(int rank) override { f_(rank); }
+  F f_;
+};
+
 class Team {
  public:
   explicit Team(int threads) : size_(threads) {
     for (int rank = 1; rank < threads; rank++) workers_.emplace_back([this, rank] { serve(rank); });
   }
   ~Team() {
-    stop_ = true;
-    start();
+    publish(nullptr);
     for (auto& worker : workers_) worker.join();
   }
   Team(const Team&) = delete;
@@ -47,28 +82,26 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs job(rank) on every thread, the caller being rank 0; returns when all are done.
-  void run(const std::function<void(int)>& job) {
-    job_ = &job;
-    running_.store(size_ - 1, std::memory_order_relaxed);
-    start();
-    job(0);
-    spin_until([this] { return running_.load(std::memory_order_acquire) == 0; });
+  // Runs the job on the calling thread, as rank 0, with the help of the others.
+  void run(std::shared_ptr<Job> job) {
+    if (size_ > 1) publish(job);
+    job->run(0);
   }
 
-  // Inside a job: returns when every thread of the team has arrived.
-  void barrier() {
-    uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == uint32_t(size_ - 1)) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-    } else {
-      spin_until([&] { return phase_.load(std::memory_order_acquire) != phase; });
-    }
+  // The same for a single part of `count` pieces: piece(i, rank).
+  template <class F>
+  void share(i64 count, F piece) {
+    auto part = std::make_shared<Part>();
+    auto body = [part, count, piece](int rank) { part->share(count, [&](i64 i) { piece(i, rank); }); };
+    run(std::make_shared<JobOf<decltype(body)>>(body));
   }
 
  private:
-  void start() {
+  void publish(std::shared_ptr<Job> job) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = std::move(job);
+    }
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
   }
@@ -79,27 +112,22 @@ class Team {
       // The next step usually follows within a fraction of a millisecond; a wake-up through the kernel costs ~50 µs.
       for (int i = 0; i < 4096 && epoch_.load(std::memory_order_acquire) == seen; i++) relax();
       epoch_.wait(seen, std::memory_order_acquire);
-      seen = epoch_.load(std::memory_order_acquire);
-      if (stop_) return;
-      (*job_)(rank);
-      running_.fetch_sub(1, std::memory_order_release);
+      std::shared_ptr<Job> job;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        seen = epoch_.load(std::memory_order_acquire);
+        job = job_;
+      }
+      if (!job) return;
+      job->run(rank);
     }
   }
 
   const int size_;
   std::vector<std::thread> workers_;
-  const std::function<void(int)>* job_ = nullptr;
-  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::shared_ptr<Job> job_;
   alignas(64) std::atomic<uint32_t> epoch_{0};
-  alignas(64) std::atomic<int> running_{0};
-  alignas(64) std::atomic<uint32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
-};
-
-// Hands out work by tickets, so that a thread that lost its core for a while does not hold up the others.
-struct alignas(64) Tickets {
-  std::atomic<i64> next{0};
-  i64 take(i64 count = 1) { return next.fetch_add(count, std::memory_order_relaxed); }
 };
 
 }  // namespace octavo

@@ -20,6 +20,8 @@ from octavo_operator.autoscale.types import Decision, Observation, PodCounters, 
 DOWN_MARGIN = 0.25
 # Rows the remaining pods may fill after a scale-down, as a share of `max_running`.
 ROWS_TARGET = 0.9
+# A wake stands until the replica it asked for is seen, even if no gateway's report confirms it in between.
+WAKE_SECONDS = 10.0
 TICK_SECONDS = 2.0
 HELD_TICK_SECONDS = 1.0
 ZERO_TICK_SECONDS = 10.0
@@ -55,7 +57,7 @@ def _choose(
         limit = "minReplicas" if bounded > current else "maxReplicas"
         return bounded, "OutOfBounds", f"{current} replicas is outside the bounds: {limit} is {bounded}"
     if current == 0:
-        return _wake(settings, state, observation, signals, now)
+        return _wake(settings, state, signals, now)
     if 2 * signals.missing > signals.ready:
         return (
             current,
@@ -70,9 +72,9 @@ def _choose(
     return _down(settings, state, current, signals, now)
 
 
-def _wake(settings: Settings, state: State, observation: Observation, signals: Signals, now: float) -> _Choice:
+def _wake(settings: Settings, state: State, signals: Signals, now: float) -> _Choice:
     """0 -> n: edge-triggered by the first held request, past every stabilisation."""
-    if not signals.held and not observation.wake:
+    if not signals.held and now - state.woken > WAKE_SECONDS:
         return 0, "Idle", "no replicas and no request held"
     need = max(1, ceil(signals.demand - _EPSILON))
     desired = min(need, max(1, _budget(state.changes, settings.up_max_step, settings.up_period, now)))
@@ -209,6 +211,7 @@ def _remember(
         pod_tokens=signals.pod_tokens,
         panic_until=now + settings.down_stabilization if preempting else state.panic_until,
         last_active=now if active else state.last_active,
+        woken=now if observation.wake else state.woken,
     )
 
 

@@ -260,6 +260,13 @@ def test_held_requests_wake_from_zero():
     assert decide(ZERO, settled(0), see(0, (), [gateway()]), NOW).desired == 0
 
 
+def test_a_wake_stands_until_its_replica_is_seen():
+    woken = decide(ZERO, settled(0), see(0, (), (), wake=True), NOW)
+    again = decide(ZERO, woken.state, see(0, ()), NOW + 1)
+    assert (woken.desired, again.desired) == (1, 1)
+    assert decide(ZERO, again.state, see(0, ()), NOW + 30).desired == 0
+
+
 def test_held_prompts_are_sized_by_the_remembered_pod():
     state = replace(settled(0), pod_tokens=POOL)
     decision = decide(ZERO, state, see(0, (), [gateway(held=2, held_tokens=POOL)]), NOW)

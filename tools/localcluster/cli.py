@@ -1,6 +1,7 @@
 """The command line of the local cluster."""
 
 import argparse
+import contextlib
 import shutil
 import signal
 import sys
@@ -97,6 +98,9 @@ def _down(name: str, *, purge: bool, progress: Progress) -> int:
                 tear_down(found)
         if purge:
             shutil.rmtree(registry_storage(name), ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # images stay; a folder that never got one need not
+                registry_storage(name).rmdir()
     return 0
 
 

@@ -81,6 +81,14 @@ def node(programs: Mapping[str, Path], data: Path, addresses: Addresses) -> dict
             f"--kubelet-client-certificate={keys.crt('apiserver-kubelet')}",
             f"--kubelet-client-key={keys.key('apiserver-kubelet')}",
             f"--kubelet-certificate-authority={keys.crt('ca')}",
+            # Aggregated APIs (metrics); without it the other components log an error every few seconds.
+            f"--requestheader-client-ca-file={keys.crt('ca')}",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={keys.crt('front-proxy')}",
+            f"--proxy-client-key-file={keys.key('front-proxy')}",
             # The node's name needs no DNS then.
             "--kubelet-preferred-address-types=InternalIP",
         ],

@@ -138,6 +138,7 @@ def _write_files(data: Path, addresses: Addresses, name: str, cgroup: str) -> pk
         {
             "admin": "/O=system:masters/CN=admin",
             "apiserver-kubelet": "/O=system:masters/CN=kube-apiserver-kubelet-client",
+            "front-proxy": "/CN=front-proxy-client",
             "kubelet": f"/O=system:nodes/CN=system:node:{components.NODE_NAME}",
             "kube-controller-manager": "/CN=system:kube-controller-manager",
             "kube-scheduler": "/CN=system:kube-scheduler",

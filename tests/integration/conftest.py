@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from octavo_operator.kube.client import KubeClient
-from octavo_operator.kube.resources import Resource
+from octavo_operator.kube.errors import NotFoundError
+from octavo_operator.kube.resources import LLMDEPLOYMENTS, Resource
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -25,6 +28,7 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 
 Connect = Callable[..., Awaitable[KubeClient]]
+Eventually = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(scope="session")
@@ -57,12 +61,38 @@ async def connect(plane: ControlPlane) -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
-async def kube(connect: Connect) -> KubeClient:
+async def kube(connect: Connect, eventually: Eventually) -> KubeClient:
     """The administrator's client; the CRD is there."""
     client = await connect()
     crd: dict[str, Any] = yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text())
     await _apply_cluster_scoped(client, CRDS, crd)
+    await eventually(lambda: _served(client))
     return client
+
+
+async def _served(client: KubeClient) -> bool:
+    try:
+        await client.list(LLMDEPLOYMENTS, "default")
+    except NotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Asks until the answer is true; fails with the last one."""
+
+    async def poll(question: Callable[[], Awaitable[Any]], seconds: float = 30.0) -> Any:
+        end = time.monotonic() + seconds
+        while True:
+            answer = await question()
+            if answer:
+                return answer
+            if time.monotonic() > end:
+                pytest.fail(f"not within {seconds} s; the last answer was {answer!r}")
+            await asyncio.sleep(0.1)
+
+    return poll
 
 
 @pytest.fixture

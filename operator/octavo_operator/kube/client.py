@@ -1,4 +1,4 @@
-"""The API server as eight verbs on plain dicts."""
+"""The API server as nine verbs on plain dicts."""
 
 from __future__ import annotations
 
@@ -143,11 +143,17 @@ class KubeClient:
         self, resource: Resource, namespace: str, name: str, annotations: Mapping[str, str | None]
     ) -> None:
         """Set annotations of an object that is not ours as a whole; None removes one. A missing object is fine."""
-        body = {"metadata": {"annotations": dict(annotations)}}
+        metadata = {"namespace": namespace, "name": name, "annotations": dict(annotations)}
         try:
-            await self._call("PATCH", resource.path(namespace, name), {}, body, content_type=_MERGE)
+            await self.merge(resource, {"metadata": metadata})
         except NotFoundError:
             return
+
+    async def merge(self, resource: Resource, body: Json) -> Json:
+        """JSON merge patch of an existing object: lists are replaced as a whole."""
+        meta = body["metadata"]
+        path = resource.path(meta["namespace"], meta["name"])
+        return await self._call("PATCH", path, {"fieldManager": MANAGER}, body, content_type=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this object. One that is gone, or another of its name, is fine."""

@@ -22,6 +22,7 @@ from octavo_protocol import names
 ANNOTATION_APPLIED = f"{names.API_GROUP}/applied"
 ChildId = tuple[str, str]
 EVENTS_SECONDS = 15.0
+_LIST_KEYS = ("name", "mountPath", "uid")
 _QUANTITY = re.compile(QUANTITY)
 
 
@@ -207,12 +208,15 @@ def _covers(live: Any, part: Any) -> bool:
     if isinstance(part, dict):
         return isinstance(live, dict) and all(_covers(live.get(key), value) for key, value in part.items())
     if isinstance(part, list):
-        return (
-            isinstance(live, list)
-            and len(live) == len(part)
-            and all(_covers(one, other) for one, other in zip(live, part, strict=True))
-        )
+        return isinstance(live, list) and _covers_list(live, part)
     return bool(live == part) or _same_quantity(live, part)
+
+
+def _covers_list(live: list[Any], part: list[Any]) -> bool:
+    """Entries with a key may stand beside those of others (an injected container); other lists are ours as a whole."""
+    if part and all(isinstance(entry, dict) and any(key in entry for key in _LIST_KEYS) for entry in part):
+        return all(any(_covers(one, entry) for one in live) for entry in part)
+    return len(live) == len(part) and all(_covers(one, entry) for one, entry in zip(live, part, strict=True))
 
 
 def _same_quantity(live: Any, part: Any) -> bool:

@@ -145,6 +145,18 @@ def test_what_the_api_server_adds_is_left_alone(make_world: Callable[..., World]
     assert world.plan().actions == ()
 
 
+def test_an_injected_container_is_left_alone_and_an_added_rule_is_not(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    world.settle()
+    containers = world.children["Deployment", "tiny"]["spec"]["template"]["spec"]["containers"]
+    containers.insert(0, {"name": "sidecar"})
+    assert world.plan().actions == ()
+    world.children["NetworkPolicy", "tiny"]["spec"]["egress"].append({})
+    (action,) = world.plan().actions
+    assert isinstance(action, Apply)
+    assert action.body["kind"] == "NetworkPolicy"
+
+
 def test_a_field_taken_out_of_the_spec_is_applied(make_world: Callable[..., World]) -> None:
     world = make_world({"scheduling": {"nodeSelector": {"zone": "a"}}})
     world.settle()

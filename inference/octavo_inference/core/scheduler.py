@@ -68,8 +68,8 @@ class Scheduler:
         plan = Plan()
         self._plan_decodes(plan, now)
         left = self.budget - len(plan.decodes)
-        for sequence in self.running:
-            missing = sequence.left
+        for sequence in self.running if len(plan.decodes) < len(self.running) else ():
+            missing = sequence.total - sequence.computed
             if missing > 1 and left > 0 and (self.chunked or missing <= left):
                 take = min(missing, left)
                 plan.chunks.append((sequence, take))

@@ -5,31 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from octavo_inference.errors import ModelError
 from octavo_inference.model.config import ModelConfig, RopeScaling
+from octavo_inference.model.jsonfile import read_json
 from octavo_inference.model.safetensors import Checkpoint, RawTensor
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_values, exact_half
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def optional_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} when there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"{path}: not a JSON object: {error}") from error
+    return read_json(path, dict[str, Any], "a JSON object") if path.exists() else {}
 
 
 def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelConfig:
     """Sizes and flags of the decoder. Raises `ModelError` for an architecture or feature not supported."""
     path = folder / "config.json"
-    data = read_json(path)
+    data = optional_json(path)
     names = data.get("architectures") or [None]
     if names[0] not in ARCHITECTURES:
         raise ModelError(
@@ -166,6 +161,6 @@ def _rope_scaling(path: Path, rope: dict[str, Any]) -> RopeScaling | None:
 def _eos(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:
     """All end-of-sequence ids: generation_config.json knows of more than config.json (Llama 3's <|eot_id|>)."""
     ids: list[int] = []
-    for value in (data.get("eos_token_id"), read_json(folder / "generation_config.json").get("eos_token_id")):
+    for value in (data.get("eos_token_id"), optional_json(folder / "generation_config.json").get("eos_token_id")):
         ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     return tuple(dict.fromkeys(ids))

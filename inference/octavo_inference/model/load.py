@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from octavo_inference.errors import ModelError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.from_gguf import config_from_gguf, weights_from_gguf
-from octavo_inference.model.from_hf import config_from_hf, read_json, weights_from_hf
+from octavo_inference.model.from_hf import config_from_hf, optional_json, weights_from_hf
 from octavo_inference.model.gguf import GgufFile, read_gguf
 from octavo_inference.model.safetensors import INDEX_NAME, Checkpoint, read_checkpoint
 from octavo_inference.model.tokenizer import load_tokenizer, token_at, tokenizer_from_gguf
@@ -141,7 +141,7 @@ def _hf_text(folder: Path, checkpoint: Checkpoint) -> TextModel:
         if not (folder / name).exists():
             raise ModelError(f"{folder}: {name} is missing beside the safetensors files")
     identity = np.frombuffer((folder / "config.json").read_bytes(), np.uint8)
-    settings = read_json(folder / "tokenizer_config.json")
+    settings = optional_json(folder / "tokenizer_config.json")
     model = TextModel(
         name=folder.resolve().name,
         path=folder,
@@ -159,7 +159,7 @@ def _hf_template(folder: Path) -> str | None:
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
         return jinja.read_text(encoding="utf-8")
-    template = read_json(folder / "tokenizer_config.json").get("chat_template")
+    template = optional_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         # Several named templates: the one called "default" is the one for chat.
         template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.errors import ModelError
+from octavo_inference.model.jsonfile import decode_json, read_json
 
 _MAX_HEADER = 100_000_000
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -55,10 +56,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Map the safetensors files of a folder. Raises `ModelError` for missing, damaged or contradictory files."""
     index_path = folder / INDEX_NAME
     if index_path.exists():
-        try:
-            index = msgspec.json.decode(index_path.read_bytes(), type=_Index)
-        except (OSError, msgspec.DecodeError) as error:
-            raise ModelError(f"{index_path}: not a safetensors index: {error}") from error
+        index = read_json(index_path, _Index, "a safetensors index")
         names = sorted(set(index.weight_map.values()))
         for name in names:
             if "/" in name or "\\" in name or not name.endswith(".safetensors"):
@@ -88,12 +86,10 @@ def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[
     length = int.from_bytes(mapped[:8], "little")
     if len(mapped) < 10 or length > min(_MAX_HEADER, len(mapped) - 8):
         raise ModelError(f"{path}: not a safetensors file: header of {length} bytes in a file of {len(mapped)}")
-    try:
-        header = msgspec.json.decode(mapped[8 : 8 + length], type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except msgspec.DecodeError as error:
-        raise ModelError(f"{path}: damaged safetensors header: {error}") from error
+    what = "a safetensors file, its header is damaged"
+    header = decode_json(mapped[8 : 8 + length], dict[str, msgspec.Raw], path, what)
+    header.pop("__metadata__", None)
+    entries = {name: decode_json(raw, _Entry, path, what) for name, raw in header.items()}
     buffer = np.frombuffer(mapped, np.uint8)
     data = buffer[8 + length :]
     tensors = []

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.metadata import version
 
 from octavo_inference.errors import OctavoError, SettingsError
 from octavo_inference.settings import parse
 from octavo_inference.timeline import Timeline
-
-# The API process gives way: a moment of the engine is worth more than a moment of HTTP.
-_NICENESS = 10
 
 
 def main() -> int:
@@ -27,7 +23,6 @@ def main() -> int:
 
     child = EngineProcess(settings)
     timeline.mark("engine started")
-    os.nice(_NICENESS)
     try:
         from octavo_inference import logs, server  # noqa: PLC0415
 

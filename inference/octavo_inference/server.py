@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -34,6 +35,8 @@ log = logging.getLogger("octavo.server")
 # After the engine's end: time for error events to reach the clients.
 _LAST_WORDS_SECONDS = 2.0
 _SHUTDOWN_SECONDS = 5
+# While serving, the API process gives way: a moment of the engine is worth more than a moment of HTTP.
+_NICENESS = 10
 
 
 class Sockets:
@@ -70,8 +73,8 @@ async def _main(
     )
     process = _Process(service, settings.drain_timeout)
     servers = [
-        _Server(public_app(service, keys, version), sockets.api),
-        _Server(admin_app(service, admin_keys, process.drain), sockets.admin),
+        HttpServer(public_app(service, keys, version), sockets.api),
+        HttpServer(admin_app(service, admin_keys, process.drain), sockets.admin),
     ]
     process.handle_signals()
     serving = [asyncio.create_task(server.run()) for server in servers]
@@ -160,6 +163,7 @@ async def _start(service: Service, settings: Settings, timeline: Timeline, socke
     service.loaded = Loaded(text, info, longest)
     service.cold_start = timeline.now()
     service.ready = True
+    os.nice(_NICENESS)
     _greet(service, settings, info, timeline, sockets)
 
 
@@ -213,7 +217,7 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
     )
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn on a socket of ours, with signals left to us."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
@@ -236,10 +240,12 @@ class _Server(uvicorn.Server):
         )
 
     async def run(self) -> None:  # type: ignore[override]
+        """Serve until `should_exit`."""
         await self.serve(sockets=[self._socket])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        """Leave them alone."""
         yield
 
 

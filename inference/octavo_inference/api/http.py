@@ -26,6 +26,9 @@ log = logging.getLogger("octavo.http")
 MAX_BODY = 8 * 2**20
 BODY_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 15.0
+# A body that is too large is read on, and thrown away, up to this many limits: a connection closed on a client that is
+# still sending loses it the answer.
+_DISCARD = 4
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 # What the routes find in `request.scope` about the request at hand.
@@ -132,21 +135,26 @@ async def read_json(request: Request, *, limit: int = MAX_BODY, seconds: float =
         413, f"The body is larger than {limit} bytes.", code="request_too_large", headers={"Connection": "close"}
     )
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
     chunks: list[bytes] = []
     size = 0
+    too_much = declared.isdigit() and int(declared) > limit
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 size += len(chunk)
-                if size > limit:
+                too_much |= size > limit
+                if not too_much:
+                    chunks.append(chunk)
+                elif size > _DISCARD * limit:
                     raise too_large
-                chunks.append(chunk)
     except TimeoutError:
+        if too_much:
+            raise too_large from None
         raise ApiError(
             408, f"The body did not arrive within {seconds:g} s.", code="timeout", headers={"Connection": "close"}
         ) from None
+    if too_much:
+        raise too_large
     return b"".join(chunks)
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
+from tokenizers import Tokenizer
+
 from octavo_inference.api.auth import Keys
 from octavo_inference.api.routes import admin_app, public_app
 from octavo_inference.api.service import Loaded, Service, TextModel
@@ -19,10 +22,9 @@ from octavo_inference.core.request import Output, Request, TokenLogprobs
 from octavo_inference.ipc import EngineInfo
 from octavo_inference.model.load import TextModel as ModelText
 from octavo_inference.model.load import load_text
-from octavo_inference.server import _Server
+from octavo_inference.server import HttpServer
 from octavo_inference.template import ChatTemplate
 from octavo_protocol.load import LoadReport
-from tokenizers import Tokenizer
 
 EOS = 2
 ANSWER = "The capital of France is Paris. \N{CAT FACE} It lies on the Seine."
@@ -133,8 +135,14 @@ class Server:
     service: Service
     api: httpx.AsyncClient
     admin: httpx.AsyncClient
-    address: tuple[str, int]
     drained: list[bool]
+
+    def release(self) -> None:
+        """Let a held engine go on."""
+        self.engine.hold = False
+        client = self.service.client
+        with client._condition:
+            client._condition.notify()
 
     async def chat(self, **fields: object) -> httpx.Response:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
@@ -160,6 +168,27 @@ def template(model: ModelText) -> ChatTemplate:
     return ChatTemplate(model.chat_template, model.tokenizer)
 
 
+@contextlib.asynccontextmanager
+async def _called(apps: list[ASGIApp]) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """Clients that call the applications without a socket: answers come whole."""
+    transports = [httpx.ASGITransport(app, raise_app_exceptions=False) for app in apps]  # type: ignore[arg-type]
+    yield [httpx.AsyncClient(base_url="http://test", transport=transport) for transport in transports]
+
+
+@contextlib.asynccontextmanager
+async def _listening(apps: list[ASGIApp]) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """Clients that connect over sockets: streams, disconnects and backpressure are real."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in apps]
+    servers = [HttpServer(app, listening) for app, listening in zip(apps, sockets, strict=True)]
+    tasks = [asyncio.create_task(server.run()) for server in servers]
+    urls = [f"http://127.0.0.1:{listening.getsockname()[1]}" for listening in sockets]
+    async with httpx.AsyncClient(base_url=urls[0]) as api, httpx.AsyncClient(base_url=urls[1]) as admin:
+        yield [api, admin]
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*tasks)
+
+
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
 
 
@@ -167,7 +196,12 @@ Serve = Callable[..., AbstractAsyncContextManager[Server]]
 def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
     @contextlib.asynccontextmanager
     async def start(
-        *, keys: Keys | None = None, ready: bool = True, max_queued: int = 100, **engine_fields: object
+        *,
+        keys: Keys | None = None,
+        ready: bool = True,
+        max_queued: int = 100,
+        listen: bool = False,
+        **engine_fields: object,
     ) -> AsyncIterator[Server]:
         engine = FakeEngine(tokenizer, **engine_fields)  # type: ignore[arg-type]
         info = EngineInfo(
@@ -189,19 +223,12 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True
         drained: list[bool] = []
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         apps = [public_app(service, keys, "1.2.3"), admin_app(service, None, lambda: drained.append(True))]
-        servers = [_Server(app, listening) for app, listening in zip(apps, sockets, strict=True)]
-        tasks = [asyncio.create_task(server.run()) for server in servers]
-        urls = [f"http://127.0.0.1:{listening.getsockname()[1]}" for listening in sockets]
-        async with httpx.AsyncClient(base_url=urls[0]) as api, httpx.AsyncClient(base_url=urls[1]) as admin:
-            yield Server(engine, service, api, admin, sockets[0].getsockname(), drained)
-        for server in servers:
-            server.should_exit = True
+        async with (_listening if listen else _called)(apps) as (api, admin):
+            yield Server(engine, service, api, admin, drained)
         engine.hold = False
         engine.sequences.clear()
         await client.close()
-        await asyncio.gather(*tasks)
         service.executor.shutdown()
 
     return start
@@ -215,4 +242,4 @@ def eventually() -> Iterator[Callable[..., object]]:
             assert asyncio.get_running_loop().time() < end, "it never became true"
             await asyncio.sleep(0.005)
 
-    yield poll
+    return poll

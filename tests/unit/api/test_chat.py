@@ -65,7 +65,7 @@ async def test_no_usage_in_a_stream_that_did_not_ask(serve):
 
 @pytest.mark.parametrize("stop", ["of France", ["xyz", "Paris. \N{CAT FACE}"], "The", "Seine."])
 async def test_stop_strings_leave_no_trace(serve, stop):
-    first = min((ANSWER.find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in ANSWER))
+    first = min(ANSWER.find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in ANSWER)
     async with serve() as server:
         whole = (await server.chat(stop=stop)).json()["choices"][0]
         streamed = events((await server.chat(stop=stop, stream=True)).text)

@@ -1,0 +1,222 @@
+"""What is not answered gets an error object with four keys, the field at fault and a useful status; never a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_inference.api.errors import ApiError
+from octavo_inference.api.requests import ChatRequest, CompletionRequest, decode
+
+BIG = 2**63
+
+
+def refusal(response) -> dict:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+CHAT = [
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", True),
+    ("temperature", "1"),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("min_p", -1),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("n", 0),
+    ("n", 129),
+    ("n", True),
+    ("n", 2.0),
+    ("max_tokens", 0),
+    ("max_completion_tokens", "5"),
+    ("seed", BIG),
+    ("seed", 1.5),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", 11),
+    ("stop", ["a"] * 5),
+    ("stop", "x" * 257),
+    ("stop", ""),
+    ("stop_token_ids", [1] * 129),
+    ("stop_token_ids", [49152]),
+    ("stop_token_ids", [-1]),
+    ("logprobs", 1),
+    ("top_logprobs", 21),
+    ("top_logprobs", 3),
+    ("min_tokens", -1),
+    ("stream", "yes"),
+    ("stream_options", {"include_obfuscation": True}),
+    ("user", "x" * 513),
+    ("metadata", {str(i): "x" for i in range(17)}),
+    ("cache_salt", "no spaces"),
+    ("messages", []),
+    ("messages", "hi"),
+    ("messages", [{"role": "robot", "content": "x"}]),
+    ("messages", [{"role": "user"}]),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
+    ("messages", [{"role": "user", "content": "x"}] * 4097),
+    ("tools", []),
+    ("tool_choice", "auto"),
+    ("response_format", {"type": "json_object"}),
+    ("logit_bias", {"1": 5}),
+    ("chat_template", "{{ x }}"),
+    ("prompt_logprobs", -1),
+    ("nonsense", 1),
+    ("model", 5),
+    ("store", True),
+]
+
+COMPLETIONS = [
+    ("prompt", []),
+    ("prompt", [[]]),
+    ("prompt", ["a"] * 129),
+    ("prompt", ["a", 1]),
+    ("prompt", ["a", [1]]),
+    ("prompt", [49152]),
+    ("prompt", ""),
+    ("prompt", None),
+    ("best_of", 2),
+    ("suffix", "x"),
+    ("logprobs", 21),
+    ("messages", []),
+]
+
+
+async def test_every_field_has_bounds(serve):
+    async with serve() as server:
+        for ask, cases in ((server.chat, CHAT), (server.complete, COMPLETIONS)):
+            for field, value in cases:
+                response = await ask(**{field: value})
+                assert response.status_code == 400, field
+                assert refusal(response)["param"].startswith(field)
+    assert server.engine.seen == []
+
+
+BODIES = [b"", b"{", b"[]", b"42", b"null", b'"x"', b"true", b"\xff\xfe", b"[" * 100_000]
+NUMBERS = [b'{"model":"m","prompt":"x","temperature":%s}' % n for n in (b"NaN", b"Infinity", b"1e999", b"-1e999")]
+
+
+async def test_what_is_no_json_object_of_finite_numbers(serve):
+    async with serve() as server:
+        for body in BODIES + NUMBERS:
+            response = await server.api.post(
+                "/v1/completions", content=body, headers={"content-type": "application/json"}
+            )
+            assert response.status_code == 400, body[:40]
+            refusal(response)
+
+
+async def test_contradictions(serve):
+    async with serve() as server:
+        assert refusal(await server.chat(min_tokens=9, max_tokens=3))["param"] == "min_tokens"
+        assert refusal(await server.chat(max_tokens=1, max_completion_tokens=2))["param"] == "max_completion_tokens"
+        assert refusal(await server.complete(echo=True, logprobs=1))["param"] == "echo"
+
+
+async def test_context_overflow_names_the_numbers(serve):
+    async with serve() as server:
+        answer = await server.complete(prompt=[5] * 500, max_tokens=13)
+        prompt = await server.complete(prompt="word " * 600, stream=True)
+        huge = await server.complete(prompt="x" * 1_000_000)
+        fits = await server.complete(prompt=[5] * 500, max_tokens=12)
+    error = refusal(answer)
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+    assert all(number in error["message"] for number in ("512", "513", "500", "13"))
+    assert refusal(prompt)["code"] == refusal(huge)["code"] == "context_length_exceeded"
+    assert fits.status_code == 200
+
+
+async def test_unknown_model_path_and_method(serve):
+    async with serve() as server:
+        model = await server.chat(model="gpt-9")
+        path = await server.api.get("/v1/nothing")
+        slash = await server.api.post("/v1/chat/completions/", json={})
+        method = await server.api.get("/v1/chat/completions")
+        named = await server.api.get("/v1/models/gpt-9")
+        admin = [await server.api.get(p) for p in ("/metrics", "/v1/octavo/load", "/v1/octavo/drain")]
+    assert (model.status_code, refusal(model)["code"], refusal(model)["param"]) == (404, "model_not_found", "model")
+    assert {r.status_code for r in (path, slash, named, *admin)} == {404}
+    assert refusal(named)["code"] == "model_not_found"
+    assert method.status_code == 405
+    assert method.headers["allow"] == "POST"
+    for response in (path, slash, method, *admin):
+        refusal(response)
+
+
+async def test_only_json_of_bounded_size(serve):
+    async def chunks():
+        for _ in range(9):
+            yield b" " * 2**20
+
+    headers = {"content-type": "application/json"}
+    async with serve(listen=True) as server:
+        form = await server.api.post("/v1/completions", data={"a": "b"})
+        zipped = await server.api.post("/v1/completions", content=b"{}", headers=headers | {"content-encoding": "gzip"})
+        declared = await server.api.post("/v1/completions", content=b" " * (8 * 2**20 + 1), headers=headers)
+        undeclared = await server.api.post("/v1/completions", content=chunks(), headers=headers)
+    assert form.status_code == zipped.status_code == 415
+    assert declared.status_code == undeclared.status_code == 413
+    for response in (form, zipped, declared, undeclared):
+        refusal(response)
+
+
+async def test_a_full_queue_refuses_at_once(serve, eventually):
+    async with serve(max_queued=2, hold=True) as server:
+        streams = [asyncio.create_task(server.complete(max_tokens=3)) for _ in range(10)]
+        await eventually(lambda: len(server.engine.seen) == 10)
+        refused = await server.complete(max_tokens=3, stream=True)
+        server.release()
+        answers = await asyncio.gather(*streams)
+    assert (refused.status_code, refusal(refused)["code"]) == (503, "overloaded")
+    assert 0 < int(refused.headers["retry-after"]) <= 120
+    assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_request_ids(serve):
+    async with serve() as server:
+        mine = await server.api.get("/version", headers={"x-request-id": "abc-1.2_3"})
+        forged = await server.api.get("/version", headers={"x-request-id": "a b\tc"})
+        refused = await server.api.get("/nothing", headers={"x-request-id": "abc"})
+    assert mine.headers["x-request-id"] == "abc-1.2_3"
+    assert forged.headers["x-request-id"].isalnum()
+    assert refused.headers["x-request-id"] == "abc"
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "text", "m"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "include_usage", "x"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+fields = st.sampled_from(
+    [*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "unknown", "\x00", "a`b", "$.x"]
+)
+
+
+@given(st.dictionaries(fields, values, max_size=6), st.sampled_from([ChatRequest, CompletionRequest]))
+@settings(max_examples=100, deadline=None)
+def test_no_body_is_worse_than_refused(body, kind):
+    refused = None
+    try:
+        decode(json.dumps(body).encode("utf-8", "surrogatepass"), kind)
+    except ApiError as error:
+        refused = error
+    finite = all(not isinstance(v, float) or math.isfinite(v) for v in body.values())
+    assert (refused is None and finite) or refused.status == 400

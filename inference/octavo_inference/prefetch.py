@@ -1,0 +1,308 @@
+"""`python -m octavo_inference.prefetch hf://ORG/REPO[@REVISION] --to FOLDER`: a hub model, complete and checked.
+
+Runs as the init container of pods whose model is on a hub: it alone holds the token (HF_TOKEN) and reaches the hub
+(HF_ENDPOINT). Standard library only. Interrupted downloads go on where they stopped; every file is compared with the
+size and the hash that the hub gives (sha256 for large files, git's blob hash for small ones).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+
+from octavo_inference.errors import OctavoError
+
+HUB = "https://huggingface.co"
+ATTEMPTS = 6
+PROGRESS_SECONDS = 5.0
+_CHUNK = 1 << 20
+_TIMEOUT = 60.0
+_INDEX = "model.safetensors.index.json"
+_TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
+
+
+class PrefetchError(OctavoError):
+    """The model cannot be had; the message says why and what to do."""
+
+
+class _BrokenError(Exception):
+    """A download that is worth another attempt."""
+
+
+class _CorruptError(_BrokenError):
+    """All bytes came, and they are wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of the repository. `sha256` is known for large files, `blob` (git's SHA-1) for the others."""
+
+    name: str
+    size: int
+    sha256: str | None
+    blob: str | None
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class _KeepTokenHome(HTTPRedirectHandler):
+    """Follows redirects to other hosts without the token: files lie in storage that signs its own addresses."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if following is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+            following.remove_header("Authorization")
+        return following
+
+
+class Hub:
+    """One hub, spoken to with or without a token."""
+
+    def __init__(self, endpoint: str, token: str | None, sleep: Callable[[float], None] = time.sleep) -> None:
+        if urlsplit(endpoint).scheme not in ("http", "https"):
+            raise PrefetchError(f"HF_ENDPOINT: {endpoint!r} must be an http:// or https:// address")
+        self._endpoint = endpoint.rstrip("/")
+        self._headers = {"User-Agent": "octavo-prefetch"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._opener: OpenerDirector = build_opener(_KeepTokenHome)
+        self._sleep = sleep
+
+    def commit(self, repo: str, revision: str) -> str:
+        """The commit that a branch, tag or commit names."""
+        url = f"{self._endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}"
+        return str(self._json(url, f"{repo}@{revision}")[0]["sha"])
+
+    def files(self, repo: str, commit: str) -> list[RemoteFile]:
+        """The files at the top of the repository. What lies in folders are other formats of the same weights."""
+        found: list[RemoteFile] = []
+        url: str | None = f"{self._endpoint}/api/models/{repo}/tree/{commit}"
+        while url is not None:
+            entries, url = self._json(url, repo)
+            for entry in entries:
+                if entry["type"] == "file" and "/" not in entry["path"]:
+                    lfs = entry.get("lfs") or {}
+                    blob = None if lfs else entry.get("oid")
+                    found.append(RemoteFile(entry["path"], lfs.get("size", entry["size"]), lfs.get("oid"), blob))
+        return found
+
+    def download(self, repo: str, commit: str, file: RemoteFile, folder: Path, tell: Callable[[int], None]) -> None:
+        """Have `file` complete and checked in `folder`. `tell` is given the bytes of each piece."""
+        part = folder / f"{file.name}.part"
+        attempts = corrupt = 0
+        while True:
+            before = part.stat().st_size if part.exists() else 0
+            try:
+                self._continue(repo, commit, file, part, tell)
+            except (_BrokenError, OSError, http.client.HTTPException) as error:
+                # An attempt that brought something does not count: a slow line is no failure.
+                moved = part.exists() and part.stat().st_size > before
+                attempts = 0 if moved else attempts + 1
+                corrupt += isinstance(error, _CorruptError)
+                if max(attempts, corrupt) >= ATTEMPTS:
+                    raise PrefetchError(f"{file.name}: {error} ({ATTEMPTS} attempts)") from error
+                self._sleep(min(2.0**attempts, 60.0))
+            else:
+                part.rename(folder / file.name)
+                return
+
+    def _continue(self, repo: str, commit: str, file: RemoteFile, part: Path, tell: Callable[[int], None]) -> None:
+        digest = _digest(file)
+        start = 0
+        if part.exists():
+            with part.open("rb") as have:
+                for piece in _pieces(have):
+                    digest.update(piece)
+                    start += len(piece)
+        if start < file.size:
+            url = f"{self._endpoint}/{repo}/resolve/{commit}/{quote(file.name)}"
+            headers = {"Range": f"bytes={start}-"} if start else {}
+            with self._open(url, f"{repo}/{file.name}", headers) as answer:
+                if start and answer.status != http.client.PARTIAL_CONTENT:
+                    digest, start = _digest(file), 0
+                with part.open("ab" if start else "wb") as out:
+                    for piece in _pieces(answer):
+                        out.write(piece)
+                        digest.update(piece)
+                        start += len(piece)
+                        tell(len(piece))
+        if start < file.size:
+            raise _BrokenError(f"the connection ended after {start} of {file.size} bytes")
+        if start > file.size or digest.hexdigest() != (file.sha256 or file.blob):
+            part.unlink()
+            raise _CorruptError("what came has another hash than the hub says")
+
+    def _json(self, url: str, what: str) -> tuple[Any, str | None]:
+        """An answer of the hub's API, and the address of its next page."""
+        for attempt in range(ATTEMPTS):
+            try:
+                with self._open(url, what, {}) as answer:
+                    link = re.search(r'<([^>]+)>;\s*rel="next"', answer.headers.get("Link") or "")
+                    return json.load(answer), link.group(1) if link else None
+            except (_BrokenError, OSError, http.client.HTTPException, ValueError) as error:
+                if attempt == ATTEMPTS - 1:
+                    raise PrefetchError(f"{url}: {error} ({ATTEMPTS} attempts)") from error
+                self._sleep(2.0**attempt)
+        raise PrefetchError(url)
+
+    def _open(self, url: str, what: str, headers: Mapping[str, str]) -> Any:
+        request = Request(url, headers={**self._headers, **headers})  # noqa: S310 - http or https, checked above
+        try:
+            return self._opener.open(request, timeout=_TIMEOUT)
+        except HTTPError as error:
+            with error:
+                if error.code in (401, 403):
+                    raise PrefetchError(
+                        f"{what}: the hub refuses access ({error.code}); the model is private or gated: set "
+                        "spec.model.credentialsSecretRef to a Secret with a token that may read it"
+                    ) from error
+                if error.code == 404:
+                    raise PrefetchError(f"{what}: the hub has no such model, revision or file (404)") from error
+                raise _BrokenError(f"the hub answered {error.code}") from error
+        except URLError as error:
+            raise _BrokenError(f"the hub cannot be reached: {error.reason}") from error
+
+
+def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[RemoteFile]:
+    """The weights in one format, and everything the tokenizer may need.
+
+    `shards` are the files that the weights' index names, None without an index. Raises PrefetchError when the weights
+    are not there or not clear.
+    """
+    texts = [file for file in files if file.name.endswith(_TEXT_SUFFIXES)]
+    tensors = [file for file in files if file.name.endswith(".safetensors")]
+    if shards is not None:
+        missing = shards - {file.name for file in tensors}
+        if missing:
+            raise PrefetchError(f"{_INDEX} names {', '.join(sorted(missing)[:3])}, which the repository does not have")
+        return texts + [file for file in tensors if file.name in shards]
+    if tensors:
+        whole = [file for file in tensors if file.name == "model.safetensors"]
+        return texts + (whole or tensors)
+    ggufs = [file for file in files if file.name.endswith(".gguf")]
+    if len(ggufs) == 1:
+        return texts + ggufs
+    if ggufs:
+        listed = ", ".join(file.name for file in ggufs[:3])
+        raise PrefetchError(
+            f"the repository has {len(ggufs)} GGUF files ({listed}, …) and not one: put the one you want into an image "
+            "(oci://) or onto a volume (pvc://)"
+        )
+    raise PrefetchError("the repository has no *.safetensors and no *.gguf at its top")
+
+
+def prefetch(
+    hub: Hub, repo: str, revision: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
+) -> None:
+    """Have the model complete in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    commit = hub.commit(repo, revision)
+    files = hub.files(repo, commit)
+    say(f"{repo}@{revision} is commit {commit}")
+    shards = None
+    index = next((file for file in files if file.name == _INDEX), None)
+    if index is not None:
+        _fetch_all(hub, repo, commit, [index], folder, say, clock)
+        shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+    _fetch_all(hub, repo, commit, choose(files, shards), folder, say, clock)
+    say("complete")
+
+
+def _fetch_all(
+    hub: Hub,
+    repo: str,
+    commit: str,
+    files: Sequence[RemoteFile],
+    folder: Path,
+    say: Callable[[str], None],
+    clock: Callable[[], float],
+) -> None:
+    wanted = [file for file in files if not _have(file, folder)]
+    total = sum(file.size for file in wanted)
+    partial = sum(part.stat().st_size for file in wanted if (part := folder / f"{file.name}.part").exists())
+    free = shutil.disk_usage(folder).free
+    if total - partial > free:
+        raise PrefetchError(
+            f"{folder} has {free / 1e9:.1f} GB free and the model needs {(total - partial) / 1e9:.1f} GB"
+        )
+    done, began, said = partial, clock(), clock()
+
+    def tell(size: int) -> None:
+        nonlocal done, said
+        done += size
+        now = clock()
+        if now - said >= PROGRESS_SECONDS:
+            said = now
+            speed = (done - partial) / (now - began) / 1e6
+            say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {speed:.0f} MB/s")
+
+    for file in wanted:
+        hub.download(repo, commit, file, folder, tell)
+        say(f"{file.name}: {file.size / 1e6:.1f} MB")
+
+
+def _have(file: RemoteFile, folder: Path) -> bool:
+    """Whether the file is there; only what was checked ever gets this name."""
+    path = folder / file.name
+    return path.exists() and path.stat().st_size == file.size
+
+
+def _digest(file: RemoteFile) -> _Hash:
+    if file.sha256 is not None:
+        return hashlib.sha256()
+    blob = hashlib.sha1(usedforsecurity=False)
+    blob.update(f"blob {file.size}\0".encode())
+    return blob
+
+
+def _pieces(source: BinaryIO) -> Iterator[bytes]:
+    while piece := source.read(_CHUNK):
+        yield piece
+
+
+def parse(target: str) -> tuple[str, str]:
+    """Repository and revision of `hf://ORG/REPO[@REVISION]`."""
+    match = re.fullmatch(r"hf://([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@([A-Za-z0-9._/-]+))?", target)
+    if match is None:
+        raise PrefetchError(f"{target!r} must be hf://ORGANISATION/REPOSITORY or hf://ORGANISATION/REPOSITORY@REVISION")
+    return match.group(1), match.group(2) or "main"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when the model is complete, 1 with one line of reason when it cannot be had."""
+    parser = argparse.ArgumentParser(prog="octavo_inference.prefetch", description="Download a hub model.")
+    parser.add_argument("target", help="hf://ORGANISATION/REPOSITORY[@REVISION]")
+    parser.add_argument("--to", type=Path, required=True, help="folder for the files")
+    arguments = parser.parse_args(argv)
+
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    try:
+        repo, revision = parse(arguments.target)
+        hub = Hub(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN"))
+        prefetch(hub, repo, revision, arguments.to, say, time.monotonic)
+    except PrefetchError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""The download of a hub model, against a local server that answers as a hub does: and fails as one does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo_inference import prefetch as module
+from octavo_inference.prefetch import Hub, PrefetchError, RemoteFile, choose, main, parse, prefetch
+
+COMMIT = "c0ffee"
+WEIGHTS = bytes(range(256)) * 4000
+
+
+class FakeHub:
+    """A hub with one model, whose files lie in a storage on another port."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {
+            "config.json": b"{}",
+            "tokenizer.json": b'{"a": 1}',
+            "model.safetensors": WEIGHTS,
+        }
+        self.token: str | None = None
+        self.cut: list[int] = []
+        self.corrupt = 0
+        self.codes: list[int] = []
+        self.ranges = True
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.storage = self._serve("storage")
+        self.hub = self._serve("hub")
+        self.url = f"http://127.0.0.1:{self.hub.server_port}"
+
+    def _serve(self, role: str) -> ThreadingHTTPServer:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                fake.requests.append((role, self.path, dict(self.headers)))
+                fake.answer_hub(self) if role == "hub" else fake.answer_storage(self)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    def answer_hub(self, request: BaseHTTPRequestHandler) -> None:
+        if self.codes:
+            return self.send(request, self.codes.pop(0), b"")
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return self.send(request, 401, b"")
+        path = request.path
+        if path == "/api/models/org/tiny/revision/main":
+            return self.send(request, 200, json.dumps({"sha": COMMIT}).encode())
+        if path.startswith(f"/api/models/org/tiny/tree/{COMMIT}"):
+            return self.tree(request)
+        if path.startswith(f"/org/tiny/resolve/{COMMIT}/"):
+            name = path.rsplit("/", 1)[1]
+            target = f"http://127.0.0.1:{self.storage.server_port}/{name}"
+            return self.send(request, 302, b"", {"Location": target})
+        return self.send(request, 404, b"")
+
+    def tree(self, request: BaseHTTPRequestHandler) -> None:
+        entries: list[dict[str, Any]] = [{"type": "directory", "path": "onnx", "size": 0, "oid": "x"}]
+        for name, data in self.files.items():
+            blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
+            entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob}
+            if len(data) > 1000:
+                entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data)}
+            entries.append(entry)
+        # Two pages, as a hub cuts long lists.
+        first = "page=2" not in request.path
+        page = entries[:2] if first else entries[2:]
+        link = {"Link": f'<{self.url}{request.path}?page=2>; rel="next"'} if first else {}
+        self.send(request, 200, json.dumps(page).encode(), link)
+
+    def answer_storage(self, request: BaseHTTPRequestHandler) -> None:
+        data = self.files[request.path[1:]]
+        start = 0
+        if self.ranges and (asked := request.headers.get("Range")):
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        body = data[start:]
+        if self.corrupt and len(data) > 1000:
+            self.corrupt -= 1
+            body = b"?" + body[1:]
+        request.send_response(206 if start else 200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if self.cut and len(data) > 1000:
+            request.wfile.write(body[: self.cut.pop(0)])
+            request.close_connection = True
+            return
+        request.wfile.write(body)
+
+    @staticmethod
+    def send(request: BaseHTTPRequestHandler, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        request.send_response(code)
+        for name, value in (headers or {}).items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def close(self) -> None:
+        for server in (self.hub, self.storage):
+            server.shutdown()
+            server.server_close()
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    fake = FakeHub()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def fetch(hub: FakeHub, tmp_path: Path) -> Callable[..., list[str]]:
+    def run(token: str | None = None) -> list[str]:
+        said: list[str] = []
+        prefetch(Hub(hub.url, token, sleep=lambda _: None), "org/tiny", "main", tmp_path, said.append, lambda: 0.0)
+        return said
+
+    return run
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_model_comes_complete(fetch: Callable[..., list[str]], tmp_path: Path) -> None:
+    said = fetch()
+    assert names(tmp_path) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
+    assert said[0] == f"org/tiny@main is commit {COMMIT}"
+    assert said[-1] == "complete"
+
+
+def test_what_is_there_is_not_fetched_again(fetch: Callable[..., list[str]], hub: FakeHub) -> None:
+    fetch()
+    hub.requests.clear()
+    fetch()
+    assert not [path for role, path, _ in hub.requests if role == "storage"]
+
+
+def test_a_broken_connection_goes_on_where_it_stopped(
+    fetch: Callable[..., list[str]], hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.cut = [300_000, 400_000]
+    fetch()
+    assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
+    ranges = [headers.get("Range") for role, path, headers in hub.requests if path == "/model.safetensors"]
+    assert ranges == [None, "bytes=300000-", "bytes=700000-"]
+
+
+def test_a_server_without_ranges_starts_again(fetch: Callable[..., list[str]], hub: FakeHub, tmp_path: Path) -> None:
+    hub.cut, hub.ranges = [300_000], False
+    fetch()
+    assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_wrong_hash_is_fetched_again(fetch: Callable[..., list[str]], hub: FakeHub, tmp_path: Path) -> None:
+    hub.corrupt = 1
+    fetch()
+    assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_wrong_bytes_in_pieces_do_not_go_on_for_ever(fetch: Callable[..., list[str]], hub: FakeHub) -> None:
+    hub.corrupt, hub.cut = 100, [500_000, 2_000_000] * 20
+    with pytest.raises(PrefetchError, match="another hash"):
+        fetch()
+
+
+def test_a_wrong_hash_that_stays_is_an_error(fetch: Callable[..., list[str]], hub: FakeHub, tmp_path: Path) -> None:
+    hub.corrupt = 100
+    with pytest.raises(PrefetchError, match="another hash"):
+        fetch()
+    assert "model.safetensors" not in names(tmp_path)
+
+
+def test_a_busy_hub_is_asked_again(fetch: Callable[..., list[str]], hub: FakeHub) -> None:
+    hub.codes = [429, 503]
+    assert fetch()[-1] == "complete"
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(fetch: Callable[..., list[str]], hub: FakeHub) -> None:
+    hub.token = "secret"
+    fetch("secret")
+    for role, _, headers in hub.requests:
+        assert ("Authorization" in headers) == (role == "hub")
+
+
+def test_a_gated_model_says_what_to_do(fetch: Callable[..., list[str]], hub: FakeHub) -> None:
+    hub.token = "secret"
+    with pytest.raises(PrefetchError, match="credentialsSecretRef"):
+        fetch()
+
+
+def test_an_unknown_model_says_so(hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(PrefetchError, match="org/other@main: the hub has no such model"):
+        prefetch(Hub(hub.url, None), "org/other", "main", tmp_path, lambda _: None, lambda: 0.0)
+
+
+def test_only_the_shards_of_the_index_are_fetched(
+    fetch: Callable[..., list[str]], hub: FakeHub, tmp_path: Path
+) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    hub.files = {
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "model-1.safetensors": b"1" * 2000,
+        "model-2.safetensors": b"2" * 2000,
+        "consolidated.safetensors": b"3" * 4000,
+        "onnx/model.onnx": b"4" * 4000,
+        "README.md": b"5",
+    }
+    fetch()
+    assert names(tmp_path) == {"model.safetensors.index.json", "model-1.safetensors", "model-2.safetensors"}
+
+
+def test_too_small_a_disk_is_said_before_the_download(
+    fetch: Callable[..., list[str]], hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = module.shutil.disk_usage("/")
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    with pytest.raises(PrefetchError, match="GB free"):
+        fetch()
+
+
+def remote(*names: str) -> list[RemoteFile]:
+    return [RemoteFile(name, 1, None, None) for name in names]
+
+
+def test_one_gguf_is_taken_and_several_are_refused() -> None:
+    assert [file.name for file in choose(remote("a.gguf", "x.bin"), None)] == ["a.gguf"]
+    with pytest.raises(PrefetchError, match="2 GGUF files"):
+        choose(remote("a.gguf", "b.gguf"), None)
+    with pytest.raises(PrefetchError, match="and no"):
+        choose(remote("pytorch_model.bin"), None)
+
+
+def test_targets() -> None:
+    assert parse("hf://org/repo") == ("org/repo", "main")
+    assert parse("hf://org/repo@refs/pr/1") == ("org/repo", "refs/pr/1")
+    with pytest.raises(PrefetchError):
+        parse("hf://org/../repo")
+
+
+def test_the_program_reports_in_one_line(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert main(["hf://org/tiny", "--to", str(tmp_path / "model")]) == 0
+    assert main(["hf://org/none", "--to", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.strip() == "org/none@main: the hub has no such model, revision or file (404)"

@@ -18,8 +18,12 @@ from octavo_protocol.load import LoadReport, ModelTraffic
 
 # Reports are taken every second; an older one says less than what this gateway itself has sent.
 REPORT_SECONDS = 5.0
-# How long a pod that refused a connection or said that it drains is left alone, unless it reports health before.
-AVOID_SECONDS = 5.0
+# How long a pod that did not take a request is left alone, doubled each time it happens again. A report of health or
+# an answer ends it.
+# The first pause is about what Kubernetes needs to notice that a container died.
+AVOID_FIRST = 2.0
+AVOID_DRAINING = 5.0
+AVOID_LONGEST = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -36,16 +40,26 @@ class Upstream:
     report: LoadReport | None = None
     reported_at: float = 0.0
     asked_at: float = 0.0
-    draining: bool = False
-    avoid_from: float = float("-inf")
+    failures: int = 0
+    avoided_at: float = float("-inf")
+    avoid_until: float = float("-inf")
 
     def accepts(self, now: float) -> bool:
         """Whether new requests may be sent to it."""
-        return self.endpoint.ready and not self.draining and now - self.avoid_from >= AVOID_SECONDS
+        leaving = self.report is not None and self.report.draining
+        return self.endpoint.ready and not leaving and now >= self.avoid_until
 
-    def avoid(self, now: float) -> None:
-        """Leave it alone for a while."""
-        self.avoid_from = now
+    def avoid(self, now: float, *, draining: bool = False) -> None:
+        """Leave it alone for a while: it refused a connection, or said that it drains."""
+        first = AVOID_DRAINING if draining else AVOID_FIRST
+        self.avoid_until = now + min(AVOID_LONGEST, first * 2**self.failures)
+        self.failures = min(self.failures + 1, 10)
+        self.avoided_at = now
+
+    def trust(self) -> None:
+        """Take it back: it answered."""
+        self.failures = 0
+        self.avoid_until = float("-inf")
 
     def candidate(self, now: float) -> Candidate:
         """What the router is told of it."""
@@ -82,9 +96,8 @@ class Upstream:
         self.report = report
         self.reported_at = now
         self.since, self.since_tokens = self.fresh, self.fresh_tokens
-        self.draining = report.draining
-        if not report.draining and self.asked_at > self.avoid_from:
-            self.avoid_from = float("-inf")
+        if self.asked_at > self.avoided_at:
+            self.trust()
 
 
 @dataclass(slots=True, eq=False)

@@ -112,7 +112,7 @@ class Proxy:
             try:
                 return await self._exchange(request, answer, lease, call)
             except UnreachedError as unreached:
-                lease.upstream.avoid(backend.clock())
+                lease.upstream.avoid(backend.clock(), draining=unreached.reason == "draining")
                 log.info("%s: %s did not take it: %s", call.request_id, lease.upstream.endpoint.name, unreached.reason)
                 if retried or not self._budget.spend():
                     raise backend.unavailable("the replicas did not take the request") from None
@@ -157,8 +157,8 @@ class Proxy:
         complete = False
         try:
             if pod.status == 503 and HEADER_DRAINING in pod.headers:
-                lease.upstream.draining = True
                 raise UnreachedError("draining")
+            lease.upstream.trust()
             if pod.content_type == EVENT_STREAM:
                 response = await self._relay(pod, answer, lease, call)
             else:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from random import getrandbits
 from time import perf_counter
-from uuid import uuid4
 
 import msgspec
 from aiohttp import web
@@ -27,6 +27,7 @@ from octavo_protocol.names import PATH_LOAD
 log = logging.getLogger(__name__)
 
 MAX_BODY = 8 * 1024 * 1024
+BODY_SECONDS = 60.0
 # Metrics only: no answer reached the client.
 CLIENT_GONE = 499
 # Routes that answer without a key; every other one asks for it.
@@ -80,7 +81,7 @@ class Api:
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Request id, key and errors of every route, those that do not exist included."""
-        request_id = headers.request_id(request.headers, lambda: uuid4().hex)
+        request_id = headers.request_id(request.headers, _fresh_id)
         request[_ID] = request_id
         self.status.requests += 1
         self.status.idle.clear()
@@ -133,7 +134,7 @@ class Api:
             raise ApiError(415, f"Content-Type is {request.content_type}; send application/json")
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
-        model, call = call_of(request.path, await request.read(), request[_ID], started)
+        model, call = call_of(request.path, await _body(request), request[_ID], started)
         backend = self.fleet.find(model)
         if backend is None:
             raise unknown_model(model)
@@ -190,6 +191,20 @@ class Admin:
             models=[backend.traffic() for backend in self.fleet.backends()] if self.status.synced else [],
         )
         return _json(load.encode(report))
+
+
+async def _body(request: web.Request) -> bytes:
+    """The body. Raises `ApiError` 408 when it comes too slowly, and aiohttp's 413 when it is too long."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the body was not complete within {BODY_SECONDS:g} s") from None
+
+
+def _fresh_id() -> str:
+    """A request id: unique, not secret."""
+    return f"{getrandbits(128):032x}"
 
 
 async def _anonymous(_: web.Request, response: web.StreamResponse) -> None:

@@ -194,6 +194,23 @@ async def test_a_pods_own_error_is_the_answer(world, status):
     assert sum(len(pod.seen) for pod in pods) == 1
 
 
+async def test_a_pod_that_comes_back_is_used_again(world):
+    await world.start()
+    pod = await world.pod(draining)
+    backend = world.has(pod.endpoint(), hold=False)
+    async with world.post() as response:
+        assert response.status == 503
+    assert not backend.available()
+    pod.behave = answering(200)
+    (upstream,) = backend.upstreams.values()
+    assert not upstream.accepts(backend.clock() + 4)
+    assert upstream.accepts(backend.clock() + 6)
+    upstream.avoid_until = 0.0
+    async with world.post() as response:
+        assert response.status == 200
+    assert upstream.failures == 0
+
+
 async def test_retries_have_a_budget(world):
     await world.start()
     good = await world.pod()
@@ -201,7 +218,7 @@ async def test_retries_have_a_budget(world):
     statuses = []
     for _ in range(30):
         for upstream in backend.upstreams.values():
-            upstream.avoid_from = float("-inf")
+            upstream.trust()
         async with world.post() as response:
             statuses.append(response.status)
     assert statuses[:8] == [200] * 8

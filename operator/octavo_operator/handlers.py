@@ -55,7 +55,7 @@ def _registry(enqueue: Enqueue, connect: Callable[[], Awaitable[Connection]]) ->
         enqueue(Key(namespace, meta["labels"][names.LABEL_NAME]))
 
     kopf.on.login(registry=registry)(login)
-    kopf.on.event(*_selector(LLMDEPLOYMENTS), registry=registry)(changed)
+    kopf.on.event(*_selector(LLMDEPLOYMENTS), id=LLMDEPLOYMENTS.plural, registry=registry)(changed)
     for child in _CHILDREN:
         labels = {names.LABEL_NAME: kopf.PRESENT}
         kopf.on.event(*_selector(child), labels=labels, id=child.plural, registry=registry)(child_changed)

@@ -1,0 +1,180 @@
+"""The status: when it is written, and what it says of each state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.reconcile.pods import Pod, Problem, rfc3339
+from octavo_operator.reconcile.status import HISTORY, Change, Load, Scaling, View, next_status
+
+NOW = 2_000_000.0
+BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}}
+Json = dict[str, Any]
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def view(make_owner: Callable[..., LLMDeployment]) -> View:
+    return View(make_owner(), (), 1, "http://x/v1")
+
+
+def condition(status: Json, name: str) -> tuple[str, str]:
+    found = next(c for c in status["conditions"] if c["type"] == name)
+    return found["status"], found["reason"]
+
+
+def test_ready_and_its_company(view: View, make_pod: Make) -> None:
+    status = next_status(replace(view, pods=(make_pod("a"),)), NOW)
+    assert condition(status, "Ready") == ("True", "AllReplicasReady")
+    assert condition(status, "Available") == ("True", "MinimumReplicas")
+    assert condition(status, "Progressing") == ("False", "RolloutComplete")
+    assert condition(status, "Degraded") == ("False", "AsExpected")
+    assert condition(status, "Scheduled") == ("True", "AllPodsScheduled")
+    assert condition(status, "ScalingActive") == ("False", "Manual")
+
+
+@pytest.mark.parametrize(
+    ("pod", "message"),
+    [
+        ({"scheduled": False, "loaded": False}, "waiting for a node"),
+        ({"loaded": False}, "waiting for the weights of oci://registry.local/models/tiny:1"),
+        ({}, "the server loads the weights and computes its first token"),
+    ],
+)
+def test_starting_says_what_it_waits_for(pod: Json, message: str, view: View, make_pod: Make) -> None:
+    status = next_status(replace(view, pods=(make_pod("a", ready=False, **pod),)), NOW)
+    ready = status["conditions"][0]
+    assert (ready["reason"], ready["message"]) == ("Starting", message)
+
+
+def test_a_failing_new_spec_leaves_the_old_one_serving(view: View, make_pod: Make) -> None:
+    failed = make_pod(
+        "b", ready=False, loaded=False, problems=(Problem("b", "server", "ModelPullFailed", "not found"),)
+    )
+    status = next_status(replace(view, pods=(make_pod("a", revision="old"), failed)), NOW)
+    assert condition(status, "Ready") == ("False", "ModelPullFailed")
+    assert condition(status, "Available") == ("True", "MinimumReplicas")
+    assert condition(status, "Degraded") == ("True", "ModelPullFailed")
+    assert condition(status, "ModelResolved") == ("False", "ModelPullFailed")
+    assert status["failures"] == [
+        {"pod": "b", "container": "server", "reason": "ModelPullFailed", "message": "not found", "count": 1}
+    ]
+
+
+def test_the_worst_failure_comes_first(view: View, make_pod: Make) -> None:
+    problems = [Problem("a", "", reason, "m") for reason in ("Unschedulable", "FailedMount", "ImagePullFailed")]
+    status = next_status(replace(view, pods=(make_pod("a", ready=False, problems=tuple(problems)),)), NOW)
+    assert [f["reason"] for f in status["failures"]] == ["ImagePullFailed", "Unschedulable", "FailedMount"]
+    assert condition(status, "Scheduled") == ("False", "Unschedulable")
+
+
+def test_rolling_out(view: View, make_pod: Make) -> None:
+    status = next_status(replace(view, pods=(make_pod("a", revision="old"), make_pod("b", ready=False))), NOW)
+    assert condition(status, "Ready") == ("False", "RollingOut")
+    assert condition(status, "Progressing") == ("True", "NewRevision")
+
+
+def test_a_deadline_missed(view: View, make_pod: Make) -> None:
+    missed = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    deployment = {"status": {"conditions": [missed]}}
+    status = next_status(replace(view, pods=(make_pod("a", ready=False),), deployment=deployment), NOW)
+    assert condition(status, "Progressing") == ("False", "ProgressDeadlineExceeded")
+
+
+def test_zero_replicas(view: View, make_owner: Make) -> None:
+    idle = replace(view, owner=make_owner(BUILTIN), target=0)
+    assert condition(next_status(idle, NOW), "Ready") == ("True", "Idle")
+    none = replace(view, owner=make_owner({"replicas": 0}), target=0)
+    assert condition(next_status(none, NOW), "Ready") == ("False", "ScaledToZero")
+
+
+def test_at_zero_the_model_stays_resolved(view: View, make_owner: Make, make_pod: Make) -> None:
+    before = next_status(replace(view, pods=(make_pod("a"),)), NOW)
+    idle = replace(view, owner=make_owner(BUILTIN, status=before), target=0)
+    assert condition(next_status(idle, NOW), "ModelResolved") == ("True", "Loaded")
+
+
+def test_transition_times_move_with_the_status_alone(view: View, make_owner: Make, make_pod: Make) -> None:
+    first = next_status(replace(view, pods=(make_pod("a", ready=False),)), NOW)
+    later = replace(view, owner=make_owner(status=first), pods=(make_pod("a"),))
+    second = next_status(later, NOW + 60)
+    times = {c["type"]: c["lastTransitionTime"] for c in second["conditions"]}
+    assert times["Ready"] == rfc3339(NOW + 60)
+    assert times["SpecValid"] == rfc3339(NOW)
+
+
+def test_nothing_new_is_nothing_to_write(view: View, make_owner: Make, make_pod: Make) -> None:
+    load = Load(kv_occupancy=0.5, running=3, kv_tokens=3200, cold_start=12)
+    scaling = Scaling(1, "Steady", "one is enough", (Change(NOW - 9, 2, 1, "LowLoad", "x=1"),))
+    full = replace(view, owner=make_owner(BUILTIN), pods=(make_pod("a"),), load=load, scaling=scaling)
+    first = next_status(full, NOW)
+    again = replace(full, owner=make_owner(BUILTIN, status=first))
+    assert next_status(again, NOW + 3600) == first
+    talk = replace(scaling, message="one is still enough")
+    assert next_status(replace(again, scaling=talk), NOW + 3600) == first
+
+
+@pytest.mark.parametrize(
+    ("load", "after", "written"),
+    [
+        (Load(kv_occupancy=0.52, running=3), 60, False),
+        (Load(kv_occupancy=0.60, running=3), 29, False),
+        (Load(kv_occupancy=0.60, running=3), 31, True),
+        (Load(kv_occupancy=0.50, running=4), 31, True),
+        (Load(kv_occupancy=0.50, running=3, held=1), 31, True),
+        (Load(kv_occupancy=None, running=3), 31, True),
+    ],
+)
+def test_load_is_written_when_it_moved_and_not_too_often(
+    load: Load, after: float, written: bool, view: View, make_owner: Make
+) -> None:
+    first = next_status(replace(view, load=Load(kv_occupancy=0.5, running=3)), NOW)
+    assert first["load"]["kvOccupancy"] == "50%"
+    second = next_status(replace(view, owner=make_owner(status=first), load=load), NOW + after)
+    assert (second["load"] != first["load"]) == written
+
+
+def test_history_is_kept_across_restarts_and_bounded(view: View, make_owner: Make) -> None:
+    owner = make_owner(BUILTIN)
+    for number in range(HISTORY + 3):
+        change = Change(NOW + number, number, number + 1, "KvOccupancy", "demand=1.5")
+        shown = replace(view, owner=owner, scaling=Scaling(number + 1, "KvOccupancy", "", (change,)))
+        owner = make_owner(BUILTIN, status=next_status(shown, NOW + number))
+    history = owner.status["autoscaling"]["history"]
+    assert len(history) == HISTORY
+    assert history[-1] == {
+        "time": rfc3339(NOW + 12),
+        "from": 12,
+        "to": 13,
+        "reason": "KvOccupancy",
+        "inputs": "demand=1.5",
+    }
+    assert owner.status["autoscaling"]["lastScaleTime"] == rfc3339(NOW + 12)
+
+
+def test_a_measured_cold_start_stays_while_nothing_runs(view: View, make_owner: Make) -> None:
+    first = next_status(replace(view, load=Load(cold_start=30, kv_tokens=4096)), NOW)
+    second = next_status(replace(view, owner=make_owner(status=first), load=Load()), NOW + 60)
+    assert second["capacity"] == {"coldStartSeconds": 30, "kvTokensPerReplica": 4096}
+
+
+def test_terminating_pods_are_draining_and_no_replicas(view: View, make_pod: Make) -> None:
+    status = next_status(replace(view, pods=(make_pod("a"), make_pod("b", terminating=True))), NOW)
+    assert (status["replicas"], status["readyReplicas"], status["drainingReplicas"]) == (1, 1, 1)
+    assert condition(status, "Ready") == ("True", "AllReplicasReady")
+
+
+def test_missing_metrics_are_a_condition(view: View, make_owner: Make) -> None:
+    scaling = Scaling(2, "MetricsMissing", "2 of 2 ready pods gave no load report: holding")
+    status = next_status(replace(view, owner=make_owner(BUILTIN), scaling=scaling), NOW)
+    assert condition(status, "ScalingActive") == ("False", "MetricsMissing")
+
+
+def test_pods_can_be_described(make_pod: Callable[..., Pod]) -> None:
+    assert make_pod("a").active
+    assert not make_pod("a", terminating=True).active

@@ -159,7 +159,18 @@ async def compare(given: argparse.Namespace, direct: str, through: str, gateway:
         added = {key: round(found["gateway"][key] - found["direct"][key], 3) for key in found["direct"] if "_ms" in key}
         cpu = round(1000 * used / max(1, found["gateway"]["answers"]), 3)
         report[kind] = found | {"added": added, "gateway_cpu_ms_per_request": cpu}
+    report["crowd"] = await crowd(given, through)
     return report
+
+
+async def crowd(given: argparse.Namespace, url: str) -> dict[str, float]:
+    """Many streams at the same time through the gateway."""
+    body = json.dumps({"model": "bench", "stream": True, "messages": []}).encode()
+    result = Result()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client, asyncio.TaskGroup() as calls:
+        for _ in range(given.crowd):
+            calls.create_task(call(client, url + "/v1/chat/completions", body, result, stream=True))
+    return {"streams": given.crowd} | summary(result)
 
 
 def main() -> None:
@@ -170,6 +181,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=20, help="events of a streamed answer (default %(default)s)")
     parser.add_argument("--gap", type=float, default=0.01, help="seconds between events (default %(default)g)")
     parser.add_argument("--prompt-bytes", type=int, default=4000, help="size of the prompt (default %(default)s)")
+    parser.add_argument("--crowd", type=int, default=500, help="streams at the same time (default %(default)s)")
     parser.add_argument("--pod", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

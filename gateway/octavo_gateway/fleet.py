@@ -220,6 +220,8 @@ class Backend:
             upstream.endpoint = endpoint
             self.upstreams[endpoint.url] = upstream
         self.pump()
+        if not deployment.hold and not self.available():
+            self.fail_held(self.unavailable("no replica is ready"))
 
     def _lease(self, candidates: list[Candidate], tokens: int) -> Lease | None:
         chosen = route(candidates, tokens, self.random)

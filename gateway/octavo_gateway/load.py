@@ -18,7 +18,6 @@ INTERVAL_SECONDS = 1.0
 TICK_SECONDS = 0.1
 TIMEOUT = aiohttp.ClientTimeout(total=0.9)
 CONCURRENCY = 64
-MAX_REPORT = 256 * 1024
 
 
 async def poll(fleet: Fleet, session: aiohttp.ClientSession) -> None:
@@ -47,7 +46,7 @@ async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSess
             async with session.get(upstream.endpoint.admin_url + PATH_LOAD, timeout=TIMEOUT) as response:
                 if response.status != 200:
                     return
-                data = await response.content.read(MAX_REPORT)
+                data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("no load report from %s: %r", upstream.endpoint.name, error)
             return

@@ -370,6 +370,17 @@ async def test_a_model_that_is_removed_frees_those_who_wait(world, eventually):
     assert (await error_of(response))["code"] == "model_removed"
 
 
+async def test_a_model_that_is_suspended_frees_those_who_wait(world, eventually):
+    await world.start()
+    backend = world.has()
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    world.has(hold=False)
+    response = await call
+    assert response.status == 503
+    response.release()
+
+
 async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world, eventually):
     await world.start()
     old = await world.pod(draining)

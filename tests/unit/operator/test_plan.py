@@ -358,7 +358,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(story=st.lists(events, max_size=12))
 def test_whatever_happened_it_converges_and_rests(story: list[tuple[str, Any]]) -> None:
     history = History()

@@ -97,6 +97,8 @@ async def watch(
     await kopf.operator(
         registry=_registry(enqueue, connect),
         settings=_settings(),
+        # Without a name kopf looks for that of the user, which a container need not have.
+        identity="octavo-operator",
         standalone=True,
         clusterwide=not namespaces,
         namespaces=list(namespaces),

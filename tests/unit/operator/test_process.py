@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -124,6 +125,20 @@ def test_kopf_writes_nothing() -> None:
     assert not registry._spawning.get_all_handlers()
     assert not registry._indexing.get_all_handlers()
     assert isinstance(registry, kopf.OperatorRegistry)
+
+
+async def test_a_user_without_a_name_may_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    async def connect() -> Any:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    stop = asyncio.Event()
+    stop.set()
+    async with asyncio.timeout(30):
+        await handlers.watch(lambda _: None, connect, ["models"], stop, asyncio.Event())
 
 
 def test_delays_between_attempts_never_end() -> None:

@@ -12,7 +12,10 @@ ARG BASE_IMAGE=python:3.12-slim
 ARG BUILDER_IMAGE=${BASE_IMAGE}
 
 FROM ${BASE_IMAGE} AS venv
-RUN python3 -m venv /opt/venv
+# A name for the user that images run as: libraries ask for it.
+RUN python3 -m venv /opt/venv \
+ && echo 'octavo:x:65532:65532:Octavo:/tmp:/usr/sbin/nologin' >> /etc/passwd \
+ && echo 'octavo:x:65532:' >> /etc/group
 
 # Dependencies, from locks with hashes. The index is a build argument and never an ENV, which would stay in the image.
 # What the image runs needs no installer, so pip leaves with the same layer.

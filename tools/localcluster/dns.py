@@ -2,24 +2,20 @@
 
 from typing import Any
 
-# Two server blocks: the order of plugins is fixed when CoreDNS is built, and `template` in the first block would answer
-# before `kubernetes` does. The second one answers names of the outside world, which there is none of, at once.
+# `template` answers the names of the outside world, which pods do not reach, at once; it comes last (coredns/main.go).
 _COREFILE = """\
-cluster.local:5353 in-addr.arpa:5353 ip6.arpa:5353 {
+.:5353 {
     errors
     health :8080 {
         lameduck 2s
     }
     ready :8181
+    prometheus :9153
     kubernetes cluster.local in-addr.arpa ip6.arpa {
         pods insecure
         ttl 5
     }
-    prometheus :9153
     cache 5
-}
-.:5353 {
-    errors
     template ANY ANY . {
         rcode NXDOMAIN
     }

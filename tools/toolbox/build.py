@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,19 +53,18 @@ def go_arch() -> str:
     return subprocess.run(["go", "env", "GOARCH"], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def cache_key(go_mod: bytes, go_sum: bytes, go: str, ldflags: str, arch: str) -> str:
+def cache_key(sources: Sequence[bytes], go: str, ldflags: str, arch: str) -> str:
     """What a build depends on, as 16 hex digits of a SHA-256; every part is length-prefixed so that none can shift."""
     digest = hashlib.sha256()
-    for part in (go_mod, go_sum, go.encode(), ldflags.encode(), arch.encode()):
+    for part in (go.encode(), ldflags.encode(), arch.encode(), *sources):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:16]
 
 
 def bin_folder(tool: Tool) -> Path:
-    """Where the tool's programs are, or will be, for the go.mod at hand."""
+    """Where the tool's programs are, or will be, for the go.mod, go.sum and Go files at hand."""
     key = cache_key(
-        (tool.folder / "go.mod").read_bytes(),
-        (tool.folder / "go.sum").read_bytes(),
+        [path.read_bytes() for path in sorted(tool.folder.iterdir()) if path.suffix in {".go", ".mod", ".sum"}],
         go_version(tool.folder),
         tool.ldflags(),
         go_arch(),

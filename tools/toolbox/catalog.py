@@ -74,10 +74,10 @@ TOOLS: dict[str, Tool] = {
             "github.com/containerd/containerd/v2",
             "-X github.com/containerd/containerd/v2/version.Version={version}",
         ),
-        Tool("coredns", {"coredns": "github.com/coredns/coredns"}, "github.com/coredns/coredns"),
+        Tool("coredns", {"coredns": "octavo.dev/tools/coredns"}, "github.com/coredns/coredns"),
         Tool(
             "registry",
-            {"registry": "github.com/distribution/distribution/v3/cmd/registry"},
+            {"registry": "octavo.dev/tools/registry"},
             "github.com/distribution/distribution/v3",
         ),
         Tool(

@@ -180,12 +180,14 @@ def answers(address: str) -> bool:
 
 
 def test_a_pod_from_the_registry_runs_resolves_names_and_its_log_is_read(cluster: Cluster) -> None:
-    lookup = "nslookup kubernetes.default.svc.cluster.local && echo resolved; id -u"
+    lookup = "nslookup kubernetes.default.svc.cluster.local && echo resolved; id -u; nslookup example.com || echo no"
     cluster.apply(pod("lookup", lookup))
     eventually(lambda: cluster.value("pod", "lookup", "{.status.phase}") == "Succeeded")
     log = cluster.kubectl("logs", "lookup").stdout
     assert cluster.plan.api_service in log
     assert "resolved\n65532\n" in log
+    assert "NXDOMAIN" in log.split("65532")[1]
+    assert log.rstrip().endswith("no")
 
 
 def test_network_policies_are_enforced(cluster: Cluster) -> None:

@@ -40,7 +40,8 @@ class Generation:
         self._service = service
         self._stream = service.client.hub.open_stream()
         self._sequences: dict[tuple[str, int], _Sequence] = {}
-        self._cached: dict[str, int] = {}
+        self._cached: set[str] = set()
+        self._failure: ApiError | None = None
         service.admit(sum(params.n for params in sampling))
         now = service.clock()
         service.metrics.prompt_tokens += self.prompt_tokens
@@ -65,6 +66,8 @@ class Generation:
 
         Raises `ApiError` when the engine could not go on with one of the sequences.
         """
+        if self._failure is not None:
+            raise self._failure
         try:
             async with asyncio.timeout(patience):
                 outputs = await self._stream.outputs()
@@ -76,20 +79,20 @@ class Generation:
             sequence = self._sequences.get((output.id, output.index))
             if output.finish_reason in {"error", "abort"}:
                 # Also for a sequence that is finished: the engine's death is told once per request.
-                self._end("error", now)
-                raise _failure(output)
+                self._failure = _failure(output)
+                break
             if sequence is not None:
                 deltas.append((sequence.choice, self._advance(output, sequence, now)))
+        if self._failure is not None and not deltas:
+            raise self._failure
         return deltas
 
     def close(self) -> None:
         """Abort what still runs, so that its rows and blocks are free before the next step."""
         self._stream.close()
-        self._end("abort", self._service.clock())
-
-    def _end(self, reason: str, now: float) -> None:
+        now = self._service.clock()
         for sequence in self._sequences.values():
-            sequence.timer.finish(reason, now)
+            sequence.timer.finish("abort" if self._failure is None else "error", now)
         self._sequences.clear()
 
     def _advance(self, output: Output, sequence: _Sequence, now: float) -> Delta:
@@ -97,7 +100,7 @@ class Generation:
         sequence.timer.tokens(len(delta.tokens), now)
         self.completion_tokens += len(delta.tokens)
         if output.id not in self._cached and delta.tokens:
-            self._cached[output.id] = output.cached_tokens
+            self._cached.add(output.id)
             self.cached_tokens += output.cached_tokens
             self._service.metrics.cached_tokens += output.cached_tokens
         if delta.finish_reason is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -40,11 +41,15 @@ class FakeSequence:
 
 @dataclass
 class FakeEngine:
-    """Gives every sequence the tokens of `answer`, one a step, then end-of-sequence. `hold` stops it between steps."""
+    """Gives every sequence the tokens of `answer`, one a step, then end-of-sequence.
+
+    `hold` stops it between steps; `pace` is how long a step takes.
+    """
 
     tokenizer: Tokenizer
     answer: str = ANSWER
     hold: bool = False
+    pace: float = 0.0
     fail_at: int | None = None
     steps: int = 0
     sequences: list[FakeSequence] = field(default_factory=list)
@@ -67,6 +72,7 @@ class FakeEngine:
         self.sequences = [s for s in self.sequences if s.request.id != request_id or index not in (None, s.index)]
 
     def step(self) -> list[Output]:
+        threading.Event().wait(self.pace)
         self.steps += 1
         if self.steps == self.fail_at:
             raise RuntimeError("the device is gone")
@@ -168,6 +174,11 @@ def template(model: ModelText) -> ChatTemplate:
     return ChatTemplate(model.chat_template, model.tokenizer)
 
 
+@pytest.fixture
+def fake_engine(tokenizer: Tokenizer) -> FakeEngine:
+    return FakeEngine(tokenizer)
+
+
 @contextlib.asynccontextmanager
 async def _called(apps: list[ASGIApp]) -> AsyncIterator[list[httpx.AsyncClient]]:
     """Clients that call the applications without a socket: answers come whole."""
@@ -182,11 +193,13 @@ async def _listening(apps: list[ASGIApp]) -> AsyncIterator[list[httpx.AsyncClien
     servers = [HttpServer(app, listening) for app, listening in zip(apps, sockets, strict=True)]
     tasks = [asyncio.create_task(server.run()) for server in servers]
     urls = [f"http://127.0.0.1:{listening.getsockname()[1]}" for listening in sockets]
-    async with httpx.AsyncClient(base_url=urls[0]) as api, httpx.AsyncClient(base_url=urls[1]) as admin:
-        yield [api, admin]
-    for server in servers:
-        server.should_exit = True
-    await asyncio.gather(*tasks)
+    try:
+        async with httpx.AsyncClient(base_url=urls[0]) as api, httpx.AsyncClient(base_url=urls[1]) as admin:
+            yield [api, admin]
+    finally:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
@@ -224,12 +237,14 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             service.ready = True
         drained: list[bool] = []
         apps = [public_app(service, keys, "1.2.3"), admin_app(service, None, lambda: drained.append(True))]
-        async with (_listening if listen else _called)(apps) as (api, admin):
-            yield Server(engine, service, api, admin, drained)
-        engine.hold = False
-        engine.sequences.clear()
-        await client.close()
-        service.executor.shutdown()
+        try:
+            async with (_listening if listen else _called)(apps) as (api, admin):
+                yield Server(engine, service, api, admin, drained)
+        finally:
+            engine.hold = False
+            engine.sequences.clear()
+            await client.close()
+            service.executor.shutdown()
 
     return start
 

@@ -136,9 +136,7 @@ async def test_models(serve):
 
 async def test_load_report(serve):
     async with serve() as server:
-        reports = [
-            msgspec.json.decode((await server.admin.get("/v1/octavo/load")).content, type=LoadReport) for _ in "ab"
-        ]
+        reports = [decode_load((await server.admin.get("/v1/octavo/load")).content) for _ in range(2)]
     assert reports[1].sequence > reports[0].sequence
     assert (reports[0].model, reports[0].ready, reports[0].max_waiting, reports[0].start_time) == ("m", True, 100, 1.0)
 

@@ -72,7 +72,7 @@ async def test_a_failure_before_the_first_token_is_an_http_error(serve):
 
 
 async def test_a_failure_after_it_is_an_error_event_and_no_clean_end(serve):
-    async with serve(fail_at=4) as server:
+    async with serve(fail_at=4, pace=0.02) as server:
         response = await server.chat(stream=True, n=2)
     blocks = [block for block in response.text.split("\n\n") if block]
     assert response.status_code == 200
@@ -92,7 +92,7 @@ async def test_32_streams_do_not_mix(serve):
 
 
 async def test_a_stopped_sequence_is_aborted_alone(serve, eventually):
-    async with serve() as server:
+    async with serve(pace=0.01) as server:
         answer = (await server.chat(n=2, stop=" is")).json()
         await eventually(lambda: len(server.engine.aborted) == 2)
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]

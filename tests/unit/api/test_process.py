@@ -1,0 +1,195 @@
+"""The engine's process and the two processes' conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from octavo_inference import engine_process, ipc
+from octavo_inference.client import ProcessClient
+from octavo_inference.core.request import Abort, Request, SamplingParams
+from octavo_inference.errors import ModelError
+from octavo_inference.ipc import EngineInfo, FrameReader, Ready, Start, Step, decode_from_engine, encode_frame
+from octavo_inference.logs import JsonFormatter, TextFormatter
+from octavo_inference.settings import Settings
+from octavo_inference.streams import EngineDiedError
+from octavo_inference.timeline import Timeline
+
+INFO = EngineInfo(
+    backend="fake",
+    max_model_len=512,
+    vocab_size=49152,
+    block_size=32,
+    num_blocks=8,
+    kv_bytes=0,
+    max_running_requests=8,
+    max_batched_tokens=64,
+    threads=1,
+)
+
+
+class Child:
+    """The engine's side of a socket pair in a thread, beside a real process that stands for its life and death."""
+
+    def __init__(self, load, command=("sleep", "60")):
+        self.connection, theirs = socket.socketpair()
+        self.process = subprocess.Popen(command)
+        self.status = None
+        self.thread = threading.Thread(target=self._run, args=(theirs, load), daemon=True)
+        self.connection.sendall(encode_frame(Start(settings=Settings())))
+        self.thread.start()
+
+    def _run(self, connection, load):
+        with connection:
+            self.status = engine_process.serve(connection, load)
+        self.process.kill()
+
+
+def read(connection: socket.socket, kind: type):
+    reader, found = FrameReader(), []
+    while not any(isinstance(message, kind) for message in found):
+        found += [decode_from_engine(frame) for frame in reader.feed(connection.recv(65536))]
+    return found
+
+
+def request(name: str, n: int = 1) -> Request:
+    return Request(id=name, tokens=[1, 2, 3], sampling=SamplingParams(n=n, max_tokens=40))
+
+
+def test_frames_survive_any_cut():
+    messages = [[request("a")], [Abort(id="a"), Abort(id="b", index=1)], []]
+    data = b"".join(map(encode_frame, messages))
+    for size in (1, 3, 1000):
+        reader = FrameReader()
+        frames = [frame for i in range(0, len(data), size) for frame in reader.feed(data[i : i + size])]
+        assert [ipc.decode_to_engine(frame) for frame in frames] == messages
+
+
+def test_a_senseless_length_is_refused():
+    with pytest.raises(ValueError, match="limit"):
+        list(FrameReader().feed(b"\xff\xff\xff\xff"))
+
+
+async def test_a_conversation(fake_engine):
+    child = Child(lambda _: (fake_engine, INFO))
+    client = ProcessClient(child, stall_seconds=30)
+    info = await client.start()
+    stream = client.hub.open_stream()
+    stream.submit(request("a", n=2))
+    outputs = []
+    while stream.open:
+        outputs += await stream.outputs()
+    await client.close()
+    child.thread.join(5)
+    assert info == INFO
+    assert {(o.id, o.index) for o in outputs} == {("a", 0), ("a", 1)}
+    assert [o.finish_reason for o in outputs if o.finish_reason] == ["stop", "stop"]
+    assert child.status == 0, "our end closing ends the engine"
+
+
+async def test_idle_the_engine_waits_in_recv(fake_engine):
+    child = Child(lambda _: (fake_engine, INFO))
+    client = ProcessClient(child, stall_seconds=30)
+    await client.start()
+    stream = client.hub.open_stream()
+    stream.submit(request("a"))
+    while stream.open:
+        await stream.outputs()
+    steps, used = fake_engine.steps, os.times().user
+    await asyncio.sleep(0.2)
+    assert fake_engine.steps == steps
+    assert os.times().user - used < 0.1
+    await client.close()
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_in_one_line():
+    def load(_):
+        raise ModelError("model.gguf: not a GGUF file")
+
+    client = ProcessClient(Child(load), stall_seconds=30)
+    with pytest.raises(EngineDiedError, match=r"^model\.gguf: not a GGUF file$"):
+        await client.start()
+
+
+async def test_a_killed_engine_ends_every_stream(fake_engine):
+    fake_engine.hold = True
+    child = Child(lambda _: (fake_engine, INFO))
+    client = ProcessClient(child, stall_seconds=30)
+    await client.start()
+    streams = [client.hub.open_stream() for _ in range(3)]
+    for i, stream in enumerate(streams):
+        stream.submit(request(f"r{i}"))
+    child.process.kill()
+    child.connection.shutdown(socket.SHUT_RDWR)
+    outputs = [await stream.outputs() for stream in streams]
+    late = client.hub.open_stream()
+    late.submit(request("late"))
+    outputs.append(await late.outputs())
+    cause = await client.hub.failed()
+    assert {output.finish_reason for found in outputs for output in found} == {"error"}
+    assert "SIGKILL" in str(cause)
+    assert "--kv-memory" in str(cause)
+    assert cause.status == 1
+
+
+async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
+    fake_engine.hold = True
+    log = tmp_path / "log"
+    # A process that writes its stacks when asked, as the engine does, and otherwise hangs.
+    program = (
+        "import faulthandler, sys, time; faulthandler.register(10, file=open(sys.argv[1], 'w')); print(1, flush=True)\n"
+        "def hang():\n    time.sleep(60)\nhang()"
+    )
+    child = Child(lambda _: (fake_engine, INFO), (sys.executable, "-c", program, str(log)))
+    client = ProcessClient(child, stall_seconds=1.0)
+    await client.start()
+    stream = client.hub.open_stream()
+    stream.submit(request("a"))
+    output = (await stream.outputs())[0]
+    cause = await client.hub.failed()
+    assert output.finish_reason == "error"
+    assert "no step for 1 s" in str(cause)
+    assert cause.status == 70
+    assert child.process.wait(5) == -signal.SIGKILL
+    assert "in hang" in log.read_text()
+    child.connection.close()
+
+
+def test_messages_before_the_model_is_loaded_are_not_lost(fake_engine):
+    ours, theirs = socket.socketpair()
+    ours.sendall(encode_frame(Start(settings=Settings())) + encode_frame([request("early")]))
+    thread = threading.Thread(target=engine_process.serve, args=(theirs, lambda _: (fake_engine, INFO)), daemon=True)
+    thread.start()
+    found = read(ours, Step)
+    ours.close()
+    thread.join(5)
+    assert isinstance(found[0], Ready)
+    assert found[-1].outputs[0].id == "early"
+
+
+def test_log_lines_cannot_be_forged():
+    record = logging.makeLogRecord(
+        {"msg": 'a\r\nINFO fake\x1b[31m\u2028"', "levelname": "INFO", "fields": {"status": 200}}
+    )
+    line = JsonFormatter().format(record)
+    assert line.isascii()
+    assert "\n" not in line
+    assert json.loads(line)["status"] == 200
+    text = TextFormatter().format(record)
+    assert not any(c in text for c in "\r\n\x1b\u2028")
+
+
+def test_timeline_counts_from_the_kernel_s_start():
+    timeline = Timeline.of_process()
+    timeline.mark("here")
+    assert 0 < timeline.now() < 3600
+    assert "here at" in str(timeline)

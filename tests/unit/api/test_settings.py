@@ -1,0 +1,102 @@
+"""Flags and the TOML file: same names, same checks, the command line wins, errors say what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_inference.errors import SettingsError
+from octavo_inference.settings import Settings, build_parser, parse, quantity
+
+
+def test_defaults():
+    settings = parse([])
+    assert settings == Settings()
+    assert (settings.host, settings.port, settings.admin_host, settings.admin_port) == (
+        "127.0.0.1",
+        8000,
+        "127.0.0.1",
+        9000,
+    )
+
+
+def test_every_flag_in_a_file_or_on_the_command_line(tmp_path):
+    file = tmp_path / "server.toml"
+    file.write_text(
+        """
+        model = "/model"
+        served-model-name = ["big", "alias"]
+        max-model-len = 4096
+        kv-memory = "512Mi"
+        prefix-caching = false
+        threads = 2
+        drain-timeout = 12.5
+        """
+    )
+    from_file = parse(["--config", str(file)])
+    flags = (
+        "--model /model --served-model-name big --served-model-name alias --max-model-len 4096 --kv-memory 512Mi "
+        "--no-prefix-caching --threads 2 --drain-timeout 12.5"
+    )
+    assert from_file == parse(flags.split())
+    assert from_file.served_model_names == ("big", "alias")
+    mixed = parse(["--config", str(file), "--served-model-name", "other", "--prefix-caching", "--threads=4"])
+    assert (mixed.served_model_names, mixed.prefix_caching, mixed.threads) == (("other",), True, 4)
+    assert mixed.max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1024", 1024), ("512Mi", 2**29), ("1.5Gi", 3 * 2**29), ("2k", 2000), ("3G", 3 * 10**9)],
+)
+def test_quantities(text, size):
+    assert quantity(text) == size
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--prot", "1"], ["--prot", "did you mean --port"]),
+        (["--port", "99999"], ["--port", "99999", "65535"]),
+        (["--port", "http"], ["--port", "http"]),
+        (["--kv-memory", "12Q"], ["--kv-memory", "12Q", "512Mi"]),
+        (["--kv-memory", "10k"], ["--kv-memory", "1Mi"]),
+        (["--dtype", "fp8"], ["--dtype", "fp8", "bfloat16"]),
+        (["--block-size", "17"], ["--block-size", "17", "32"]),
+        (["--max-model-len", "-5"], ["--max-model-len"]),
+        (["--served-model-name", "a b"], ["--served-model-name", "a b"]),
+        (["--stall-seconds", "inf"], ["--stall-seconds"]),
+        (["--config", "/does/not/exist"], ["--config", "/does/not/exist"]),
+        (["surprise"], ["surprise"]),
+    ],
+)
+def test_errors_name_field_value_and_fix(argv, words):
+    with pytest.raises(SettingsError) as caught:
+        parse(argv)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-model-length = 5", ["max-model-length", "did you mean max-model-len"]),
+        ("max-model-len = true", ["max-model-len", "True"]),
+        ("prefix-caching = 1", ["prefix-caching", "true or false"]),
+        ('port = "x"', ["port", "x"]),
+        ("port = [1, 2]", ["port"]),
+        ('config = "other.toml"', ["config"]),
+        ("port = ", ["not TOML"]),
+    ],
+)
+def test_errors_of_a_file_name_the_file(tmp_path, text, words):
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        parse(["--config", str(file)])
+    assert all(word in str(caught.value) for word in [*words, "server.toml"])
+
+
+def test_help_tells_every_flag():
+    text = build_parser().format_help()
+    assert all(
+        f"--{name.replace('_', '-')}" in text for name in Settings.__struct_fields__ if name != "served_model_names"
+    )

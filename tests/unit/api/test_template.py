@@ -1,0 +1,75 @@
+"""Chat templates: transformers' rendering, in a sandbox, with user text that stays text."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_inference.errors import ModelError, RequestError
+from octavo_inference.template import ChatTemplate
+
+USER = [{"role": "user", "content": "Hi"}]
+CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>"]
+pieces = st.sampled_from([*CONTROL, "<|im_", "end|>", "<", "|>", " ", "\n", "system", "\ue000", "a", "\N{CAT FACE}"])
+hostile = st.lists(pieces, max_size=8).map("".join)
+
+
+@given(st.lists(hostile, min_size=1, max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_no_control_token_comes_from_content(tokenizer, template, contents):
+    messages = [{"role": "user", "content": content} for content in contents]
+    tokens = template.tokens(messages)
+    ours = template.tokens([{"role": "user", "content": "x"} for _ in contents])
+    control = set(range(17))
+    assert [t for t in tokens if t in control] == [t for t in ours if t in control]
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == template.render(messages)
+
+
+def test_harmless_content_is_encoded_as_transformers_does(tokenizer, template):
+    rendered = template.render(USER)
+    assert template.tokens(USER) == tokenizer.encode(rendered, add_special_tokens=False).ids
+    assert rendered.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert not template.render(USER, add_generation_prompt=False).endswith("assistant\n")
+
+
+def test_a_template_that_trims_cannot_be_tricked(tokenizer):
+    source = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"
+    template = ChatTemplate(source, tokenizer)
+    tokens = template.tokens([{"role": "user", "content": " \n<|im_end|>  "}, {"role": "user", "content": "end|>"}])
+    assert [t for t in tokens if t < 17] == [1, 2, 1, 2]
+
+
+def test_helpers(tokenizer):
+    source = "{{ strftime_now('%Y') }} {{ messages | tojson }}{% generation %}!{% endgeneration %}{{ bos_token }}"
+    template = ChatTemplate(source, tokenizer, bos_token="B", now=lambda: dt.datetime(2031, 1, 1))  # noqa: DTZ001
+    assert template.render(USER) == '2031 [{"role": "user", "content": "Hi"}]!B'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ().__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 'a' * 10**9 }}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ messages[5].content.x }}",
+        "{{ 1 / 0 }}",
+        "{{ raise_exception('system messages are not supported') }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' }}xxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_what_a_template_may_not_do(tokenizer, source):
+    template = ChatTemplate(source, tokenizer, max_seconds=0.3)
+    with pytest.raises(RequestError) as caught:
+        template.tokens(USER)
+    assert caught.value.field == "messages"
+
+
+def test_a_broken_template_is_a_broken_model(tokenizer):
+    with pytest.raises(ModelError, match="line 2"):
+        ChatTemplate("\n{% for %}", tokenizer)

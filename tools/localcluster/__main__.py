@@ -1,5 +1,6 @@
 """`python tools/localcluster up|down|status|kubeconfig|registry`."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -8,4 +9,6 @@ if not __package__:  # started by its folder: then the folder is on the path, an
 
 from localcluster.cli import main
 
+# A cancelled `up` removes what it began, as with Ctrl-C.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 sys.exit(main())

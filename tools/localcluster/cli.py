@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,8 +46,6 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command: 0 when it worked, 1 when not, with the reason on stderr."""
     options = _parser().parse_args(arguments)
-    # A cancelled `up` removes what it began, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return _run(options)
     except (ClusterError, ToolError) as error:

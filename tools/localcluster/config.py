@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from localcluster.addresses import Addresses
+from toolbox.deps import CNI_FOLDER
 from toolbox.images import PAUSE
 
-CNI_PROGRAMS = "/usr/lib/cni"
 REGISTRY_NAME = "localhost:5000"
 
 
@@ -32,7 +32,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = {str(restrict_oom_score).lower()}
 [plugins."io.containerd.cri.v1.runtime".cni]
-  bin_dirs = ["{CNI_PROGRAMS}"]
+  bin_dirs = ["{CNI_FOLDER}"]
   conf_dir = "{data}/cni"
 """
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -88,6 +89,9 @@ def link_alias(link: str) -> str | None:
 
 
 def _load(module: str) -> None:
-    run = subprocess.run(["modprobe", module], check=False, capture_output=True, text=True)
+    modprobe = shutil.which("modprobe", path=deps.SEARCH_PATH)
+    if modprobe is None:
+        raise ClusterError(f"load the kernel module {module} first: modprobe {module} (Debian package kmod)")
+    run = subprocess.run([modprobe, module], check=False, capture_output=True, text=True)
     if run.returncode:
         raise ClusterError(f"the kernel module {module} is needed and cannot be loaded: {run.stderr.strip()}")

@@ -11,6 +11,8 @@ from toolbox.build import ToolError
 from toolbox.progress import Progress
 
 CNI_FOLDER = Path("/usr/lib/cni")
+# Administrators' programs are found also where a shell's PATH lacks their folders, as after Debian's plain `su`.
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,10 @@ class Need:
     why: str
 
     def met(self) -> bool:
-        """Whether it is there; administrators' folders count even where PATH lacks them."""
+        """Whether it is there."""
         if self.what.startswith("/"):
             return Path(self.what).exists()
-        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-        return shutil.which(self.what, path=path) is not None
+        return shutil.which(self.what, path=SEARCH_PATH) is not None
 
 
 CONTROL_PLANE = (Need("openssl", "openssl", "keys and certificates of the cluster"),)
@@ -38,9 +39,9 @@ NODE = (
     Need("mount", "mount", "the node's private mounts"),
     Need(str(CNI_FOLDER / "bridge"), "containernetworking-plugins", "pod networks"),
     Need("iptables", "iptables", "Services (kube-proxy)"),
-    Need("conntrack", "conntrack", "Services (kube-proxy)"),
     Need("nft", "nftables", "network policies"),
     Need("gcc", "gcc", "the pause image"),
+    Need("/usr/include/unistd.h", "libc6-dev", "the pause image"),
 )
 IMAGES = (
     Need("buildah", "buildah", "container images"),
@@ -77,8 +78,7 @@ def require_all(*, install: bool, progress: Progress) -> None:
             raise ToolError(f"cannot install: apt-get and root are needed\n{message(absent)}")
         packages = sorted({need.package for need in absent})
         with progress.step(f"apt-get install {' '.join(packages)}") as step:
-            # --no-install-recommends: iptables, buildah and others recommend daemons that nothing here uses.
-            for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
+            for command in (["update"], ["install", "--yes", *packages]):
                 step.detail = command[0]
                 _apt(command)
         absent = missing(absent)

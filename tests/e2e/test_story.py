@@ -7,13 +7,13 @@ from demo.story import answer, become_ready, scale_up_and_down
 
 def test_model_answers_scales_and_drains(cluster: Cluster, url: str, example: str) -> None:
     console = Console()
-    become_ready(console, cluster, example)
+    watch = become_ready(console, cluster, example)
 
     reply = answer(console, url)
     assert reply.complete, reply
     assert "Paris" in reply.text
 
-    streams = scale_up_and_down(console, cluster, url)
+    streams = scale_up_and_down(console, cluster, url, watch)
     dropped = [stream for stream in streams if not stream.complete]
     assert not dropped, dropped[:3]
 

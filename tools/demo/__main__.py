@@ -41,9 +41,9 @@ def _up(local: bool, registry: str | None) -> int:
     installed = install(LOCAL_NAME if local else None, registry, Progress())
     cluster = installed.cluster
     with gateway_url(cluster, SYSTEM, direct=installed.direct) as url:
-        story.become_ready(console, cluster, installed.example)
+        watch = story.become_ready(console, cluster, installed.example)
         answer = story.answer(console, url)
-        streams = [answer, *story.scale_up_and_down(console, cluster, url)]
+        streams = [answer, *story.scale_up_and_down(console, cluster, url, watch)]
     _where_next(console, cluster)
     return 0 if all(stream.complete for stream in streams) else 1
 

@@ -14,9 +14,9 @@ QUESTION = "What is the capital of France?"
 LOAD_CLIENTS = 12
 LOAD_TOKENS = 300
 LOAD_REQUESTS_EACH = 40
-# Streams that are still being answered when the second replica leaves: the proof that drain drops nothing.
-LONG_STREAMS = 4
-LONG_TOKENS = 1200
+# Chats that go on while the second replica leaves: the proof that drain drops nothing.
+CALM_CLIENTS = 2
+CALM_TOKENS = 150
 
 
 def question(text: str, *, max_tokens: int, **fields: object) -> dict[str, object]:
@@ -53,12 +53,13 @@ class Watch:
             self._console.fact(text)
 
 
-def become_ready(console: Console, cluster: Cluster, manifest: str) -> None:
-    """Applies the example and waits until its LLMDeployment is Ready."""
+def become_ready(console: Console, cluster: Cluster, manifest: str) -> Watch:
+    """Applies the example and waits until its LLMDeployment is Ready; the watch that saw it."""
     console.title("kubectl apply -f examples/smollm2.yaml")
     cluster.apply(manifest)
     watch = Watch(console, cluster, NAME)
     eventually("LLMDeployment Ready", lambda: _is_true(watch.look(), "Ready"), timeout=180)
+    return watch
 
 
 def answer(console: Console, url: str) -> Stream:
@@ -74,24 +75,25 @@ def answer(console: Console, url: str) -> Stream:
     return stream
 
 
-def scale_up_and_down(console: Console, cluster: Cluster, url: str) -> list[Stream]:
+def scale_up_and_down(console: Console, cluster: Cluster, url: str, watch: Watch) -> list[Stream]:
     """Fills the KV pool until a second replica is ready, ends the load, waits for one replica; all streams' results."""
     console.title("A load that fills the KV pool")
-    watch = Watch(console, cluster, NAME)
-    watch.look()
     bodies = [_story(number, LOAD_TOKENS) for number in range(LOAD_CLIENTS)]
     load = Load(url, bodies, requests_each=LOAD_REQUESTS_EACH, timeout=600)
     try:
         eventually("two ready replicas", lambda: _ready(watch.look()) >= 2, timeout=240)
-        console.fact(f"two replicas answer; {len(load.results)} chats finished so far")
-        console.title("The load ends; long answers go on while a replica leaves")
-        long = Load(url, [_story(number, LONG_TOKENS) for number in range(LONG_STREAMS)], requests_each=1, timeout=600)
     finally:
         load.stop()
-    results = list(load.join(300))
-    console.fact(f"load ended: {sum(s.complete for s in results)} of {len(results)} streams complete")
-    eventually("one replica", lambda: _only(watch.look(), cluster, 1), timeout=300)
-    results += long.join(300)
+    console.title("The load ends; a few chats go on while a replica leaves")
+    bodies = [_story(number, CALM_TOKENS) for number in range(CALM_CLIENTS)]
+    calm = Load(url, bodies, requests_each=LOAD_REQUESTS_EACH, timeout=600)
+    try:
+        results = list(load.join(300))
+        console.fact(f"load ended: {sum(s.complete for s in results)} of {len(results)} streams complete")
+        eventually("one replica", lambda: _only(watch.look(), cluster, 1), timeout=300)
+    finally:
+        calm.stop()
+    results += calm.join(300)
     dropped = [stream for stream in results if not stream.complete]
     console.fact(
         f"one replica; {len(results) - len(dropped)} of {len(results)} streams complete, {len(dropped)} dropped"

@@ -122,7 +122,7 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
   }
 
   // Few rows take twice the columns, so that enough independent sums are in flight.
-  constexpr int NARROW = 16 / W, WIDE = W == 16 || R <= 3 ? 32 / W : NARROW;
+  constexpr int NARROW = 16 / W, WIDE = W == 16 || R <= 2 ? 32 / W : NARROW;
   for (int start = 0; start < item.keys; start += CHUNK) {
     const i64 offset = start % m.block_size;
     const auto* keys = kv.keys(table[start / m.block_size], item.kv_head) + offset * P::GROUP;

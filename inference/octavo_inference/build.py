@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.load import LoadedModel, TextModel, load_model
 from octavo_inference.ops.base import Backend
+from octavo_inference.ops.native.cores import usable_cores
 from octavo_inference.run.memory import available_memory
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
     element_bytes, default_block = _element_bytes(name, dtype)
     sizes = fit(settings, model.config, element_bytes, default_block, available_memory())
     # The reference's tiles are too small to share: forks and joins cost more than they save.
-    threads = settings.threads or (1 if name == "reference" else len(os.sched_getaffinity(0)))
+    threads = settings.threads or (1 if name == "reference" else usable_cores())
     backend = _create(name, dtype, threads, model, sizes)
     limits = EngineLimits(
         max_model_len=sizes.max_model_len,

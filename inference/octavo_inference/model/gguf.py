@@ -121,6 +121,22 @@ class _Cursor:
         # Byte-level vocabularies are valid UTF-8; damaged ones must not stop the load of the rest.
         return raw.decode("utf-8", errors="replace")
 
+    def strings(self, what: str) -> list[str]:
+        """An array of strings. A vocabulary has 100,000: `string` for each of them takes most of the load time."""
+        values, data, end = [], self.data, len(self.data)
+        count = self.count(f"array length of {what}", 8)
+        offset = self.offset
+        for _ in range(count):
+            start = offset + 8
+            # Short reads at the end give a small number and are found by the next line.
+            offset = start + int.from_bytes(data[offset:start], "little")
+            if offset > end:
+                self.offset = start
+                raise self.fail(f"{what} reaches past the end")
+            values.append(data[start:offset].decode("utf-8", errors="replace"))
+        self.offset = offset
+        return values
+
     def value(self, type_id: int, what: str) -> Value:
         if type_id == _STRING:
             return self.string(what)
@@ -130,7 +146,7 @@ class _Cursor:
             return self.scalar(_SCALARS[type_id][0], what)
         item = int(self.scalar("<I", f"array type of {what}"))
         if item == _STRING:
-            return [self.string(what) for _ in range(self.count(f"array length of {what}", 8))]
+            return self.strings(what)
         if item not in _SCALARS:
             raise self.fail(f"{what} is an array of the unsupported type {item}")
         dtype = np.dtype(_SCALARS[item][1])

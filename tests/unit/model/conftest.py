@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models
 
 HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB = 64, 2, 1, 32, 96, 40
 
@@ -114,9 +114,9 @@ def write_hf(folder: Path, tensors: dict[str, np.ndarray], dtype: str = "F32", *
         "eos_token_id": 0,
     }
     (folder / "config.json").write_text(json.dumps(config | changes))
-    Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, [("a", "b"), ("ab", "c")])).save(
-        str(folder / "tokenizer.json")
-    )
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, [("a", "b"), ("ab", "c")]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, dtype))
     return folder
 

@@ -1,0 +1,127 @@
+"""Sizes: settled from wishes and memory, refused with the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo_inference.build import fit
+from octavo_inference.config import EngineSettings
+from octavo_inference.errors import SettingsError
+from octavo_inference.failpoints import Failpoints, InjectedFaultError
+from octavo_inference.run.memory import available_memory
+
+from .conftest import CONFIG
+
+BLOCK_BYTES = 2 * 2 * 2 * 8 * 2 * 32  # K and V, layers, heads, dim, bytes, tokens
+GIB = 2**30
+
+
+def sizes(free: int = GIB, **wishes: Any) -> Any:
+    return fit(EngineSettings(**wishes), CONFIG, 2, 32, free)
+
+
+def test_defaults_take_what_is_useful_and_no_more() -> None:
+    got = sizes()
+    assert (got.max_model_len, got.block_size, got.max_running, got.max_batched_tokens) == (256, 32, 64, 512)
+    assert got.num_blocks == 64 * 256 // 32
+
+
+def test_little_memory_makes_the_pool_and_the_longest_sequence_smaller() -> None:
+    got = sizes(free=4 * 5 * BLOCK_BYTES + 100)
+    assert got.num_blocks == 5
+    assert got.max_model_len == 160
+    assert got.kv_memory == 5 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field", "message"),
+    [
+        ({"max_model_len": 300}, "max_model_len", "300 is more than the 256 positions"),
+        ({"kv_memory": 100}, "kv_memory", "holds 0 blocks of 4096 bytes"),
+        (
+            {"max_model_len": 200, "kv_memory": 4 * BLOCK_BYTES},
+            "max_model_len",
+            "16384 bytes hold 128 tokens; 28672 bytes are needed",
+        ),
+        ({"max_batched_tokens": 32}, "max_batched_tokens", "32 is less than max_running_requests 64"),
+        (
+            {"max_batched_tokens": 128, "chunked_prefill": False},
+            "max_batched_tokens",
+            "128 is less than max_model_len 256",
+        ),
+    ],
+)
+def test_contradictions_are_refused_with_the_numbers(wishes: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        sizes(**wishes)
+    assert refused.value.field == field
+
+
+def test_without_chunks_a_step_is_made_large_enough_for_any_prompt() -> None:
+    assert sizes(chunked_prefill=False, max_running_requests=4).max_batched_tokens == 512
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = "MemTotal:       9000 kB\nMemAvailable:   8000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/meminfo": MEMINFO}, 8000 * 1024),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/kubepods/pod1\n",
+                "sys/fs/cgroup/memory.max": "1000000\n",
+                "sys/fs/cgroup/memory.current": "400000\n",
+                "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 100000\n",
+            },
+            700000,
+        ),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "4:cpu,memory:/docker/x\n1:name=systemd:/\n",
+                "sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": "500000\n",
+                "sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes": "100000\n",
+            },
+            400000,
+        ),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/memory.current": "400000\n",
+            },
+            8000 * 1024,
+        ),
+    ],
+    ids=["no group", "version 2", "version 1", "no limit"],
+)
+def test_available_memory_is_the_smaller_of_machine_and_group(
+    tmp_path: Path, files: dict[str, str], expected: int
+) -> None:
+    assert available_memory(write(tmp_path, files)) == expected
+
+
+def test_failpoints_fire_once_at_the_chosen_time() -> None:
+    points = Failpoints("engine.step:raise@2")
+    points.hit("engine.step")
+    points.hit("other")
+    with pytest.raises(InjectedFaultError, match="failpoint"):
+        points.hit("engine.step")
+    points.hit("engine.step")
+    with pytest.raises(SettingsError, match="'x' is not of the form name:raise@N"):
+        Failpoints("x")

@@ -1,0 +1,87 @@
+"""The offline API on a model of a few thousand weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from octavo_inference import LLM, SamplingParams
+from octavo_inference.errors import RequestError
+
+from .conftest import TOKENS, matrices, write_hf
+
+pytest.importorskip("torch", reason="the reference backend needs torch")
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = write_hf(tmp_path_factory.mktemp("models") / "tiny", matrices(np.random.default_rng(3)))
+    return LLM(str(folder), backend="reference", kv_memory="4Mi", max_running_requests=4)
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["abc", "zyx", "a", "hello"]
+    lengths = [9, 2, 5, 1]
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
+    results = llm.generate(prompts, params, use_tqdm=False)
+    assert [result.prompt for result in results] == prompts
+    assert [len(result.outputs[0].token_ids) for result in results] == lengths
+    assert {result.outputs[0].finish_reason for result in results} == {"length"}
+    for result in results:
+        assert result.outputs[0].text == "".join(TOKENS[i] for i in result.outputs[0].token_ids)
+
+
+def test_text_and_token_ids_are_the_same_prompt(llm: LLM) -> None:
+    [text] = llm.generate("abc", GREEDY, use_tqdm=False)
+    [ids] = llm.generate([TOKENS.index("abc")], GREEDY, use_tqdm=False)
+    assert ids.prompt is None
+    assert ids.prompt_token_ids == text.prompt_token_ids
+    assert ids.outputs[0].token_ids == text.outputs[0].token_ids
+    both = llm.generate([[1, 2], [3]], GREEDY, use_tqdm=False)
+    assert [result.prompt_token_ids for result in both] == [[1, 2], [3]]
+
+
+def test_n_answers_with_logprobs(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=1, temperature=2.0, max_tokens=4, logprobs=2, ignore_eos=True)
+    [first] = llm.generate("abc", params, use_tqdm=False)
+    [again] = llm.generate("abc", params, use_tqdm=False)
+    assert [o.index for o in first.outputs] == [0, 1, 2]
+    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in again.outputs]
+    for output in first.outputs:
+        assert output.logprobs is not None
+        assert [len(entry.top_ids) for entry in output.logprobs] == [2] * 4
+        assert output.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in output.logprobs))
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_shown(llm: LLM) -> None:
+    [free] = llm.generate("abc", GREEDY, use_tqdm=False)
+    text = free.outputs[0].text
+    stop = text[2:4]
+    [stopped] = llm.generate("abc", SamplingParams(temperature=0.0, max_tokens=6, stop=stop), use_tqdm=False)
+    assert stopped.outputs[0].text == text[: text.index(stop)]
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
+    assert not llm.engine.has_work
+
+
+def test_one_bad_prompt_refuses_all_and_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        llm.generate(["abc", ""], GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match="2 prompts but 1 sampling parameters"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    assert not llm.engine.has_work
+
+
+def test_the_progress_bar_counts_completions(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], SamplingParams(n=2, max_tokens=1, ignore_eos=True))
+    assert "4/4" in capsys.readouterr().err
+
+
+def test_importing_the_package_is_cheap() -> None:
+    code = "import sys, octavo_inference; print(sorted({'numpy', 'torch', 'tokenizers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -60,7 +60,7 @@ def observation(
 ) -> Observation:
     """One look at the world."""
     samples = []
-    for pod in pods:
+    for pod in _without_surge(tuple(pods), replicas):
         at, report = reports.get(pod.name, (0.0, None))
         samples.append(PodSample(pod.name, _phase(pod), pod.created, report, at))
     asked = tuple(GatewaySample(gateway.name, _traffic(owner, gateway), gateway.sampled_at) for gateway in gateways)
@@ -98,6 +98,18 @@ def _cold_start(pods: Iterable[Pod], reports: Mapping[str, LoadReport]) -> int |
         return None
     created, report = max(measured, key=lambda pair: pair[0])
     return max(0, round(report.start_time + report.cold_start - created))
+
+
+def _without_surge(pods: tuple[Pod, ...], replicas: int) -> tuple[Pod, ...]:
+    """The pods without those that a rollout has started on top of the replicas and that do not serve yet.
+
+    They are nobody's supply: the pods they are to replace still serve, and a new spec that fails must not look like
+    replicas that fail.
+    """
+    surge = max(0, sum(pod.active for pod in pods) - replicas)
+    waiting = sorted((pod for pod in pods if pod.active and not pod.ready), key=lambda pod: -pod.created)
+    extra = {pod.name for pod in waiting[:surge]}
+    return tuple(pod for pod in pods if pod.name not in extra)
 
 
 def _phase(pod: Pod) -> Phase:

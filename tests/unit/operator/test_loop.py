@@ -183,9 +183,20 @@ def test_phases_of_pods(make_owner: Make, make_pod: Make) -> None:
         make_pod("broken", ready=False, problems=(Problem("x", "", "ModelPullFailed", ""),)),
         make_pod("ended", ready=False, finished=True),
     )
-    seen = observation(make_owner(BUILTIN), pods, {}, (), 3, wake=True)
+    seen = observation(make_owner(BUILTIN), pods, {}, (), 4, wake=True)
     assert [pod.phase for pod in seen.pods] == ["ready", "draining", "pending", "pending", "failed", "failed"]
-    assert (seen.current, seen.wake) == (3, True)
+    assert (seen.current, seen.wake) == (4, True)
+
+
+def test_a_failing_new_spec_is_no_failing_replica(make_owner: Make, make_pod: Make) -> None:
+    broken = (Problem("x", "", "ModelPullFailed", ""),)
+    pods = (
+        make_pod("old", revision="old"),
+        make_pod("surge", created=2000.0, ready=False, problems=broken),
+        make_pod("going", terminating=True),
+    )
+    assert [pod.name for pod in observation(make_owner(BUILTIN), pods, {}, (), 1, wake=False).pods] == ["old", "going"]
+    assert len(observation(make_owner(BUILTIN), pods, {}, (), 2, wake=False).pods) == 3
 
 
 def test_a_gateway_that_does_not_know_the_model_has_no_traffic(make_owner: Make) -> None:

@@ -1,0 +1,40 @@
+"""vLLM's offline engine on CPU: python vllm_cpu.py MODEL_FOLDER [eager]. Runs in a virtual environment of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+STARTED = time.time()
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, like Octavo's offline engine
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+
+import torch  # noqa: E402 (the environment is read on import)
+import vllm  # noqa: E402
+from serve import Load, serve  # noqa: E402
+
+
+def main() -> None:
+    llm = vllm.LLM(
+        sys.argv[1],
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+        enforce_eager="eager" in sys.argv[2:],
+        disable_log_stats=True,
+    )
+
+    def generate(work: Load) -> list[int]:
+        params = [vllm.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work.output_lengths]
+        prompts = [{"prompt_token_ids": ids} for ids in work.prompts]
+        return [len(r.outputs[0].token_ids) for r in llm.generate(prompts, params, use_tqdm=False)]
+
+    serve(STARTED, {"vllm": vllm.__version__, "torch": torch.__version__}, generate)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""How a server starts, drains and dies: statuses, last words, and no stream that ends without saying why."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+
+def command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "octavo_inference", *flags]
+
+
+class Reader:
+    """A stream read in the background."""
+
+    def __init__(self, server, **fields):
+        self.text = ""
+        self.began = threading.Event()
+        self.thread = threading.Thread(
+            target=self._read, args=(server, server.body(stream=True, **fields)), daemon=True
+        )
+        self.thread.start()
+        assert self.began.wait(60)
+
+    def _read(self, server, body):
+        with server.api.stream("POST", "/v1/chat/completions", json=body) as response:
+            for piece in response.iter_text():
+                self.text += piece
+                if '"content":"' in self.text:
+                    self.began.set()
+
+    def finish(self) -> str:
+        self.thread.join(120)
+        assert not self.thread.is_alive()
+        return self.text
+
+
+def test_sigterm_lets_streams_finish(start):
+    server = start()
+    stream = Reader(server, content="Count to one thousand.", max_tokens=200, ignore_eos=True)
+    server.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while server.api.get("/readyz").status_code == 200:
+        assert time.monotonic() < deadline
+    refused = server.api.post("/v1/chat/completions", json=server.body())
+    report = server.load()
+    text = stream.finish()
+    assert server.process.wait(60) == 0
+    assert (refused.status_code, refused.headers["x-octavo-draining"]) == (503, "1")
+    assert (report["draining"], report["ready"]) == (True, False)
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"length"' in text
+
+
+def test_a_drain_has_an_end(start):
+    server = start("--drain-timeout", "0.5")
+    stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    server.process.send_signal(signal.SIGTERM)
+    last = [block for block in stream.finish().split("\n\n") if block][-1]
+    assert server.process.wait(60) == 0
+    assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
+def test_a_killed_engine_is_told_to_every_stream(start):
+    server = start()
+    streams = [Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True) for _ in range(3)]
+    server.engine.kill()
+    for stream in streams:
+        last = [block for block in stream.finish().split("\n\n") if block][-1]
+        assert "SIGKILL" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert "[DONE]" not in stream.text
+    assert server.process.wait(60) == 1
+    assert "the engine process was killed by SIGKILL" in server.log
+
+
+def test_the_engine_does_not_outlive_its_server(start):
+    server = start()
+    engine = server.engine
+    server.process.kill()
+    server.process.wait()
+    assert psutil.wait_procs([engine], timeout=30)[1] == []
+
+
+def test_drain_by_post_keeps_the_process(start):
+    server = start()
+    assert server.admin.post("/v1/octavo/drain").json() == {"draining": True}
+    assert server.api.get("/readyz").status_code == 503
+    assert server.api.get("/livez").status_code == 200
+    assert server.load()["draining"] is True
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(30) == 0
+
+
+def test_a_failing_step_fails_its_requests_only(start):
+    server = start(environment={"OCTAVO_FAILPOINTS": "engine.step:raise@5"})
+    body = server.body(max_tokens=20, ignore_eos=True)
+    first = server.api.post("/v1/chat/completions", json=body)
+    second = server.api.post("/v1/chat/completions", json=body)
+    assert (first.status_code, first.json()["error"]["code"]) == (500, "engine_error")
+    assert (second.status_code, second.json()["usage"]["completion_tokens"]) == (200, 20)
+    assert server.load()["blocks_pinned"] == 0
+
+
+def test_keys(start, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret-one\nsecret-two\n")
+    server = start("--api-key-file", str(keys), "--log-format", "json")
+    assert server.api.get("/v1/models").status_code == 401
+    assert server.api.get("/livez").status_code == 200
+    assert server.api.get("/v1/models", headers={"authorization": "Bearer secret-two"}).status_code == 200
+    everything = server.log + " ".join(psutil.Process(server.process.pid).cmdline())
+    assert "secret" not in everything
+    assert all(json.loads(line)["level"] for line in server.log.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--max-model-len", "5"], 2, ["--max-model-len", "5", "16"]),
+        (["--model", "/no/such/model"], 1, ["/no/such/model", "no such file or folder"]),
+        (["--max-model-len", "100000"], 1, ["100000", "8192"]),
+        (["--api-key-file", "/no/such/file"], 2, ["--api-key-file", "/no/such/file"]),
+    ],
+)
+def test_mistakes_are_told_in_one_line(flags, status, words):
+    result = subprocess.run(
+        command("--port", "0", "--admin-port", "0", *flags), capture_output=True, text=True, timeout=120, check=False
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode == status
+    assert all(word in last for word in words)
+    assert "Traceback" not in result.stderr
+
+
+def test_a_taken_port_is_told_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = subprocess.run(command("--port", str(port)), capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert result.stderr.strip().endswith(
+        f"--port: cannot listen on 127.0.0.1:{port}: Address already in use; use another"
+    )

@@ -75,32 +75,37 @@ def build(target: Path = HERE, names: tuple[str, ...] = (), say: Callable[[str],
 
     Raises CompilerMissingError, or CalledProcessError with the compiler's message in `stderr`.
     """
-    command = compiler()
-    version = subprocess.run([command, "--version"], check=True, capture_output=True, text=True).stdout
 
     def one(variant: str) -> Path:
-        flags = (*COMMON_FLAGS, *variants()[variant])
-        cached = cache_folder() / f"native-{_digest(version, flags)}" / object_name(variant)
-        if not cached.exists():
-            say(f"compiling the {variant} kernels")
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            partial = cached.with_suffix(f".{os.getpid()}")
-            subprocess.run(
-                [command, *flags, "-o", str(partial), str(HERE / "kernels.cpp")],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            partial.replace(cached)
+        compiled = compile_object(object_name(variant), variants()[variant], say)
         result = target / object_name(variant)
         # A running server may have the old object mapped: replace the name, never write into the file.
         partial = result.with_suffix(f".{os.getpid()}")
-        shutil.copyfile(cached, partial)
+        shutil.copyfile(compiled, partial)
         partial.replace(result)
         return result
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(one, names or tuple(variants())))
+
+
+def compile_object(name: str, flags: tuple[str, ...], say: Callable[[str], None] = lambda _: None) -> Path:
+    """The kernels compiled with the common and these flags: path in the cache, compiled when it is not there."""
+    command, flags = compiler(), (*COMMON_FLAGS, *flags)
+    version = subprocess.run([command, "--version"], check=True, capture_output=True, text=True).stdout
+    result = cache_folder() / f"native-{_digest(version, flags)}" / name
+    if not result.exists():
+        say(f"compiling {name}")
+        result.parent.mkdir(parents=True, exist_ok=True)
+        partial = result.with_suffix(f".{os.getpid()}")
+        subprocess.run(
+            [command, *flags, "-o", str(partial), str(HERE / "kernels.cpp")],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        partial.replace(result)
+    return result
 
 
 def _digest(version: str, flags: tuple[str, ...]) -> str:

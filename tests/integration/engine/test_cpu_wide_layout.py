@@ -1,0 +1,35 @@
+"""The layouts and tiles of AVX-512 BF16, compiled for whatever machine this is: only the last instruction differs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo_inference.ops.native import build
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_wide_layouts_give_the_same_results() -> None:
+    native = ("-mavx2", "-mfma") if platform.machine() == "x86_64" else ()
+    try:
+        wide = build.compile_object(
+            "octavo_wide.so", (*native, "-O1", "-DOCTAVO_VECTOR_FLOATS=16", "-DOCTAVO_EMULATE_BF16_DOT")
+        )
+    except build.CompilerMissingError as error:
+        pytest.skip(str(error))
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/cpu", "-k", "wide"],
+        cwd=ROOT,
+        env=os.environ | {"OCTAVO_TEST_KERNELS": str(wide)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-4000:]
+    assert " passed" in result.stdout

@@ -77,6 +77,8 @@ class ProcessClient(asyncio.Protocol):
             self._transport.close()
         else:
             self._child.connection.close()
+        if not self._ready.done():
+            self._child.process.kill()  # busy with loading, it would not notice the closed socket for a while
         await asyncio.to_thread(self._reap)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -25,6 +25,7 @@ from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.errors import OctavoError
 from octavo_inference.ipc import EngineInfo
 from octavo_inference.settings import Settings
+from octavo_inference.sockets import Sockets
 from octavo_inference.spawn import EngineProcess
 from octavo_inference.streams import EngineDiedError
 from octavo_inference.template import ChatTemplate
@@ -39,18 +40,16 @@ _SHUTDOWN_SECONDS = 5
 _NICENESS = 10
 
 
-class Sockets:
-    """The two listening sockets, bound before anything slow so that a taken port is told at once."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.api = _bind(settings.host, settings.port, "--port")
-        self.admin = _bind(settings.admin_host, settings.admin_port, "--admin-port")
-
-
-def run(settings: Settings, sockets: Sockets, child: EngineProcess, timeline: Timeline, version: str) -> int:
+def run(
+    settings: Settings,
+    sockets: Sockets,
+    keys: Keys | None,
+    admin_keys: Keys | None,
+    child: EngineProcess,
+    timeline: Timeline,
+    version: str,
+) -> int:
     """Serve until told to stop. Returns the exit status: 0 drained, 1 the engine could not load or died, 70 it hung."""
-    keys = Keys(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
-    admin_keys = Keys(settings.admin_key_file, "--admin-key-file") if settings.admin_key_file else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(settings, sockets, child, timeline, version, keys, admin_keys))
 
@@ -192,8 +191,6 @@ async def _warm_up(client: EngineClient, info: EngineInfo) -> None:
 
 
 def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:
-    host, port = sockets.api.getsockname()[:2]
-    url = f"http://{'127.0.0.1' if host in {'0.0.0.0', '::'} else host}:{port}"  # noqa: S104 -- compared, not bound
     log.info("start-up: %s", timeline)
     log.info(
         "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB), %d running, %d tokens a step",
@@ -207,11 +204,11 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
         info.max_batched_tokens,
     )
     key = " -H 'Authorization: Bearer KEY'" if settings.api_key_file else ""
-    log.info("%s is ready at %s/v1", service.names[0], url)
+    log.info("%s is ready at %s/v1", service.names[0], sockets.url)
     log.info(
         "try: curl -N %s/v1/chat/completions -H 'Content-Type: application/json'%s -d "
         '\'{"model":"%s","stream":true,"messages":[{"role":"user","content":"What is the capital of France?"}]}\'',
-        url,
+        sockets.url,
         key,
         service.names[0],
     )
@@ -247,17 +244,6 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave them alone."""
         yield
-
-
-def _bind(host: str, port: int, flag: str) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-    except OSError as error:
-        raise OctavoError(f"{flag}: cannot listen on {host}:{port}: {error.strerror or error}; use another") from None
-    return listening
 
 
 def _default_name(model: str) -> str:

@@ -12,7 +12,7 @@ REGISTRY ?=
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.ready tools ## A real cluster, a model that answers, scales and drains (CLUSTER=current: your kubectl context)
+demo: .venv/.ready deps ## A real cluster, a model that answers, scales and drains (CLUSTER=current: your kubectl context)
 	@PYTHONPATH=tools $(PY) -m demo up --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
 
 demo-down: .venv/.ready ## Remove what `make demo` made
@@ -26,23 +26,34 @@ check: lint types unit ## Lint, types and unit tests: under a minute
 lint: .venv/.ready
 	@$(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
 	@$(PY) -m ruff check --quiet .
-	@.venv/bin/lint-imports --no-timings >/tmp/octavo-imports.$$$$ || { cat /tmp/octavo-imports.$$$$; exit 1; }; rm -f /tmp/octavo-imports.$$$$
+	@report=$$(.venv/bin/lint-imports 2>&1) || { echo "$$report"; exit 1; }
 	@PYTHONPATH=operator $(PY) -m octavo_operator.api.generate --check
 
 types: .venv/.ready
-	@$(PY) -m mypy protocol inference operator gateway tools/localcluster tools/demo
+	@$(PY) -m mypy --no-error-summary protocol inference operator gateway tools/localcluster tools/toolbox tools/images tools/demo
 
 unit: .venv/.ready
 	@$(PY) -m pytest tests/unit -q
 
-integration: .venv/.ready tools ## Tests on a real etcd and kube-apiserver, and on real weights
+integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and on real weights
 	@$(PY) -m pytest tests/integration
 
-e2e: .venv/.ready tools ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
+e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
 	@$(PY) -m pytest tests/e2e
 
 generate: .venv/.ready ## CRD and API reference from the types
 	@$(PY) -m octavo_operator.api.generate
+
+images: .venv/.ready deps ## Build all images (PUSH=registry:port also pushes them); `server` brings torch, 5 GB
+	@PYTHONPATH=tools $(PY) -m images --all $(if $(PUSH),--push $(PUSH))
+
+tools: .venv/.ready deps ## Build the Go programs of the local cluster that are not in the cache yet
+	@$(PY) tools/toolbox build
+
+# Debian packages, where they can be installed; without root only the control plane is used, which says what it lacks.
+# The Go programs are built when they are first needed.
+deps:
+	@if [ "$$(id -u)" = 0 ]; then python3 tools/toolbox deps --install; fi
 
 lock: .venv/.ready ## Pin the dependencies anew
 	@tools/lock

@@ -138,7 +138,7 @@ def _spec_valid(view: View) -> Verdict:
 
 
 def _model_resolved(view: View, before: Condition | None) -> Verdict:
-    failed = next((p for p in view.problems if p.reason == "ModelPullFailed"), None)
+    failed = next((p for p in view.problems if p.reason in ("ModelPullFailed", "ModelVolumeUnavailable")), None)
     if failed:
         return Verdict("False", failed.reason, failed.message)
     current = [pod for pod in view.active if pod.revision == view.owner.revision]

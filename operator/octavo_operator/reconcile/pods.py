@@ -199,18 +199,22 @@ def _config(message: str, owner: LLMDeployment) -> str:
 
 
 def _volume(message: str, owner: LLMDeployment) -> str:
+    return _short(f"spec.model.uri: {owner.spec.model.uri!r}: {message}" if _about_claim(message, owner) else message)
+
+
+def _about_claim(message: str, owner: LLMDeployment) -> bool:
     model = source.parse(owner.spec.model)
-    if model.scheme == "pvc" and f'"{model.reference}"' in message:
-        return _short(f"spec.model.uri: {owner.spec.model.uri!r}: {message}")
-    return _short(message)
+    return model.scheme == "pvc" and f'"{model.reference}"' in message
 
 
-def _unschedulable(message: str, owner: LLMDeployment) -> str:
+def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:
+    if _about_claim(message, owner):
+        return "ModelVolumeUnavailable", _volume(message, owner)
     resources = owner.spec.resources
     asked = [f"{resources.cpu} CPUs", f"{resources.memory} memory"]
     if resources.gpu.count:
         asked.append(f"{resources.gpu.count} {resources.gpu.resource_name}")
-    return _short(f"no node takes a pod that asks for {', '.join(asked)}: {message}")
+    return "Unschedulable", _short(f"no node takes a pod that asks for {', '.join(asked)}: {message}")
 
 
 def _short(message: str) -> str:

@@ -27,6 +27,7 @@ FAILURES = 10
 
 _SEVERITY = (
     "ModelPullFailed",
+    "ModelVolumeUnavailable",
     "ImagePullFailed",
     "CreateContainerConfigError",
     "OOMKilled",

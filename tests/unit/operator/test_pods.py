@@ -127,6 +127,14 @@ def test_a_pod_without_a_node_says_what_it_asked_for(problem: Callable[..., Prob
     )
 
 
+def test_a_claim_the_scheduler_misses(problem: Callable[..., Problem]) -> None:
+    said = '0/1 nodes are available: persistentvolumeclaim "w" not found.'
+    condition = {"type": "PodScheduled", "status": "False", "message": said}
+    found = problem(body(conditions=[condition]), {"model": {"uri": "pvc://w/x"}})
+    assert found.reason == "ModelVolumeUnavailable"
+    assert found.message == f"spec.model.uri: 'pvc://w/x': {said}"
+
+
 def test_a_claim_that_is_not_there(problem: Callable[..., Problem]) -> None:
     event = {
         "reason": "FailedMount",

@@ -117,9 +117,7 @@ def _problems(body: Json, owner: LLMDeployment, events: list[Json]) -> list[Prob
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             last = seconds(condition.get("lastTransitionTime")) or 0.0
-            found.append(
-                Problem(pod, "", "Unschedulable", _unschedulable(condition.get("message", ""), owner), 1, last)
-            )
+            found.append(Problem(pod, "", *_unschedulable(condition.get("message", ""), owner), 1, last))
     for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
         found += _container_problems(pod, container, body, owner)
     if status.get("phase") == "Failed":

@@ -295,8 +295,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    # The first process of a container has no default way to end: without this, a deleted pod waits for its grace period.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         repo, revision = parse(arguments.target)
         hub = Hub(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN"))
@@ -308,4 +306,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # The first process of a container ignores what it does not handle: a deleted pod would wait for its grace period.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

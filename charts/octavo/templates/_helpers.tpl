@@ -35,6 +35,9 @@ app.kubernetes.io/component: {{ .component }}
 {{/* Namespaces served, as a JSON list; empty with scope `cluster`. */}}
 {{- define "octavo.namespaces" -}}
 {{- if eq .Values.rbac.scope "cluster" -}}
+{{- with .Values.rbac.namespaces -}}
+{{- fail (printf "rbac.namespaces is [%s], but rbac.scope is cluster: all namespaces would be served; set rbac.scope=namespace, or leave rbac.namespaces empty" (join ", " .)) -}}
+{{- end -}}
 []
 {{- else -}}
 {{ .Values.rbac.namespaces | default (list .Release.Namespace) | uniq | sortAlpha | toJson }}

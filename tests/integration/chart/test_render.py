@@ -102,6 +102,16 @@ def test_scope_namespace_needs_nothing_cluster_wide_but_the_crd(render: Render) 
     assert "--namespace=team-a" in container(objects, "octavo-gateway")["args"]
 
 
+def test_namespaces_that_would_be_ignored_are_refused(render: Render) -> None:
+    with pytest.raises(AssertionError, match=r"rbac.namespaces is \[a, b\].*set rbac.scope=namespace"):
+        render('rbac.namespaces=["a","b"]')
+
+
+def test_unknown_values_are_refused_by_name(render: Render) -> None:
+    with pytest.raises(AssertionError, match="'gatway' not allowed"):
+        render("gatway.replicas=1")
+
+
 def test_a_digest_wins_over_a_tag(render: Render) -> None:
     digest = "sha256:" + "a" * 64
     objects = render("gateway.image.tag=t", f"gateway.image.digest={digest}", "operator.image.tag=t")

@@ -82,13 +82,6 @@ def test_nonsense_is_refused(path: str, value: object) -> None:
     assert list(VALIDATOR.iter_errors(changed(path, value)))
 
 
-def test_namespaces_without_scope_namespace_would_be_ignored_and_are_refused() -> None:
-    values = changed("rbac.namespaces", ["a"])
-    assert list(VALIDATOR.iter_errors(values))
-    values["rbac"]["scope"] = "namespace"
-    VALIDATOR.validate(values)
-
-
 def test_every_value_is_in_the_schema_and_every_property_has_a_default() -> None:
     def names(schema: dict[str, Any], path: str = "") -> Iterator[str]:
         schema = SCHEMA["$defs"][schema["$ref"].split("/")[-1]] if "$ref" in schema else schema

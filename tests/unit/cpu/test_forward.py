@@ -205,6 +205,20 @@ def test_chunks_and_decode_give_what_one_prefill_gives(
         )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_does_not_depend_on_its_batch(kernels: Kernels, rng: np.random.Generator, dtype: str) -> None:
+    weights = random_weights(TINY, rng)
+    backend = create(TINY, weights, kernels, dtype=dtype)
+    given = stories(rng, [1, 2, 3, 4, 7, 40, 65, 100])
+    together = backend.logits(batch_of(given))
+    for i, story in enumerate(given):
+        alone = backend.logits(batch_of([story]))
+        np.testing.assert_array_equal(alone[0], together[i])
+        for start in range(0, story.end, 13):
+            chunk = backend.logits(batch_of([replace(story, start=start, end=min(start + 13, story.end))]))
+        np.testing.assert_array_equal(chunk[0], together[i])
+
+
 def test_a_copied_block_continues_like_its_source(kernels: Kernels, rng: np.random.Generator) -> None:
     weights = random_weights(TINY, rng)
     backend = create(TINY, weights, kernels)

@@ -121,7 +121,7 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
     }
   }
 
-  // Few rows take twice the columns, so that enough independent sums are in flight.
+  // Few rows take twice the columns, so that enough independent sums are in flight to hide the latency.
   constexpr int NARROW = 16 / W, WIDE = W == 16 || R <= 2 ? 32 / W : NARROW;
   for (int start = 0; start < item.keys; start += CHUNK) {
     const i64 offset = start % m.block_size;

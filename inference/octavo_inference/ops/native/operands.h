@@ -95,35 +95,27 @@ OCTAVO_INLINE void dot_step(const typename P::Act* a, i64 lda, const typename P:
 }
 
 // acc[r][c] += sum over `groups` groups of a[r, :] * b[:, c]. `a` is row-major with `lda` elements per row; `b` advances
-// `ldb` elements per group. `groups` is a multiple of 4. Few rows get several sets of accumulators, because one chain
-// of additions per column would wait for the latency of the multiply-add.
+// `ldb` elements per group. However many rows and columns a tile has, each element is summed in the same order: what a
+// token sees does not depend on the batch it is computed in. (With few rows several sums at once would hide the latency
+// of the multiply-add, but then it is the weights' way from memory that takes the time.)
 template <class P, int R, int NV>
 OCTAVO_INLINE void dot_tile(const typename P::Act* a, i64 lda, const typename P::Elem* b, i64 ldb, i64 groups,
                             Vec (&acc)[R][NV], Prefetch prefetch) {
-  constexpr int SETS = R * NV >= 8 ? 1 : R * NV > 2 ? 2 : 4;
-  Vec sums[SETS][R][NV] = {};
-  for (i64 g = 0; g < groups; g += SETS) {
-#pragma GCC unroll 4
-    for (int s = 0; s < SETS; s++) {
-      __builtin_prefetch(prefetch.next);
-      if constexpr (W == 16 && P::GROUP == 2 && NV == 2)
-        if (prefetch.stride > 64) __builtin_prefetch(prefetch.next + 64);
-      prefetch.next += prefetch.stride;
-      dot_step<P, 0>(a, lda, b, sums[s]);
-      if constexpr (P::STEPS == 2) dot_step<P, 1>(a, lda, b, sums[s]);
-      a += P::GROUP;
-      b += ldb;
-    }
+  Vec sums[R][NV] = {};
+  for (i64 g = 0; g < groups; g++) {
+    __builtin_prefetch(prefetch.next);
+    if constexpr (W == 16 && P::GROUP == 2 && NV == 2)
+      if (prefetch.stride > 64) __builtin_prefetch(prefetch.next + 64);
+    prefetch.next += prefetch.stride;
+    dot_step<P, 0>(a, lda, b, sums);
+    if constexpr (P::STEPS == 2) dot_step<P, 1>(a, lda, b, sums);
+    a += P::GROUP;
+    b += ldb;
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int c = 0; c < NV; c++) {
-      Vec total = sums[0][r][c];
-#pragma GCC unroll 4
-      for (int s = 1; s < SETS; s++) total += sums[s][r][c];
-      acc[r][c] += total;
-    }
+    for (int c = 0; c < NV; c++) acc[r][c] += sums[r][c];
 }
 
 // Calls f.template operator()<n>() for the run-time row count n in 1..MAX_ROWS: tiles keep their accumulators in

@@ -158,7 +158,6 @@ class Scheduler:
         self.running.remove(victim)
         self._free(victim)
         victim.computed = 0
-        victim.registered = 0
         self.preemptions += 1
         plan.preempted.append(victim)
         self.add(victim, now)

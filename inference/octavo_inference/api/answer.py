@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request as HttpRequest
 
 from octavo_inference.api.generate import Generation
-from octavo_inference.api.http import KEEP_ALIVE_SECONDS, NOTES, REQUEST_ID, TENANT
+from octavo_inference.api.http import KEEP_ALIVE_SECONDS, NOTES, TENANT
 from octavo_inference.api.responses import Usage
 from octavo_inference.api.service import Loaded, Service
 from octavo_inference.core.request import SamplingParams, TokenLogprobs
@@ -66,7 +67,8 @@ class Prompts:
         return cls(
             service=service,
             loaded=loaded,
-            id=f"{kind}-{request.scope[REQUEST_ID]}",
+            # Not the request id, which clients choose: two at once may choose the same.
+            id=f"{kind}-{uuid.uuid4().hex}",
             created=int(time.time()),
             model=model,
             request=request,

@@ -128,7 +128,10 @@ class Loaded:
         return self.text.template.tokens(messages)
 
     def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
-        """Prompt tokens of a completion. Raises `ApiError`."""
+        """Prompt tokens of a completion. Raises `ApiError`.
+
+        A raw prompt is the caller's own template: control tokens spelled out in it are control tokens.
+        """
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
             tokens = list(self.text.tokenizer.encode(prompt).ids)

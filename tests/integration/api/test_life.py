@@ -66,7 +66,19 @@ def test_a_drain_has_an_end(start):
     server.process.send_signal(signal.SIGTERM)
     last = [block for block in stream.finish().split("\n\n") if block][-1]
     assert server.process.wait(60) == 0
+    assert "drain timeout of 0.5 s: 1 sequences are cut" in server.log
     assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
+def test_a_second_signal_ends_at_once(start):
+    server = start()
+    stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    server.process.send_signal(signal.SIGTERM)
+    while "draining" not in server.log:
+        assert server.process.poll() is None
+    server.process.send_signal(signal.SIGTERM)
+    assert "shutting down" in stream.finish()
+    assert server.process.wait(60) == 0
 
 
 def test_a_killed_engine_is_told_to_every_stream(start):

@@ -220,3 +220,37 @@ def test_no_body_is_worse_than_refused(body, kind):
         refused = error
     finite = all(not isinstance(v, float) or math.isfinite(v) for v in body.values())
     assert (refused is None and finite) or refused.status == 400
+
+
+ODD_VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    2**70,
+    "",
+    "x",
+    "\u0000",
+    [],
+    ["x"],
+    [[1]],
+    [0],
+    {},
+    {"type": "text"},
+    {"a": {"b": []}},
+]
+
+
+async def test_no_value_in_any_field_breaks_the_server(serve):
+    statuses = set()
+    async with serve(answer="one two") as server:
+        for path, kind in (("chat/completions", ChatRequest), ("completions", CompletionRequest)):
+            for field in kind.__struct_fields__:
+                for value in ODD_VALUES:
+                    start = {"messages": [{"role": "user", "content": "x"}]} if kind is ChatRequest else {"prompt": "x"}
+                    body = {"model": "m", "max_tokens": 2} | start | {field: value}
+                    response = await server.api.post(f"/v1/{path}", json=body)
+                    statuses.add(response.status_code)
+                    assert response.status_code in {200, 400, 404}, (field, value, response.text)
+    assert statuses == {200, 400, 404}

@@ -104,3 +104,15 @@ async def test_per_key_and_per_salt_caches(serve):
         await server.complete()
         await server.complete(cache_salt="team-a")
     assert [request.salt for request in server.engine.seen] == ["", "team-a"]
+
+
+async def test_requests_that_share_an_id_do_not_share_answers(serve):
+    headers = {"x-request-id": "same"}
+    async with serve(pace=0.005) as server:
+        bodies = [{"model": "m", "prompt": prompt, "echo": True, "max_tokens": 40} for prompt in "ab"]
+        asks = [server.api.post("/v1/completions", json=body, headers=headers) for body in bodies]
+        answers = [response.json() for response in await asyncio.gather(*asks)]
+    assert [answer["choices"][0]["text"] for answer in answers] == [
+        f"{prompt}{server.engine.answer}" for prompt in "ab"
+    ]
+    assert answers[0]["id"] != answers[1]["id"]

@@ -65,7 +65,7 @@ class App:
         self._queue: WorkQueue[Key] = WorkQueue(metrics.queue)
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, time.monotonic)
         self._loop = AutoscaleLoop(self._fetch, self._gateways, self._queue.add, metrics, time.time)
-        self._reconciler = Reconciler(client, options.installation, self._loop, metrics, time.time)
+        self._reconciler = Reconciler(client, options.installation, self._loop, metrics, time.time, options.identity)
         self._leading = False
         self._resynced = time.monotonic()
         self._watching = asyncio.Event()

@@ -135,8 +135,13 @@ class AutoscaleLoop:
         pods = [(tracked, pod) for tracked in due.values() for pod in tracked.pods if pod.loaded and pod.ip]
         await asyncio.gather(self._sample_gateways(now), *(self._sample_pod(tracked, pod) for tracked, pod in pods))
         for key, tracked in due.items():
-            if self._tracked.get(key) is tracked:
+            if self._tracked.get(key) is not tracked:
+                continue
+            try:
                 self._look(key, tracked, self._clock())
+            except Exception:
+                # What is odd about one resource must not stop the others from being scaled.
+                logger.exception("no decision", extra={"key": str(key)})
 
     def _look(self, key: Key, tracked: Tracked, now: float) -> None:
         tracked.due = now + TICK_SECONDS

@@ -15,13 +15,19 @@ def service(owner: LLMDeployment, cold_start: int | None) -> Json:
     """
     annotations = {
         names.ANNOTATION_MODELS: ",".join(owner.model_names),
-        names.ANNOTATION_HOLD: "false" if owner.spec.suspend else "true",
+        names.ANNOTATION_HOLD: "true" if _holds(owner) else "false",
     }
     if cold_start is not None:
         annotations[names.ANNOTATION_COLD_START] = str(cold_start)
     body = child(owner, "v1", "Service", owner.name, annotations)
     body["spec"] = {"type": "ClusterIP", "selector": selector(owner), "ports": [_API]}
     return body
+
+
+def _holds(owner: LLMDeployment) -> bool:
+    """Whether waiting makes sense: not where nobody will start a replica."""
+    nobody = owner.spec.autoscaling.mode == "Manual" and owner.spec.replicas == 0
+    return not (owner.spec.suspend or nobody)
 
 
 def headless_service(owner: LLMDeployment) -> Json:

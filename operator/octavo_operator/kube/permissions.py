@@ -28,7 +28,7 @@ SERVED = (
     (r.NETWORK_POLICIES.group, r.NETWORK_POLICIES.plural, (*_READ, *_APPLY, "delete")),
     (r.PODS.group, r.PODS.plural, (*_READ, "patch")),
     (r.EVENTS.group, r.EVENTS.plural, ("list",)),
-    (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create", "patch")),
+    (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create",)),
 )
 # In the operator's own namespace: where the gateways are, and its Lease.
 OWN = (

@@ -119,6 +119,8 @@ def _progressing(view: View) -> Verdict:
             return Verdict("False", "ProgressDeadlineExceeded", f"no progress for too long{_because(view)}")
     if active > updated:
         return Verdict("True", "NewRevision", f"{updated} of {active} replicas have the newest spec")
+    if active > view.target:
+        return Verdict("True", "Scaling", f"{active - view.target} of {active} replicas are to go")
     return Verdict("True", "Scaling", f"{ready} of {view.target} replicas are ready")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from octavo_operator import events
 from octavo_operator.api.resource import InvalidSpecError, Key, LLMDeployment, parse
 from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.builders.common import Installation
@@ -15,6 +16,7 @@ from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.resources import LLMDEPLOYMENTS
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.execute import execute
+from octavo_operator.reconcile.news import news
 from octavo_operator.reconcile.observe import observe
 from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan
 from octavo_operator.reconcile.pods import Pod
@@ -49,8 +51,10 @@ class Reconciler:
         sampler: Sampler,
         metrics: Metrics,
         clock: Callable[[], float],
+        identity: str,
     ) -> None:
         self._client = client
+        self._identity = identity
         self._installation = installation
         self._sampler = sampler
         self._metrics = metrics
@@ -100,6 +104,7 @@ class Reconciler:
         self._metrics.replicas(owner.namespace, owner.name, desired, ready)
         if status != owner.status:
             await self._client.apply_status(LLMDEPLOYMENTS, owner.namespace, owner.name, status)
+            await events.post(self._client, owner, news(owner.status, status), self._identity, self._clock())
 
 
 def _log(key: Key, decided: Plan) -> None:

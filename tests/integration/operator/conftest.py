@@ -50,7 +50,7 @@ def sampled() -> Sampled:
 def make_reconciler(sampled: Sampled) -> Callable[[KubeClient], Reconciler]:
     def make(client: KubeClient) -> Reconciler:
         installation = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")
-        return Reconciler(client, installation, sampled, Metrics(), time.time)
+        return Reconciler(client, installation, sampled, Metrics(), time.time, "test")
 
     return make
 

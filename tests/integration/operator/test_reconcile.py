@@ -237,6 +237,19 @@ async def test_scale_down_marks_the_victim_then_lowers_the_number(
     assert deployment["spec"]["replicas"] == 1
 
 
+async def test_a_new_state_is_an_event_once(kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler) -> None:
+    await kube.apply(LLMDEPLOYMENTS, llmd())
+    for _ in range(3):
+        await reconciler.reconcile(key)
+    await make_pod(kube, key, "one")
+    for _ in range(3):
+        await reconciler.reconcile(key)
+    found = await kube.list(EVENTS, key.namespace, fields="involvedObject.kind=LLMDeployment")
+    said = {(event["type"], event["reason"], event["source"]["component"]) for event in found}
+    assert len(found) == 2
+    assert said == {("Normal", reason, "octavo-operator") for reason in ("Starting", "AllReplicasReady")}
+
+
 async def test_a_foreign_service_of_the_name_is_respected(
     kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler
 ) -> None:
@@ -275,7 +288,8 @@ async def test_killed_between_any_two_writes_it_converges(
             assert killed < 20
         else:
             break
-    assert killed == 7
+    # Seven children and a status; the event of the status is the one write that nobody makes up for.
+    assert killed == 8
     before = await versions(kube, key.namespace)
     assert len(before) == 7
     await make_reconciler(kube).reconcile(key)

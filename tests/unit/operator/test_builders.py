@@ -84,6 +84,22 @@ def test_children_are_the_reviewed_ones(
     assert text == golden.read_text()
 
 
+@pytest.mark.parametrize(
+    ("spec", "hold"),
+    [
+        ({}, "true"),
+        ({"suspend": True}, "false"),
+        ({"replicas": 0}, "false"),
+        ({"replicas": 0, "autoscaling": {"mode": "External"}}, "true"),
+        ({"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 1}}, "true"),
+    ],
+)
+def test_requests_are_held_where_someone_will_start_a_replica(
+    spec: dict[str, Any], hold: str, make_owner: Callable[..., LLMDeployment]
+) -> None:
+    assert services.service(make_owner(spec), None)["metadata"]["annotations"]["octavo.dev/hold"] == hold
+
+
 def test_grace_period_covers_propagation_and_drain(
     make_owner: Callable[..., LLMDeployment], installation: Installation
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.reconcile.news import News, news
 from octavo_operator.reconcile.pods import Pod, Problem, rfc3339
 from octavo_operator.reconcile.status import HISTORY, Change, Load, Scaling, View, next_status
 
@@ -173,6 +174,21 @@ def test_missing_metrics_are_a_condition(view: View, make_owner: Make) -> None:
     scaling = Scaling(2, "MetricsMissing", "2 of 2 ready pods gave no load report: holding")
     status = next_status(replace(view, owner=make_owner(BUILTIN), scaling=scaling), NOW)
     assert condition(status, "ScalingActive") == ("False", "MetricsMissing")
+
+
+def test_a_change_is_news_once(view: View, make_owner: Make, make_pod: Make) -> None:
+    change = Change(NOW, 1, 2, "KVOccupancy", "kv 79%")
+    owner = make_owner(BUILTIN)
+    up = replace(view, owner=owner, pods=(make_pod("a"),), scaling=Scaling(2, "KVOccupancy", "", (change,)))
+    first = next_status(up, NOW)
+    assert news({}, first) == (
+        News(False, "AllReplicasReady", "1 of 1 replicas are ready"),
+        News(False, "ScaledUp", "1 to 2 replicas (KVOccupancy): kv 79%"),
+    )
+    assert news(first, first) == ()
+    failed = make_pod("a", ready=False, problems=(Problem("a", "server", "CrashLoop", "no"),))
+    second = next_status(replace(up, owner=make_owner(BUILTIN, status=first), pods=(failed,)), NOW)
+    assert news(first, second) == (News(True, "CrashLoop", "pod a: no"),)
 
 
 def test_pods_can_be_described(make_pod: Callable[..., Pod]) -> None:

@@ -1,0 +1,40 @@
+"""What `kubectl describe` should tell: the changes that a new status holds, each said once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_operator.api.v1alpha1 import Json
+
+# Reasons of Ready that are somebody's problem.
+_CALM = frozenset({"Starting", "RollingOut", "Suspended", "ScaledToZero"})
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One event: `warning` or normal, a reason in one word, and a sentence."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+def news(before: Json, after: Json) -> tuple[News, ...]:
+    """What is new in the status `after`."""
+    found: list[News] = []
+    old, new = _ready(before), _ready(after)
+    if (old.get("status"), old.get("reason")) != (new["status"], new["reason"]):
+        warning = new["status"] != "True" and new["reason"] not in _CALM
+        found.append(News(warning, new["reason"], new["message"]))
+    known = before.get("autoscaling", {}).get("history", [])
+    for change in after.get("autoscaling", {}).get("history", []):
+        if change not in known:
+            reason = "ScaledUp" if change["to"] > change["from"] else "ScaledDown"
+            text = f"{change['from']} to {change['to']} replicas ({change['reason']}): {change['inputs']}"
+            found.append(News(False, reason, text))
+    return tuple(found)
+
+
+def _ready(status: Json) -> Json:
+    found: Json = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ RESYNC_SECONDS = 300.0
 STUCK_SECONDS = 300.0
 _LEASE_SILENCE_SECONDS = 60.0
 _CRD_POLL_SECONDS = 2.0
+_WATCHES_CLOSE_SECONDS = 3.0
 _SAMPLE_TIMEOUT = 1.0
 
 
@@ -73,30 +75,36 @@ class App:
 
     async def run(self) -> None:
         """Run until told to end. Raises LeaseLostError when the lead is lost."""
+        self._handle_signals()
         async with self._serving():
             await self._wait_for_crd()
             lead = asyncio.create_task(self._lead(), name="lead")
-            watch = asyncio.create_task(
-                handlers.watch(self._queue.add, connection, self._options.scope, self._stop, self._watching),
-                name="watch",
-            )
-            try:
-                await asyncio.wait({lead, watch}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                await self._end(lead, watch)
-            if not lead.cancelled():
-                lead.result()
-            watch.result()
+            watch = asyncio.create_task(self._watch(), name="watch")
+            stop = asyncio.create_task(self._stop.wait(), name="stop")
+            await asyncio.wait({lead, watch, stop}, return_when=asyncio.FIRST_COMPLETED)
+            # First the writes stop, then another replica may take over, then the watches close.
+            lead.cancel()
+            await asyncio.wait({lead})
+            if self._leading and lead.cancelled():
+                await self._lease.release()
+            self._stop.set()
+            await asyncio.wait({watch}, timeout=_WATCHES_CLOSE_SECONDS)
+            for task in (lead, watch):
+                if task.done() and not task.cancelled():
+                    task.result()
 
-    async def _end(self, lead: asyncio.Task[None], watch: asyncio.Task[None]) -> None:
-        # First the writes stop, then another replica may take over, then the watches close.
-        leading = self._leading
-        lead.cancel()
-        await asyncio.wait({lead})
-        if leading and lead.cancelled():
-            await self._lease.release()
-        self._stop.set()
-        await asyncio.wait({watch})
+    async def _watch(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            # kopf handles the signals too, and would close the watches before the Lease is given back.
+            again = tasks.create_task(self._watching.wait(), name="watching")
+            again.add_done_callback(lambda _: self._handle_signals())
+            await handlers.watch(self._queue.add, connection, self._options.scope, self._stop, self._watching)
+            again.cancel()
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
 
     async def _lead(self) -> None:
         """Wait for the Lease, then reconcile until it is lost."""
@@ -128,7 +136,7 @@ class App:
 
     async def _wait_for_crd(self) -> None:
         """Kopf looks once which kinds there are: one that comes later would never be watched."""
-        while True:
+        while not self._stop.is_set():
             try:
                 for namespace in self._options.scope or (None,):
                     await self._client.list(LLMDEPLOYMENTS, namespace, fields="metadata.name=none")
@@ -138,7 +146,8 @@ class App:
                 logger.warning("%s", error)
             else:
                 return
-            await asyncio.sleep(_CRD_POLL_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _CRD_POLL_SECONDS)
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:

@@ -245,7 +245,7 @@ async def test_a_new_state_is_an_event_once(kube: KubeClient, llmd: Make, key: K
     for _ in range(3):
         await reconciler.reconcile(key)
     found = await kube.list(EVENTS, key.namespace, fields="involvedObject.kind=LLMDeployment")
-    said = {(event["type"], event["reason"], event["source"]["component"]) for event in found}
+    said = {(event["type"], event["reason"], event["reportingComponent"]) for event in found}
     assert len(found) == 2
     assert said == {("Normal", reason, "octavo-operator") for reason in ("Starting", "AllReplicasReady")}
 

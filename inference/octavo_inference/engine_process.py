@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from octavo_inference import logs
 from octavo_inference.core.request import Abort, Request
 from octavo_inference.engine_loop import Engine, EngineLoop, report
 from octavo_inference.errors import OctavoError
@@ -33,6 +35,7 @@ from octavo_inference.ipc import (
 from octavo_inference.settings import Settings
 
 _RECEIVE_BYTES = 1 << 20
+log = logging.getLogger("octavo.engine")
 
 Loader = Callable[[Settings], tuple[Engine, EngineInfo]]
 
@@ -81,8 +84,8 @@ def serve(connection: socket.socket, load: Loader) -> int:
         _last_words(channel, str(error))
     except Exception as error:
         # Not foreseen: the peer gets one line, the log the traceback.
+        log.exception("the engine failed")
         _last_words(channel, f"{type(error).__name__}: {error}")
-        raise
     return 1
 
 
@@ -109,6 +112,7 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
 
 def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
     """The real engine; see `octavo_inference.build`."""
+    logs.configure(settings.log_format)
     begin = time.perf_counter()
     from octavo_inference.build import load_engine  # noqa: PLC0415 -- numpy and the kernels, timed as a phase
     from octavo_inference.config import EngineSettings  # noqa: PLC0415

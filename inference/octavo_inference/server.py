@@ -33,8 +33,7 @@ from octavo_inference.timeline import Timeline
 
 log = logging.getLogger("octavo.server")
 
-# After the engine's end: time for error events to reach the clients.
-_LAST_WORDS_SECONDS = 2.0
+# Time for the last events to reach the clients.
 _SHUTDOWN_SECONDS = 5
 # While serving, the API process gives way: a moment of the engine is worth more than a moment of HTTP.
 _NICENESS = 10
@@ -84,7 +83,6 @@ async def _main(
     except OctavoError as error:
         log.error("%s", error)  # noqa: TRY400 -- a cause for people, not a traceback
         status = error.status if isinstance(error, EngineDiedError) else 1
-        await _until(lambda: not service.client.hub.sequences, _LAST_WORDS_SECONDS)
     for server in servers:
         server.should_exit = True
     await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)

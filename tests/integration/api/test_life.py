@@ -93,6 +93,14 @@ def test_a_killed_engine_is_told_to_every_stream(start):
     assert "the engine process was killed by SIGKILL" in server.log
 
 
+def test_a_hang_is_noticed(start):
+    server = start("--stall-seconds", "4")
+    stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    server.engine.suspend()
+    assert "no step for 4 s with 1 sequences pending" in stream.finish()
+    assert server.process.wait(60) == 70
+
+
 def test_the_engine_does_not_outlive_its_server(start):
     server = start()
     engine = server.engine

@@ -107,6 +107,13 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", default=["single", "mix-64"])
     parser.add_argument("--alone", action="store_true", help="Octavo only: to see where it stands, not a comparison")
     parser.add_argument("--eager", action="store_true", help="vLLM without torch.compile: starts sooner, runs slower")
+    parser.add_argument(
+        "--vllm-dtype",
+        nargs="+",
+        default=["bfloat16"],
+        choices=["bfloat16", "float32"],
+        help="each is a contestant of its own; without AVX-512 vLLM's bfloat16 has no fast kernels, its float32 has",
+    )
     parser.add_argument("--output", type=Path, help="result file (default: bench/results/cpu-<date>.json)")
     arguments = parser.parse_args()
     if not arguments.alone and not VLLM_PYTHON.exists():
@@ -119,7 +126,9 @@ def main() -> None:
     commands = {"octavo": [sys.executable, str(HERE / "contestants" / "octavo_offline.py"), model]}
     if not arguments.alone:
         eager = ["eager"] if arguments.eager else []
-        commands["vllm"] = [str(VLLM_PYTHON), str(HERE / "contestants" / "vllm_cpu.py"), model, *eager]
+        script = str(HERE / "contestants" / "vllm_cpu.py")
+        for dtype in arguments.vllm_dtype:
+            commands[f"vllm-{dtype}"] = [str(VLLM_PYTHON), script, model, dtype, *eager]
     contestants = []
     for name, command in commands.items():
         print(f"starting {name} …", file=sys.stderr, flush=True)
@@ -153,6 +162,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": host(),
         "contestants": {c.name: c.ready for c in contestants},
+        "commands": {c.name: " ".join(Path(part).name for part in c.command) for c in contestants},
         "seed": 0,
         "rounds": rounds,
         "summary": summary(rounds, arguments.loads, [c.name for c in contestants]),

@@ -1,4 +1,4 @@
-"""vLLM's offline engine on CPU: python vllm_cpu.py MODEL_FOLDER [eager]. Runs in a virtual environment of its own."""
+"""vLLM's offline engine on CPU: python vllm_cpu.py MODEL_FOLDER DTYPE [eager]. Runs in its own virtual environment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from serve import Load, serve  # noqa: E402
 def main() -> None:
     llm = vllm.LLM(
         sys.argv[1],
-        dtype="bfloat16",
+        dtype=sys.argv[2],
         max_model_len=1024,
         max_num_seqs=64,
         enable_prefix_caching=False,
-        enforce_eager="eager" in sys.argv[2:],
+        enforce_eager="eager" in sys.argv[3:],
         disable_log_stats=True,
     )
 

@@ -96,9 +96,7 @@ class Engine:
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
         if request.id in self._requests:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
-        waiting = len(self.scheduler.queue) + self.scheduler.pending_forks
-        if waiting and waiting + sampling.n > self.limits.max_queued:
-            raise QueueFullError(f"{waiting} sequences wait already, {self.limits.max_queued} may; try again later")
+        self._check_queue(sampling.n)
         now = self._clock()
         answer = self.limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
         limit = min(len(prompt) + answer, self.limits.max_model_len)
@@ -201,6 +199,14 @@ class Engine:
     def check(self) -> None:
         """Compare the pool's books with the sequences. Raises `PoolError`; meant for tests and idle moments."""
         self.scheduler.check()
+
+    def _check_queue(self, count: int) -> None:
+        scheduler = self.scheduler
+        waiting = len(scheduler.queue) + scheduler.pending_forks
+        # What arrived since the last step only waits if that step left others waiting or the rows run out.
+        room = 0 if scheduler.stalled else self.limits.max_running - len(scheduler.running)
+        if scheduler.has_work and waiting + count > self.limits.max_queued + room:
+            raise QueueFullError(f"{waiting} sequences wait already, {self.limits.max_queued} may; try again later")
 
     def _root(self, salt: str) -> bytes:
         if salt not in self._roots:

@@ -39,6 +39,8 @@ class Scheduler:
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.pending_forks = 0
+        # The last step left sequences waiting, for want of rows, blocks or budget.
+        self.stalled = False
         self.preemptions = 0
         self.hit_tokens = 0
 
@@ -83,6 +85,7 @@ class Scheduler:
             plan.chunks.append((head, take))
             left -= take
         self._plan_samples(plan, now)
+        self.stalled = len(self.queue) > 0
         return plan
 
     def advance(self, plan: Plan) -> None:

@@ -90,7 +90,8 @@ class ReferenceBackend:
     def _attention(self, number: int, layer: _Layer, x: Torch, places: Torch, batch: Batch) -> Torch:
         config = self._config
         qkv = _tiled(lambda t: linear(self._norm(t, layer.input_norm), layer.qkv, layer.qkv_bias), x)[places]
-        q, k, v = qkv.view(len(places), -1, config.head_dim).split([config.heads, config.kv_heads, config.kv_heads], 1)
+        heads = qkv.view(len(places), -1, config.head_dim)
+        q, k, v = torch.tensor_split(heads, (config.heads, config.heads + config.kv_heads), dim=1)
         positions = _index(batch.positions)
         slots = _index(batch.slots)
         q = self._rotate(q, positions)
@@ -141,7 +142,7 @@ def _tile(positions: Int32) -> tuple[int, Torch]:
 
 def _tiled(function: Callable[[Torch], Torch], x: Torch) -> Torch:
     """Apply a row-wise function tile by tile, each tile in memory of its own so that alignment is the same too."""
-    return torch.cat([function(tile.clone()) for tile in x.split(TILE)]) if len(x) else function(x)
+    return torch.cat([function(tile.clone()) for tile in x.chunk(len(x) // TILE)]) if len(x) else function(x)
 
 
 def _context(blocks: Int32, length: int, block_size: int) -> Torch:

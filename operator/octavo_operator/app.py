@@ -37,6 +37,7 @@ _LEASE_SILENCE_SECONDS = 60.0
 _CRD_POLL_SECONDS = 2.0
 _WATCHES_CLOSE_SECONDS = 3.0
 _SAMPLE_TIMEOUT = 1.0
+_REPORT_LIMIT = 1 << 20
 
 
 class LeaseLostError(Exception):
@@ -183,7 +184,7 @@ class App:
             async with self._http.get(url) as response:
                 if response.status != 200:
                     raise OSError(f"{url} answered {response.status}")
-                return await response.read()
+                return await _bounded(response, url)
         except aiohttp.ClientError as error:
             raise OSError(str(error)) from error
 
@@ -195,6 +196,15 @@ class App:
         except KubeError as error:
             raise OSError(error.message) from error
         return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod.get("status", {}).get("podIP")}
+
+
+async def _bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _REPORT_LIMIT:
+            raise OSError(f"{url} answered more than {_REPORT_LIMIT} bytes")
+    return bytes(body)
 
 
 async def run(options: Options) -> None:

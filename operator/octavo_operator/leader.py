@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from octavo_operator.api.v1alpha1 import Json
+from octavo_operator.api.blocks import Json
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.resources import LEASES

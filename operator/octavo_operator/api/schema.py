@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo_operator.api.v1alpha1 import ROOT_RULES, Block, Json, Spec, Status
+from octavo_operator.api.blocks import Block, Json
+from octavo_operator.api.v1alpha1 import ROOT_RULES, Spec
+from octavo_operator.api.v1alpha1_status import Status
 from octavo_protocol import names
 
 _INT32_MAX = 2**31 - 1

@@ -1,4 +1,4 @@
-"""LLMDeployment v1alpha1: the one source of the CRD, its chart copy and its reference page.
+"""LLMDeployment v1alpha1: with the status, the one source of the CRD, its chart copy and its reference page.
 
 Every string, list, map and number is bounded; rules that need more than one field are CEL rules on the block they
 are about (`RULES`). Fields that the engine can choose better for the device it meets have no default here.
@@ -6,45 +6,17 @@ are about (`RULES`). Fields that the engine can choose better for the device it 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
-Json = dict[str, Any]
+from octavo_operator.api.blocks import Block, Bytes, FreeObject, Quantity, Rule
 
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$"
-BYTES = r"^[1-9][0-9]*(k|[MGT]|[KMGT]i)?$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 # Flags that describe where the operator put things: pods made with other values could not be reached or drained.
 RESERVED_FLAGS = ("config", "model", "host", "port", "admin-host", "admin-port", "admin-key-file", "drain-timeout")
-
-_INT_OR_STRING: Json = {
-    "anyOf": [{"type": "integer"}, {"type": "string"}],
-    "x-kubernetes-int-or-string": True,
-    "pattern": QUANTITY,
-    "maxLength": 32,
-}
-Quantity = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING)]
-Bytes = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING | {"pattern": BYTES})]
-FreeObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
-Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
-
-
-class Rule(BaseModel):
-    """One CEL rule: `rule` must hold, otherwise the API server answers `message`."""
-
-    rule: str
-    message: str
-
-
-class Block(BaseModel):
-    """A structured value of the API, written in camelCase."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
-    RULES: ClassVar[tuple[Rule, ...]] = ()
 
 
 class SecretRef(Block):
@@ -399,96 +371,6 @@ class Spec(Block):
     probes: Probes = Field(default=Probes(), description="When a replica counts as failed.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Where pods may run.")
     availability: Availability = Field(default=Availability(), description="Protection of the pods.")
-
-
-class Condition(Block):
-    """One aspect of the state, with a reason and a message a person can act on."""
-
-    type: str = Field(max_length=316, description="Aspect.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: str = Field(max_length=1024, description="One word for programs.")
-    message: str = Field(max_length=4096, description="What is the case, and what to do about it.")
-    last_transition_time: Time = Field(description="When `status` changed.")
-    observed_generation: int = Field(ge=0, description="Generation of the spec this was said of.")
-
-
-class Load(Block):
-    """Sums over the replicas, written when they moved and at most every 30 seconds."""
-
-    kv_occupancy: str | None = Field(
-        default=None, max_length=8, description="Share of the KV pools that live requests hold."
-    )
-    running_requests: int = Field(default=0, ge=0, description="Sequences being computed.")
-    queued_requests: int = Field(default=0, ge=0, description="Sequences waiting in replicas.")
-    held_requests: int = Field(default=0, ge=0, description="Requests held by gateways until a replica can take them.")
-    updated_at: Time = Field(description="When this was written.")
-
-
-class Capacity(Block):
-    """What was measured of a replica."""
-
-    cold_start_seconds: int | None = Field(
-        default=None, ge=0, description="From the creation of a pod to its readiness."
-    )
-    kv_tokens_per_replica: int | None = Field(
-        default=None, ge=0, description="Tokens that the KV pool of a replica holds."
-    )
-
-
-class ScalingEvent(Block):
-    """One change of the number of replicas by the autoscaler."""
-
-    time: Time = Field(description="When.")
-    from_: int = Field(alias="from", ge=0, description="Replicas before.")
-    to: int = Field(ge=0, description="Replicas wanted.")
-    reason: str = Field(max_length=128, description="One word for programs.")
-    inputs: str = Field(max_length=1024, description="The numbers the decision was made from.")
-
-
-class AutoscalingStatus(Block):
-    """What the built-in autoscaler thinks."""
-
-    reason: str = Field(max_length=128, description="One word for programs.")
-    message: str = Field(max_length=1024, description="The decision in words.")
-    recommended: int = Field(ge=0, description="Replicas it wants.")
-    last_scale_time: Time | None = Field(default=None, description="When it last changed the number.")
-    history: tuple[ScalingEvent, ...] = Field(
-        default=(), max_length=10, description="The newest changes, oldest first."
-    )
-
-
-class Failure(Block):
-    """Something a pod reports as wrong."""
-
-    pod: str = Field(max_length=253, description="Name of the pod.")
-    container: str | None = Field(default=None, max_length=253, description="Name of the container.")
-    reason: str = Field(max_length=128, description="One word for programs.")
-    message: str = Field(max_length=1024, description="What was found and what to do.")
-    count: int = Field(default=1, ge=0, description="How often.")
-    last_time: Time | None = Field(default=None, description="When last.")
-
-
-class Status(Block):
-    """The observed state, written by the operator."""
-
-    observed_generation: int = Field(ge=0, description="Generation of the spec this status is about.")
-    replicas: int = Field(default=0, ge=0, description="Pods that are not terminating.")
-    ready_replicas: int = Field(default=0, ge=0, description="Pods that serve.")
-    updated_replicas: int = Field(default=0, ge=0, description="Pods of the newest spec.")
-    draining_replicas: int = Field(default=0, ge=0, description="Pods that finish their work and go.")
-    desired_replicas: int = Field(default=0, ge=0, description="Pods wanted now.")
-    selector: str = Field(max_length=512, description="Label selector of the pods, for HPA and KEDA.")
-    url: str = Field(max_length=512, description="OpenAI-compatible base address inside the cluster.")
-    load: Load | None = Field(default=None, description="What the replicas do.")
-    capacity: Capacity | None = Field(default=None, description="What was measured of a replica.")
-    autoscaling: AutoscalingStatus | None = Field(default=None, description="What the built-in autoscaler thinks.")
-    failures: tuple[Failure, ...] = Field(
-        default=(), max_length=10, description="What pods report as wrong, worst first."
-    )
-    conditions: Annotated[
-        tuple[Condition, ...],
-        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
-    ] = Field(default=(), max_length=16, description="Ready, Available, Progressing, Degraded and their parts.")
 
 
 ROOT_RULES = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import Json
 from octavo_protocol import names
 
 API_VERSION = f"{names.API_GROUP}/{names.API_VERSION}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.builders import source
 from octavo_operator.builders.common import child
 from octavo_protocol import names

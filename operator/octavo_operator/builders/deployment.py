@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.builders import config, source
 from octavo_operator.builders.common import LABEL_REVISION, Installation, child, labels, selector
 from octavo_protocol import names

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.builders.common import child, selector
 from octavo_protocol import names
 

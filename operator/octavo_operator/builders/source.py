@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from octavo_operator.api.v1alpha1 import Env, Json, Model
+from octavo_operator.api.blocks import Json
+from octavo_operator.api.v1alpha1 import Env, Model
 
 MOUNT = "/model"
 VOLUME = "model"

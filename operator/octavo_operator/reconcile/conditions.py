@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from octavo_operator.api.v1alpha1 import Condition
+from octavo_operator.api.v1alpha1_status import Condition
 from octavo_operator.reconcile.pods import rfc3339
 
 if TYPE_CHECKING:

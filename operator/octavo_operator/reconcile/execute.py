@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import NotFoundError, RefusedError
 from octavo_operator.kube.resources import CHILDREN, PODS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo_operator.api.v1alpha1 import Json
+from octavo_operator.api.blocks import Json
 
 # Reasons of Ready that are somebody's problem.
 _CALM = frozenset({"Starting", "RollingOut", "Suspended", "ScaledToZero"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.builders.common import selector
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, EVENTS, PODS

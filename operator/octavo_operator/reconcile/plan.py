@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_operator.api.blocks import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.api.v1alpha1 import QUANTITY, Json
 from octavo_operator.builders import config, protection, services
 from octavo_operator.builders import deployment as deployments
 from octavo_operator.builders.common import Installation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.builders import source
 from octavo_operator.builders.common import LABEL_REVISION
 from octavo_operator.builders.deployment import SERVER, config_name
@@ -46,11 +46,9 @@ class Pod:
     """One pod of the deployment. Times are Unix seconds.
 
     `loaded`: the server container has started, so the weights are there. `marked`: since when it is chosen to go.
-    `started`: start of the server's present process.
     """
 
     name: str
-    uid: str
     revision: str
     config: str
     created: float
@@ -61,9 +59,7 @@ class Pod:
     finished: bool = False
     scheduled: bool = False
     restarts: int = 0
-    started: float | None = None
     marked: float | None = None
-    cost: str = ""
     problems: tuple[Problem, ...] = field(default=())
 
     @property
@@ -93,7 +89,6 @@ def observe_pod(body: Json, owner: LLMDeployment, events: list[Json]) -> Pod:
     ready = conditions.get("Ready", {}).get("status") == "True"
     return Pod(
         name=meta["name"],
-        uid=meta["uid"],
         revision=meta.get("labels", {}).get(LABEL_REVISION, ""),
         config=config_name(body),
         created=seconds(meta["creationTimestamp"]) or 0.0,
@@ -104,9 +99,7 @@ def observe_pod(body: Json, owner: LLMDeployment, events: list[Json]) -> Pod:
         finished=status.get("phase") in ("Succeeded", "Failed"),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         restarts=server.get("restartCount", 0),
-        started=seconds(running.get("startedAt")) if running else None,
         marked=seconds(annotations.get(names.ANNOTATION_DRAINING)),
-        cost=annotations.get(names.ANNOTATION_DELETION_COST, ""),
         problems=() if ready else tuple(_problems(body, owner, events)),
     )
 

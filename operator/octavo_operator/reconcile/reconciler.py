@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from octavo_operator import events
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import InvalidSpecError, Key, LLMDeployment, parse
-from octavo_operator.api.v1alpha1 import Json
 from octavo_operator.builders.common import Installation
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError

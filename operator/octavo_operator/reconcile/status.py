@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import (
-    AutoscalingStatus,
-    Capacity,
-    Failure,
-    Json,
-    ScalingEvent,
-    Status,
-)
-from octavo_operator.api.v1alpha1 import Load as LoadStatus
+from octavo_operator.api.v1alpha1_status import AutoscalingStatus, Capacity, Failure, ScalingEvent, Status
+from octavo_operator.api.v1alpha1_status import Load as LoadStatus
 from octavo_operator.builders.common import selector
 from octavo_operator.reconcile.conditions import conditions
 from octavo_operator.reconcile.pods import Pod, Problem, rfc3339, seconds

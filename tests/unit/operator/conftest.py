@@ -47,7 +47,6 @@ def make_pod(make_owner: Callable[..., LLMDeployment]) -> Callable[..., Pod]:
     def make(name: str, **changes: Any) -> Pod:
         values: Json = {
             "name": name,
-            "uid": f"uid-{name}",
             "revision": make_owner().revision,
             "config": "",
             "created": 1000.0,

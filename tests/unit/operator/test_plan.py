@@ -30,6 +30,7 @@ class World:
         self.owner, self.installation = owner, installation
         self.children: dict[tuple[str, str], Json] = {}
         self.pods: dict[str, Pod] = {}
+        self.costs: dict[str, int] = {}
         self.now = 1_000_000.0
         self.scaling: Scaling | None = None
         self.names: Iterator[int] = count(1)
@@ -59,8 +60,8 @@ class World:
             del self.children[action.kind, action.name]
         elif action.pod in self.pods:
             marked = action.annotations["octavo.dev/draining"]
-            cost = action.annotations["controller.kubernetes.io/pod-deletion-cost"]
-            self.pods[action.pod] = replace(self.pods[action.pod], marked=self.now if marked else None, cost=cost or "")
+            self.costs[action.pod] = int(action.annotations["controller.kubernetes.io/pod-deletion-cost"] or 0)
+            self.pods[action.pod] = replace(self.pods[action.pod], marked=self.now if marked else None)
 
     def run(self) -> None:
         """What the cluster does by itself: pods follow the Deployment, and become ready."""
@@ -74,14 +75,16 @@ class World:
         self.pods = {name: replace(pod, ready=True, loaded=True) for name, pod in self.pods.items()}
         for pod in [pod for pod in self.pods.values() if pod.revision != revision]:
             del self.pods[pod.name]
-        for pod in sorted(self.pods.values(), key=lambda pod: int(pod.cost or 0))[: max(0, len(self.pods) - wanted)]:
+        for pod in sorted(self.pods.values(), key=lambda pod: self.costs.get(pod.name, 0))[
+            : max(0, len(self.pods) - wanted)
+        ]:
             del self.pods[pod.name]
         template = deployment["spec"]["template"]
         config = next(v["configMap"]["name"] for v in template["spec"]["volumes"] if v["name"] == "config")
         assert ("ConfigMap", config) in self.children, "a pod that mounts missing settings never starts"
         for _ in range(wanted - len(self.pods)):
             name = f"pod-{next(self.names)}"
-            self.pods[name] = Pod(name, name, revision, config, self.now, scheduled=True)
+            self.pods[name] = Pod(name, revision, config, self.now, scheduled=True)
 
     def settle(self) -> Plan:
         for _ in range(40):

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -183,20 +184,28 @@ class _TooSlowError(BaseException):
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `_TooSlowError` in this thread after `seconds`, also inside loops that produce nothing."""
+    """Raise `_TooSlowError` in this thread once it has computed for `seconds`, also in loops that produce nothing.
+
+    Its own CPU time counts, so that a busy machine is not taken for a bad template.
+    """
     thread = threading.get_ident()
+    clock = time.pthread_getcpuclockid(thread)
+    end = time.clock_gettime(clock) + seconds
     lock = threading.Lock()
     finished = False
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
-    def interrupt() -> None:
+    def check() -> None:
         with lock:
-            if not finished:
+            if finished:
+                return
+            left = end - time.clock_gettime(clock)
+            if left <= 0:
                 throw(ctypes.c_ulong(thread), ctypes.py_object(_TooSlowError))
+                return
+            _timer(left, check)
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    timer = _timer(seconds, check)
     try:
         yield
     finally:
@@ -204,6 +213,13 @@ def _time_limit(seconds: float) -> Iterator[None]:
             finished = True
             throw(ctypes.c_ulong(thread), None)  # one that was thrown and has not arrived yet
         timer.cancel()
+
+
+def _timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _unused_character(messages: Sequence[Message]) -> str:

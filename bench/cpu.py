@@ -1,4 +1,4 @@
-"""Octavo against vLLM on CPU, side by side: python bench/cpu.py [--rounds 3] [--loads mix-64 single].
+"""Octavo against vLLM on CPU, side by side: python bench/cpu.py [--rounds 3] [--loads single-128 mix-64].
 
 The contestants are loaded once and idle while another runs; rounds alternate. A ratio is the median of the ratios
 within the rounds, because the machine's own speed drifts between them. Results go to bench/results/.
@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from loads import SEED
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "bench"
@@ -104,7 +106,7 @@ def summary(rounds: list[dict[str, Any]], loads: list[str], names: list[str]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--loads", nargs="+", default=["single", "mix-64"])
+    parser.add_argument("--loads", nargs="+", default=["single-128", "mix-64"])
     parser.add_argument("--alone", action="store_true", help="Octavo only: to see where it stands, not a comparison")
     parser.add_argument("--eager", action="store_true", help="vLLM without torch.compile: starts sooner, runs slower")
     parser.add_argument(
@@ -135,9 +137,11 @@ def main() -> None:
         contestants.append(start(name, command))
         print(f"  ready after {contestants[-1].ready['ready_seconds']} s", file=sys.stderr)
 
+    output = arguments.output or HERE / "results" / f"cpu-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
+    output.parent.mkdir(exist_ok=True)
     rounds: list[dict[str, Any]] = []
     for contestant in contestants:
-        contestant.run("single")  # warm caches and lazily built parts, not counted
+        contestant.run("single-8")  # warm caches and lazily built parts, not counted
     for number in range(arguments.rounds):
         for load in arguments.loads:
             for contestant in contestants:
@@ -156,20 +160,19 @@ def main() -> None:
                     | {"tokens_per_second": rate, "tokens_per_cpu_second": per_cpu}
                     | result
                 )
+        # After every round: a run on a busy machine may be cut short.
+        report = {
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "host": host(),
+            "contestants": {c.name: c.ready for c in contestants},
+            "commands": {c.name: " ".join(Path(part).name for part in c.command) for c in contestants},
+            "seed": SEED,
+            "rounds": rounds,
+            "summary": summary(rounds, arguments.loads, [c.name for c in contestants]),
+        }
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for contestant in contestants:
         contestant.close()
-    report = {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "host": host(),
-        "contestants": {c.name: c.ready for c in contestants},
-        "commands": {c.name: " ".join(Path(part).name for part in c.command) for c in contestants},
-        "seed": 0,
-        "rounds": rounds,
-        "summary": summary(rounds, arguments.loads, [c.name for c in contestants]),
-    }
-    output = arguments.output or HERE / "results" / f"cpu-{report['date'][:10]}.json"
-    output.parent.mkdir(exist_ok=True)
-    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report["summary"], indent=1))
 
 

@@ -34,14 +34,15 @@ def mix(count: int, seed: int = SEED) -> Load:
     return Load(f"mix-{count}", prompts, [rng.randint(50, 150) for _ in range(count)])
 
 
-def single(seed: int = SEED) -> Load:
-    """One stream: 64 tokens in, 128 out."""
-    return Load("single", [_ids(random.Random(seed), 64)], [128])
+def single(tokens: int, seed: int = SEED) -> Load:
+    """One stream: 64 tokens in."""
+    return Load(f"single-{tokens}", [_ids(random.Random(seed), 64)], [tokens])
 
 
 def load(name: str) -> Load:
-    """A load by name: "single" or "mix-<count>"."""
-    return single() if name == "single" else mix(int(name.removeprefix("mix-")))
+    """A load by name: "single-<tokens out>" or "mix-<requests>"."""
+    kind, _, count = name.partition("-")
+    return {"single": single, "mix": mix}[kind](int(count))
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:

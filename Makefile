@@ -30,7 +30,7 @@ lint: .venv/.ready
 	@PYTHONPATH=operator $(PY) -m octavo_operator.api.generate --check
 
 types: .venv/.ready
-	@$(PY) -m mypy --no-error-summary protocol inference operator gateway tools/localcluster tools/toolbox tools/images tools/demo
+	@$(PY) -m mypy --no-error-summary protocol inference operator gateway tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo
 
 unit: .venv/.ready
 	@$(PY) -m pytest tests/unit -q
@@ -45,7 +45,7 @@ generate: .venv/.ready ## CRD and API reference from the types
 	@$(PY) -m octavo_operator.api.generate
 
 images: .venv/.ready deps ## Build all images (PUSH=registry:port also pushes them); `server` brings torch, 5 GB
-	@PYTHONPATH=tools $(PY) -m images --all $(if $(PUSH),--push $(PUSH))
+	@$(PY) tools/images --all $(if $(PUSH),--push $(PUSH))
 
 tools: .venv/.ready deps ## Build the Go programs of the local cluster that are not in the cache yet
 	@$(PY) tools/toolbox build

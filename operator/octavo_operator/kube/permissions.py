@@ -23,10 +23,10 @@ SERVED = (
     (r.DEPLOYMENTS.group, r.DEPLOYMENTS.plural, (*_READ, *_APPLY)),
     (r.SERVICES.group, r.SERVICES.plural, (*_READ, *_APPLY)),
     (r.SERVICE_ACCOUNTS.group, r.SERVICE_ACCOUNTS.plural, (*_READ, *_APPLY)),
-    (r.CONFIG_MAPS.group, r.CONFIG_MAPS.plural, (*_READ, *_APPLY, "delete")),
+    (r.CONFIG_MAPS.group, r.CONFIG_MAPS.plural, ("list", "watch", *_APPLY, "delete")),
     (r.POD_DISRUPTION_BUDGETS.group, r.POD_DISRUPTION_BUDGETS.plural, (*_READ, *_APPLY, "delete")),
     (r.NETWORK_POLICIES.group, r.NETWORK_POLICIES.plural, (*_READ, *_APPLY, "delete")),
-    (r.PODS.group, r.PODS.plural, (*_READ, "patch")),
+    (r.PODS.group, r.PODS.plural, ("list", "watch", "patch")),
     (r.EVENTS.group, r.EVENTS.plural, ("list",)),
     (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create",)),
 )

@@ -18,7 +18,7 @@
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
@@ -28,7 +28,7 @@
 # Patch: which replica leaves first, and that it is draining.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [list, watch, patch]
 # Why a pod does not start.
 - apiGroups: [""]
   resources: [events]

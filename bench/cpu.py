@@ -106,6 +106,12 @@ def summary(rounds: list[dict[str, Any]], loads: list[str], names: list[str]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="of each contestant; with 1, CPU seconds compare even on a busy machine: no thread waits for another",
+    )
     parser.add_argument("--loads", nargs="+", default=["single-128", "mix-64"])
     parser.add_argument("--alone", action="store_true", help="Octavo only: to see where it stands, not a comparison")
     parser.add_argument("--eager", action="store_true", help="vLLM without torch.compile: starts sooner, runs slower")
@@ -124,13 +130,13 @@ def main() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     from peer_model import smollm2  # noqa: PLC0415 (imports torch: only once the arguments are known to be good)
 
-    model = str(smollm2(CACHE))
-    commands = {"octavo": [sys.executable, str(HERE / "contestants" / "octavo_offline.py"), model]}
+    model, threads = str(smollm2(CACHE)), str(arguments.threads)
+    commands = {"octavo": [sys.executable, str(HERE / "contestants" / "octavo_offline.py"), model, threads]}
     if not arguments.alone:
         eager = ["eager"] if arguments.eager else []
         script = str(HERE / "contestants" / "vllm_cpu.py")
         for dtype in arguments.vllm_dtype:
-            commands[f"vllm-{dtype}"] = [str(VLLM_PYTHON), script, model, dtype, *eager]
+            commands[f"vllm-{dtype}"] = [str(VLLM_PYTHON), script, model, threads, dtype, *eager]
     contestants = []
     for name, command in commands.items():
         print(f"starting {name} …", file=sys.stderr, flush=True)
@@ -166,6 +172,7 @@ def main() -> None:
             "host": host(),
             "contestants": {c.name: c.ready for c in contestants},
             "commands": {c.name: " ".join(Path(part).name for part in c.command) for c in contestants},
+            "threads": arguments.threads,
             "seed": SEED,
             "rounds": rounds,
             "summary": summary(rounds, arguments.loads, [c.name for c in contestants]),

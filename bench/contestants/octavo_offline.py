@@ -1,4 +1,4 @@
-"""Octavo's offline engine: python octavo_offline.py MODEL_FOLDER."""
+"""Octavo's offline engine: python octavo_offline.py MODEL_FOLDER THREADS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from octavo_inference import LLM, SamplingParams  # noqa: E402
 
 
 def main() -> None:
-    llm = LLM(sys.argv[1], prefix_caching=False, max_model_len=1024, max_running_requests=64, kv_memory="1Gi")
+    llm = LLM(
+        sys.argv[1],
+        threads=int(sys.argv[2]),
+        prefix_caching=False,
+        max_model_len=1024,
+        max_running_requests=64,
+        kv_memory="1Gi",
+    )
 
     def generate(work: Load) -> list[int]:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work.output_lengths]

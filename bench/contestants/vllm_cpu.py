@@ -1,4 +1,4 @@
-"""vLLM's offline engine on CPU: python vllm_cpu.py MODEL_FOLDER DTYPE [eager]. Runs in its own virtual environment."""
+"""vLLM's offline engine on CPU: python vllm_cpu.py MODEL_FOLDER THREADS DTYPE [eager]. Runs in its own venv."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 
 STARTED = time.time()
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ["OMP_NUM_THREADS"] = sys.argv[2]
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, like Octavo's offline engine
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -20,11 +22,11 @@ from serve import Load, serve  # noqa: E402
 def main() -> None:
     llm = vllm.LLM(
         sys.argv[1],
-        dtype=sys.argv[2],
+        dtype=sys.argv[3],
         max_model_len=1024,
         max_num_seqs=64,
         enable_prefix_caching=False,
-        enforce_eager="eager" in sys.argv[3:],
+        enforce_eager="eager" in sys.argv[4:],
         disable_log_stats=True,
     )
 

@@ -145,7 +145,7 @@ async def test_it_serves_with_these_rights_and_repairs_at_once(
     assert lease is not None
     assert lease["spec"]["holderIdentity"] == ""
     assert "refused" not in operator.log.read_text()
-    assert "403" not in operator.log.read_text()
+    assert "(403)" not in operator.log.read_text()
 
 
 async def test_killed_by_the_kernel_another_takes_over_and_finishes(

@@ -10,6 +10,7 @@ import pytest
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.model.load import find_model, load_text
+from octavo_inference.ops.native import library
 
 torch = pytest.importorskip("torch", reason="compares with transformers")
 transformers = pytest.importorskip("transformers", reason="compares with transformers")
@@ -87,13 +88,21 @@ def assert_greedy(oracle: Any, prompt: list[int], answer: list[int], margin: flo
     return int((chosen < best).sum())
 
 
-def test_greedy_tokens_are_those_of_transformers(oracle: Any) -> None:
-    llm = LLM("smollm2", backend="reference", max_model_len=128, kv_memory="256Mi", max_running_requests=32)
+@pytest.mark.parametrize(
+    ("backend", "margin", "ties"),
+    [
+        ("reference", 1e-3, 2),
+        # bfloat16 weights and products move logits by hundredths: closer choices than that may fall the other way.
+        ("cpu", 0.05, 16),
+    ],
+)
+def test_greedy_tokens_are_those_of_transformers(oracle: Any, backend: Any, margin: float, ties: int) -> None:
+    if backend == "cpu" and not library.available():
+        pytest.skip("no native kernels: run `python -m octavo_inference.ops.native.build` (needs g++)")
+    llm = LLM("smollm2", backend=backend, max_model_len=128, kv_memory="256Mi", max_running_requests=32)
     results = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=TOKENS), use_tqdm=False)
-    ties = [
-        assert_greedy(oracle, result.prompt_token_ids, result.outputs[0].token_ids, margin=1e-3) for result in results
-    ]
-    assert sum(ties) <= 2, f"more than ties explain: {ties}"
+    found = [assert_greedy(oracle, result.prompt_token_ids, result.outputs[0].token_ids, margin) for result in results]
+    assert sum(found) <= ties, f"more than ties explain: {found}"
 
 
 def test_generate_itself_gives_the_same_text(oracle: Any) -> None:

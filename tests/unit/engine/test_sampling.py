@@ -28,7 +28,7 @@ def kept(
     """All tokens that any random number can choose."""
     return {
         choose(logits, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, u=u)
-        for u in np.linspace(0, 1, 4000, endpoint=False)
+        for u in np.linspace(0, 1, 1000, endpoint=False)
     }
 
 

@@ -17,8 +17,10 @@ from octavo_inference.core.request import FinishReason, Output, TokenLogprobs
 # Prompt tokens shown to the decoder before the first new one: enough for decoders that treat the start of a text
 # differently (a leading space of SentencePiece vocabularies).
 _CONTEXT_TOKENS = 6
-# Tokens after which an incomplete character is given up: UTF-8 needs at most 4 bytes, so at most 4 byte tokens.
+# Tokens after which bytes that make no character are given up. A character of UTF-8 has at most 4 bytes, so at most 3
+# tokens wait for its end.
 _MAX_PENDING = 8
+_UNFINISHED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,13 @@ class TokenDecoder:
         if text is not None:
             self._pending.clear()
             return text
-        return self.flush() if len(self._pending) > _MAX_PENDING else ""
+        return self._give_up() if len(self._pending) > _MAX_PENDING else ""
+
+    def _give_up(self) -> str:
+        # No character ends among the pending tokens, or it had been shown; only the last three can be one's beginning.
+        lost, self._pending = self._pending[:-_UNFINISHED], self._pending[-_UNFINISHED:]
+        self._stream = DecodeStream(ids=self._pending, skip_special_tokens=True)
+        return self._tokenizer.decode(lost, skip_special_tokens=True)
 
     def flush(self) -> str:
         """Text of what is held back, incomplete bytes as U+FFFD."""

@@ -251,7 +251,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
 
 @pytest.fixture
 def eventually() -> Iterator[Callable[..., object]]:
-    async def poll(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    async def poll(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         end = asyncio.get_running_loop().time() + seconds
         while not condition():
             assert asyncio.get_running_loop().time() < end, "it never became true"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -17,6 +18,10 @@ alphabet = st.text(st.sampled_from("ab<|"), max_size=60)
 
 def output(tokens, **fields) -> Output:
     return Output(id="r", index=0, tokens=tokens, **fields)
+
+
+def one_mark(text: str) -> str:
+    return re.sub("\ufffd+", "\ufffd", text)
 
 
 @given(alphabet, st.lists(st.text(st.sampled_from("ab<|"), min_size=1, max_size=5), max_size=4), st.data())
@@ -66,7 +71,8 @@ def test_pieces_join_to_the_decoded_text(tokenizer, text):
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
     decoder = TokenDecoder(tokenizer)
     pieces = [decoder.push(token) for token in tokens]
-    assert "".join(pieces) + decoder.flush() == tokenizer.decode(tokens)
+    # How many U+FFFD stand for a run of lost bytes is a matter of where it is cut.
+    assert one_mark("".join(pieces) + decoder.flush()) == one_mark(tokenizer.decode(tokens))
     if "\ufffd" not in tokenizer.decode(tokens):
         assert not any("\ufffd" in piece for piece in pieces)
 

@@ -197,7 +197,16 @@ class Engine(Block):
 class Gpu(Block):
     """GPUs of one replica."""
 
-    count: int = Field(default=1, ge=0, le=16, description="GPUs of one replica; 0 runs on the CPU.")
+    # The builders know GPUs; the server does not compute on them yet. A pod that holds a GPU and leaves it idle is worse
+    # than a refusal, so this rule stays until the server has a CUDA backend.
+    RULES = (
+        Rule(
+            rule="!has(self.count) || self.count == 0",
+            message="this version computes on CPUs only: set resources.gpu.count to 0",
+        ),
+    )
+
+    count: int = Field(default=0, ge=0, le=16, description="GPUs of one replica; 0 runs on the CPU.")
     resource_name: str = Field(
         default="nvidia.com/gpu",
         min_length=1,

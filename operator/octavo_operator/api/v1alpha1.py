@@ -197,8 +197,8 @@ class Engine(Block):
 class Gpu(Block):
     """GPUs of one replica."""
 
-    # The builders know GPUs; the server does not compute on them yet. A pod that holds a GPU and leaves it idle is worse
-    # than a refusal, so this rule stays until the server has a CUDA backend.
+    # The builders know GPUs; the server does not compute on them yet. A pod that holds a GPU and leaves it idle is
+    # worse than a refusal, so this rule stays until the server has a CUDA backend.
     RULES = (
         Rule(
             rule="!has(self.count) || self.count == 0",

@@ -19,7 +19,8 @@ from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.types import State
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.status import LOAD_SECONDS, Change, Load, Scaling
+from octavo_operator.reconcile.status import LOAD_SECONDS
+from octavo_operator.reconcile.view import Change, Load, Scaling
 from octavo_protocol import names
 from octavo_protocol.load import GatewayReport, LoadReport, decode_gateway, decode_load
 

@@ -10,7 +10,7 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.autoscale.signals import FRESH_SECONDS
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample, Settings
 from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.status import Load
+from octavo_operator.reconcile.view import Load
 from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic
 
 IDLE_SECONDS = 900

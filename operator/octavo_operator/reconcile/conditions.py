@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from octavo_operator.api.v1alpha1_status import Condition
 from octavo_operator.reconcile.pods import rfc3339
-
-if TYPE_CHECKING:
-    from octavo_operator.reconcile.status import View
+from octavo_operator.reconcile.view import View
 
 
 class Verdict(NamedTuple):

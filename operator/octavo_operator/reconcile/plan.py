@@ -15,7 +15,8 @@ from octavo_operator.builders.common import Installation
 from octavo_operator.builders.config import quantity
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.scale import Mark, Scale, scale, wanted
-from octavo_operator.reconcile.status import Load, Scaling, View, next_status
+from octavo_operator.reconcile.status import next_status
+from octavo_operator.reconcile.view import Load, Scaling, View
 from octavo_protocol import names
 
 # Hash of a child as it was last applied: tells what we no longer want, which a look at the live object cannot.

@@ -20,7 +20,7 @@ from octavo_operator.reconcile.news import news
 from octavo_operator.reconcile.observe import observe
 from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan
 from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.status import Load, Scaling
+from octavo_operator.reconcile.view import Load, Scaling
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from octavo_operator.kube.resources import LLMDEPLOYMENTS
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.reconciler import Reconciler
-from octavo_operator.reconcile.status import Load, Scaling
+from octavo_operator.reconcile.view import Load, Scaling
 
 Json = dict[str, Any]
 

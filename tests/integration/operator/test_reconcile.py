@@ -24,7 +24,7 @@ from octavo_operator.kube.resources import (
 )
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.reconcile.scale import MARK_SECONDS
-from octavo_operator.reconcile.status import Scaling
+from octavo_operator.reconcile.view import Scaling
 
 Json = dict[str, Any]
 Make = Callable[..., Json]

@@ -17,7 +17,7 @@ from octavo_operator.builders.common import Installation
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.scale import MARK_SECONDS, Mark
-from octavo_operator.reconcile.status import Scaling
+from octavo_operator.reconcile.view import Scaling
 
 Json = dict[str, Any]
 BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}}

@@ -11,7 +11,8 @@ import pytest
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.reconcile.news import News, news
 from octavo_operator.reconcile.pods import Pod, Problem, rfc3339
-from octavo_operator.reconcile.status import HISTORY, Change, Load, Scaling, View, next_status
+from octavo_operator.reconcile.status import HISTORY, next_status
+from octavo_operator.reconcile.view import Change, Load, Scaling, View
 
 NOW = 2_000_000.0
 BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}}

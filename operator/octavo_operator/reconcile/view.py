@@ -1,0 +1,87 @@
+"""What a status is made of: the resource, its pods, and what the autoscaler knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo_operator.api.blocks import Json
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.reconcile.pods import Pod, Problem
+
+_SEVERITY = (
+    "ModelPullFailed",
+    "ModelVolumeUnavailable",
+    "ImagePullFailed",
+    "CreateContainerConfigError",
+    "OOMKilled",
+    "CrashLoop",
+    "Unschedulable",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sums over the sampled replicas. `kv_occupancy` is 0..1, None without a sample.
+
+    `work`: tokens each pod still has in hand, by pod name. `kv_tokens`, `cold_start`: measured, None when not (yet).
+    """
+
+    kv_occupancy: float | None = None
+    running: int = 0
+    queued: int = 0
+    held: int = 0
+    work: Mapping[str, int] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    cold_start: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the wanted replicas by the autoscaler, at Unix second `time`."""
+
+    time: float
+    before: int
+    after: int
+    reason: str
+    inputs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The autoscaler's latest decision, and its changes since the operator started."""
+
+    desired: int
+    reason: str
+    message: str
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a status is made of."""
+
+    owner: LLMDeployment
+    pods: tuple[Pod, ...]
+    target: int
+    url: str
+    deployment: Json | None = None
+    load: Load | None = None
+    scaling: Scaling | None = None
+    conflict: str = ""
+    refused: str = ""
+
+    @property
+    def active(self) -> list[Pod]:
+        """Pods that count as replicas."""
+        return [pod for pod in self.pods if pod.active]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What pods report as wrong, worst first."""
+        found = [problem for pod in self.pods if not pod.terminating for problem in pod.problems]
+        return sorted(found, key=lambda p: (_rank(p.reason), -p.last, p.pod))
+
+
+def _rank(reason: str) -> int:
+    return _SEVERITY.index(reason) if reason in _SEVERITY else len(_SEVERITY)

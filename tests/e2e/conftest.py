@@ -1,19 +1,14 @@
 """One cluster with the chart installed, shared by the end-to-end tests and removed after them."""
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from demo.cluster import Cluster, gateway_url  # noqa: E402
-from demo.install import SYSTEM, Installation, install  # noqa: E402
-from localcluster import cli  # noqa: E402
-from toolbox.progress import Progress  # noqa: E402
+from demo.cluster import Cluster, gateway_url
+from demo.install import SYSTEM, Installation, install
+from localcluster import cli
+from toolbox.progress import Progress
 
 # Not the demonstration's cluster: both may run at the same time.
 NAME = "octavo-e2e"

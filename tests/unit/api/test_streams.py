@@ -17,7 +17,7 @@ async def until_text(response) -> None:
 
 
 async def test_disconnect_frees_everything_within_two_steps(serve, eventually):
-    async with serve(listen=True) as server:
+    async with serve(listen=True, pace=0.05) as server:
         body = {
             "model": "m",
             "messages": [{"role": "user", "content": "x"}],

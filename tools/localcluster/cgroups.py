@@ -1,6 +1,6 @@
 """The cgroup folder below which all pods of a cluster live.
 
-Version 2 is written after the kernel's cgroup-v2.rst and kubelet's requirements; it was not run on such a host yet.
+Version 2 after the kernel's cgroup-v2.rst and kubelet's requirements.
 """
 
 import errno

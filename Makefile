@@ -58,5 +58,6 @@ deps:
 lock: .venv/.ready ## Pin the dependencies anew
 	@tools/lock
 
-.venv/.ready: requirements/dev.txt pyproject.toml tools/venv
+# Also when a kernel's source changes: installing compiles it.
+.venv/.ready: requirements/dev.txt pyproject.toml tools/venv hatch_build.py $(wildcard inference/octavo_inference/ops/native/*.[ch]*)
 	@tools/venv && touch $@

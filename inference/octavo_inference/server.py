@@ -133,8 +133,11 @@ class _Process:
                     raise failed.result()
             await self._finish(failed)
         finally:
-            for task in (starting, failed, terminate):
+            tasks = (starting, failed, terminate)
+            for task in tasks:
                 task.cancel()
+            # A mistake ends several of them at once: the first is raised, the others are not to be printed.
+            await asyncio.gather(*tasks, return_exceptions=True)
         return 0
 
     async def _finish(self, failed: asyncio.Task[EngineDiedError]) -> None:
@@ -148,12 +151,10 @@ class _Process:
 
 async def _start(service: Service, settings: Settings, timeline: Timeline, sockets: Sockets) -> None:
     """Load the words here and the weights there, generate one token, be ready."""
-    loading = asyncio.create_task(asyncio.to_thread(_load_text, settings.model))
-    info = await service.client.start()
-    timeline.mark("engine ready")
-    for name, seconds in info.phases:
-        timeline.note(name, seconds)
-    text, longest = await loading
+    # Both fail on a path that is not there. `gather` raises the first and keeps the second quiet.
+    (text, longest), info = await asyncio.gather(
+        asyncio.to_thread(_load_text, settings.model), _start_engine(service.client, timeline)
+    )
     timeline.mark("tokenizer")
     await _warm_up(service.client, info)
     timeline.mark("first token")
@@ -162,6 +163,14 @@ async def _start(service: Service, settings: Settings, timeline: Timeline, socke
     service.ready = True
     os.nice(_NICENESS)
     _greet(service, settings, info, timeline, sockets)
+
+
+async def _start_engine(client: EngineClient, timeline: Timeline) -> EngineInfo:
+    info = await client.start()
+    timeline.mark("engine ready")
+    for name, seconds in info.phases:
+        timeline.note(name, seconds)
+    return info
 
 
 def _load_text(model: str) -> tuple[TextModel, int]:

@@ -11,6 +11,10 @@ class ModelError(OctavoError):
     """A model that cannot be loaded: missing, damaged or of a kind not supported."""
 
 
+class UnsupportedModelError(ModelError):
+    """A model that may be sound, but not of a kind that the native decoder describes."""
+
+
 class SettingsError(OctavoError):
     """A setting that cannot work; `field` is its name."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo_inference.errors import ModelError
+from octavo_inference.errors import ModelError, UnsupportedModelError
 from octavo_inference.model.config import ModelConfig, RopeScaling
 from octavo_inference.model.jsonfile import read_json
 from octavo_inference.model.safetensors import Checkpoint, RawTensor
@@ -27,7 +27,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     data = optional_json(path)
     names = data.get("architectures") or [None]
     if names[0] not in ARCHITECTURES:
-        raise ModelError(
+        raise UnsupportedModelError(
             f"{path}: architecture {names[0]!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
 
@@ -129,16 +129,16 @@ def _refuse_features(path: Path, data: dict[str, Any], architecture: str) -> Non
             f"{path}: quantisation {method!r} is not supported; use bf16, f16 or f32 weights or a GGUF file"
         )
     if data.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{path}: hidden_act {data['hidden_act']!r} is not supported (silu is)")
+        raise UnsupportedModelError(f"{path}: hidden_act {data['hidden_act']!r} is not supported (silu is)")
     for key in ("attention_bias", "mlp_bias"):
         if architecture == "llama" and data.get(key):
-            raise ModelError(f"{path}: {key} is not supported for {data['architectures'][0]}")
+            raise UnsupportedModelError(f"{path}: {key} is not supported for {data['architectures'][0]}")
     window, context = data.get("sliding_window"), data.get("max_position_embeddings")
     used = data.get("use_sliding_window", architecture != "qwen2")
     if used and isinstance(window, int) and isinstance(context, int) and window < context:
-        raise ModelError(f"{path}: sliding-window attention ({window} of {context} tokens) is not supported")
+        raise UnsupportedModelError(f"{path}: sliding-window attention ({window} of {context} tokens) is not supported")
     if data.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"{path}: partial_rotary_factor {data['partial_rotary_factor']} is not supported")
+        raise UnsupportedModelError(f"{path}: partial_rotary_factor {data['partial_rotary_factor']} is not supported")
 
 
 def _rope_scaling(path: Path, rope: dict[str, Any]) -> RopeScaling | None:
@@ -146,7 +146,7 @@ def _rope_scaling(path: Path, rope: dict[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ModelError(f"{path}: rope scaling {kind!r} is not supported (llama3 is)")
+        raise UnsupportedModelError(f"{path}: rope scaling {kind!r} is not supported (llama3 is)")
     try:
         return RopeScaling(
             factor=float(rope["factor"]),

@@ -16,9 +16,10 @@ from octavo_inference.errors import SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.load import LoadedModel, TextModel, load_model
+from octavo_inference.model.weights import Weights
 from octavo_inference.ops.base import Backend
 from octavo_inference.ops.native.cores import usable_cores
-from octavo_inference.run.memory import available_memory
+from octavo_inference.run.memory import available_memory, require_memory
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,9 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
     name = _choose_backend(settings.backend)
     dtype = _choose_dtype(settings, name)
     element_bytes, default_block = _element_bytes(name, dtype)
-    sizes = fit(settings, model.config, element_bytes, default_block, available_memory())
+    free = available_memory()
+    require_memory(model.text.path, _weight_bytes(model.weights, name, dtype), free)
+    sizes = fit(settings, model.config, element_bytes, default_block, free)
     # The reference's tiles are too small to share: forks and joins cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     backend = _create(name, dtype, threads, model, sizes)
@@ -164,6 +167,13 @@ def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
     from octavo_inference.ops import cpu  # noqa: PLC0415 -- loads the kernels
 
     return cpu.kv_element_bytes(dtype), cpu.DEFAULT_BLOCK_SIZE
+
+
+def _weight_bytes(weights: Weights, backend: str, dtype: str) -> int:
+    """Bytes that a backend will hold of the weights, beside the mapped files."""
+    from octavo_inference.ops.native.packing import packed_bytes  # noqa: PLC0415 -- no kernels are loaded for it
+
+    return packed_bytes(weights, "f32" if backend == "reference" or dtype == "float32" else "bf16")
 
 
 def _create(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from octavo_inference.errors import ModelError
+
 
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes, from /proc/meminfo and the memory controller of cgroup v2 or v1. `root` is where / is, for tests."""
@@ -18,6 +20,15 @@ def available_memory(root: Path = Path("/")) -> int:
             base = root / "sys/fs/cgroup/memory"
             found += _group(base, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return max(0, min(found))
+
+
+def require_memory(model: object, needed: int, available: int) -> None:
+    """Refuse a model whose weights cannot fit, before the first of them is read. Bytes. Raises `ModelError`."""
+    if needed > available:
+        raise ModelError(
+            f"{model}: its weights take {needed / 2**30:.2f} GiB of memory, {available / 2**30:.2f} GiB are available "
+            "to this process; raise its memory limit, or choose a smaller model or a quantised GGUF of it"
+        )
 
 
 def _machine(root: Path) -> int:

@@ -13,6 +13,7 @@ from octavo_inference.model.config import ModelConfig, RopeScaling
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
 from octavo_inference.ops.cpu import CpuBackend, kv_element_bytes
 from octavo_inference.ops.native.library import Kernels
+from octavo_inference.ops.native.packing import packed_bytes
 from octavo_inference.run.batch import Batch, SampleRows
 
 Float32 = NDArray[np.float32]
@@ -248,6 +249,14 @@ def test_the_backend_names_its_sizes_and_variant(kernels: Kernels, rng: np.rando
     assert backend.num_blocks == 7
     assert backend.vocab_size == TINY.vocab
     assert kernels.variant in backend.name
+
+
+def test_packing_takes_what_was_foreseen(kernels: Kernels, rng: np.random.Generator) -> None:
+    weights = random_weights(TINY, rng)
+    for dtype, format_ in (("bfloat16", "bf16"), ("float32", "f32")):
+        backend = create(TINY, weights, kernels, dtype=dtype)
+        # Each matrix is padded to whole panels; here that is 7 rows of 301 and 0 to 31 of the others.
+        assert packed_bytes(weights, format_) <= backend._packed.size <= packed_bytes(weights, format_) * 1.2
 
 
 def test_sizes_the_kernels_cannot_run_are_refused(kernels: Kernels, rng: np.random.Generator) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from octavo_inference import build
 from octavo_inference.build import fit
 from octavo_inference.config import EngineSettings
-from octavo_inference.errors import SettingsError
+from octavo_inference.errors import ModelError, SettingsError
 from octavo_inference.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.run.memory import available_memory
 
@@ -114,6 +115,13 @@ def test_available_memory_is_the_smaller_of_machine_and_group(
     tmp_path: Path, files: dict[str, str], expected: int
 ) -> None:
     assert available_memory(write(tmp_path, files)) == expected
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "available_memory", lambda: 100 << 20)
+    monkeypatch.setattr(build, "_create", None)  # would fail if it were reached
+    with pytest.raises(ModelError, match=r"its weights take 0\.\d\d GiB of memory, 0\.10 GiB are available"):
+        build.load_engine(EngineSettings(backend="reference"))
 
 
 def test_failpoints_fire_once_at_the_chosen_time() -> None:

@@ -21,3 +21,21 @@ def allocate(size: int) -> NDArray[np.uint8]:
         region.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(region, np.uint8)
     return whole[-whole.ctypes.data % HUGE_PAGE :][:size]
+
+
+def release(array: NDArray[np.generic]) -> None:
+    """Give back the memory of a mapped file's pages that lie inside `array`; touched again, they are read again.
+
+    Arrays that are no read-only view of a mapping are left alone: their pages have no other copy.
+    """
+    root: object = array
+    while isinstance(root, np.ndarray):
+        root = root.base
+    mapping = root.obj if isinstance(root, memoryview) and root.readonly else None
+    if not isinstance(mapping, mmap.mmap) or not array.flags.c_contiguous:
+        return
+    offset = array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+    first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED, first, end - first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Tensor, Weights, dequantize
 from octavo_inference.ops.native import abi
 from octavo_inference.ops.native.library import Kernels
-from octavo_inference.ops.native.memory import allocate
+from octavo_inference.ops.native.memory import allocate, release
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 
@@ -69,6 +70,8 @@ class Packer:
             result.bias = self.own(bias)
         sources = (abi.Source * len(tensors))(*(source(t) for t in tensors))
         self.kernels.library.octavo_pack(self.team, result, sources, len(tensors), arrangement)
+        for tensor in tensors:
+            release(tensor.data)  # or the file's pages and their packed copy would be resident together
         self.own(data)
         self.into.size += data.nbytes
         return result
@@ -81,6 +84,12 @@ class Packer:
         """Keep an array alive as long as the packed weights; its address."""
         self.into.keep.append(array)
         return address(array)
+
+
+def packed_bytes(weights: Weights, format_: str) -> int:
+    """Bytes that `pack` will allocate for matrices, less the padding of their last panels."""
+    matrices = [m for la in weights.layers for m in (la.q, la.k, la.v, la.o, la.gate, la.up, la.down)]
+    return sum(math.prod(matrix.shape) * ELEMENT_BYTES[format_] for matrix in [*matrices, weights.lm_head])
 
 
 def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, format_: str) -> Packed:

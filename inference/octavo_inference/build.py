@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo_inference.config import BackendName, EngineSettings
+from octavo_inference.config import PROFILES, BackendName, EngineSettings
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.errors import SettingsError
 from octavo_inference.failpoints import Failpoints
@@ -23,8 +23,6 @@ from octavo_inference.run.memory import available_memory, require_memory
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX_RUNNING = 64
-DEFAULT_MAX_BATCHED = 512
 # Of the memory still free before weights are packed: a machine is shared, and packing takes its part too.
 _KV_SHARE = 0.25
 
@@ -69,6 +67,7 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         max_queued=settings.max_queued_requests,
         chunked_prefill=settings.chunked_prefill,
         prefix_caching=settings.prefix_caching,
+        static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
     )
     engine = Engine(backend, model.config, limits, clock=clock, failpoints=Failpoints.from_environment())
     resolved = dataclasses.replace(
@@ -89,6 +88,7 @@ def fit(
     settings: EngineSettings, config: ModelConfig, element_bytes: int, default_block: int, free_memory: int
 ) -> Sizes:
     """Settle all sizes. Raises `SettingsError` with the numbers when the wishes contradict each other or the memory."""
+    profile = PROFILES[settings.profile]
     block_size = settings.block_size or default_block
     wanted_len = settings.max_model_len or config.max_positions
     if wanted_len > config.max_positions:
@@ -96,7 +96,7 @@ def fit(
             f"max_model_len {wanted_len} is more than the {config.max_positions} positions the model was trained for",
             "max_model_len",
         )
-    max_running = settings.max_running_requests or DEFAULT_MAX_RUNNING
+    max_running = settings.max_running_requests or profile.max_running_requests
     block_bytes = config.kv_bytes_per_token(element_bytes) * block_size
     kv_memory = settings.kv_memory
     if kv_memory is None:
@@ -121,7 +121,7 @@ def fit(
         wanted_len = capacity
     max_batched = settings.max_batched_tokens
     if max_batched is None:
-        max_batched = max(DEFAULT_MAX_BATCHED, max_running, 0 if settings.chunked_prefill else wanted_len)
+        max_batched = max(profile.max_batched_tokens, max_running, 0 if settings.chunked_prefill else wanted_len)
     if max_batched < max_running:
         raise SettingsError(
             f"max_batched_tokens {max_batched} is less than max_running_requests {max_running}: one token each",

@@ -205,7 +205,7 @@ class InProcessClient:
         loop = EngineLoop(self._engine)
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._stop or self._inbox or not loop.idle)
+                self._condition.wait_for(lambda: self._stop or self._inbox or loop.pause() == 0, loop.pause())
                 if self._stop:
                     return
                 messages, self._inbox = self._inbox, []

@@ -7,11 +7,33 @@ from typing import Literal
 
 BackendName = Literal["auto", "cpu", "reference"]
 Dtype = Literal["auto", "bfloat16", "float32"]
+Batching = Literal["continuous", "static"]
+ProfileName = Literal["latency", "balanced", "throughput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Defaults for settings that were not given: sequences and tokens in one step."""
+
+    max_running_requests: int
+    max_batched_tokens: int
+
+
+# A step's length is what others wait while a prompt enters: its tokens bound it. More of them amortise what each step
+# costs anyway, and more rows read the weights for more tokens at once.
+PROFILES: dict[ProfileName, Profile] = {
+    "latency": Profile(max_running_requests=16, max_batched_tokens=256),
+    "balanced": Profile(max_running_requests=64, max_batched_tokens=512),
+    "throughput": Profile(max_running_requests=256, max_batched_tokens=1024),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """One field per engine knob. Lengths in tokens, `kv_memory` in bytes, counts of sequences."""
+    """One field per engine knob. Lengths in tokens, `kv_memory` in bytes, counts of sequences.
+
+    `profile` sets what is None and has a default in `PROFILES`. `static_wait_ms` counts with static batching only.
+    """
 
     model: str = "smollm2"
     backend: BackendName = "auto"
@@ -25,3 +47,6 @@ class EngineSettings:
     max_queued_requests: int = 1024
     chunked_prefill: bool = True
     threads: int | None = None
+    profile: ProfileName = "balanced"
+    batching: Batching = "continuous"
+    static_wait_ms: int = 50

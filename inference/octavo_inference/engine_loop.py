@@ -20,7 +20,11 @@ class Engine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute something."""
+        """Whether some request is not finished."""
+        ...
+
+    def delay(self) -> float:
+        """Seconds until a step has something to compute, if nothing else arrives; 0 nearly always."""
         ...
 
     def submit(self, request: Request) -> None:
@@ -54,10 +58,9 @@ class EngineLoop:
         self._engine = engine
         self._heartbeat = 0
 
-    @property
-    def idle(self) -> bool:
-        """Nothing to do until a message comes."""
-        return not self._engine.has_work
+    def pause(self) -> float | None:
+        """Seconds until the next turn is due unless a message comes before; None when only a message can bring work."""
+        return self._engine.delay() if self._engine.has_work else None
 
     def turn(self, messages: Iterable[Request | Abort]) -> Step:
         """Apply `messages` in order, then run one step. A request the engine refuses ends with an error output."""

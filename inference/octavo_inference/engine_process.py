@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import select
 import signal
 import socket
 import sys
@@ -51,12 +52,17 @@ class Channel:
         self._connection = connection
         self._reader = FrameReader()
 
-    def receive(self, *, wait: bool) -> list[bytes]:
-        """Frames that have arrived, in order; with `wait` at least one. Raises when the peer has closed."""
+    def receive(self, wait: float | None) -> list[bytes]:
+        """Frames that have arrived, in order; at least one if need be after up to `wait` seconds, None for ever.
+
+        Raises when the peer has closed.
+        """
         frames: list[bytes] = []
+        if wait:
+            select.select([self._connection], [], [], wait)
         while True:
             try:
-                data = self._connection.recv(_RECEIVE_BYTES, 0 if wait and not frames else socket.MSG_DONTWAIT)
+                data = self._connection.recv(_RECEIVE_BYTES, 0 if wait is None and not frames else socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return frames
             except ConnectionResetError:
@@ -90,7 +96,7 @@ def serve(connection: socket.socket, load: Loader) -> int:
 
 
 def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
-    first, *early = channel.receive(wait=True)
+    first, *early = channel.receive(None)
     engine, info = load(decode_start(first).settings)
     channel.send(encode_frame(Ready(info=info, report=report(engine))))
     _run(EngineLoop(engine), channel, early)
@@ -105,9 +111,9 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
     frames = early
     while True:
         messages: list[Request | Abort] = [message for frame in frames for message in decode_to_engine(frame)]
-        if messages or not loop.idle:
+        if messages or loop.pause() == 0:
             channel.send(encode_frame(loop.turn(messages)))
-        frames = channel.receive(wait=loop.idle)
+        frames = channel.receive(loop.pause())
 
 
 def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
@@ -132,6 +138,9 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
             max_queued_requests=settings.max_queued_requests,
             chunked_prefill=settings.chunked_prefill,
             threads=settings.threads,
+            profile=settings.profile,
+            batching=settings.batching,
+            static_wait_ms=settings.static_wait_ms,
         )
     )
     done = time.perf_counter()
@@ -146,6 +155,8 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
         max_running_requests=limits.max_running,
         max_batched_tokens=limits.max_batched_tokens,
         threads=loaded.settings.threads or 0,
+        profile=settings.profile,
+        batching=settings.batching,
         phases=(("engine imports", imported - begin), ("weights and kernels", done - imported)),
     )
     return loaded.engine, info

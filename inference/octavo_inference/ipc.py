@@ -40,6 +40,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     max_batched_tokens: int
     threads: int
+    profile: str = "balanced"
+    batching: str = "continuous"
     phases: tuple[tuple[str, float], ...] = ()
 
 

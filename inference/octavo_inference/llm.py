@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from octavo_inference.build import load_engine
-from octavo_inference.config import BackendName, Dtype, EngineSettings
+from octavo_inference.config import BackendName, Batching, Dtype, EngineSettings, ProfileName
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.errors import OctavoError, RequestError
 from octavo_inference.settings import quantity
@@ -74,6 +74,8 @@ class LLM:
         max_batched_tokens: int | None = None,
         chunked_prefill: bool = True,
         threads: int | None = None,
+        profile: ProfileName = "balanced",
+        batching: Batching = "continuous",
     ) -> None:
         loaded = load_engine(
             EngineSettings(
@@ -89,6 +91,9 @@ class LLM:
                 chunked_prefill=chunked_prefill,
                 max_queued_requests=_UNBOUNDED,
                 threads=threads,
+                profile=profile,
+                batching=batching,
+                static_wait_ms=0,  # all there will be is there when the first step begins
             )
         )
         self.engine = loaded.engine

@@ -200,15 +200,18 @@ async def _warm_up(client: EngineClient, info: EngineInfo) -> None:
 def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:
     log.info("start-up: %s", timeline)
     log.info(
-        "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB), %d running, %d tokens a step",
+        "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB); profile %s: %d running, "
+        "%d tokens a step, %s batching",
         info.backend,
         info.threads,
         info.max_model_len,
         info.num_blocks,
         info.block_size,
         info.kv_bytes / 2**20,
+        info.profile,
         info.max_running_requests,
         info.max_batched_tokens,
+        info.batching,
     )
     key = " -H 'Authorization: Bearer KEY'" if settings.api_key_file else ""
     log.info("%s is ready at %s/v1", service.names[0], sockets.url)

@@ -38,6 +38,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 1024
     chunked_prefill: bool = True
     threads: int | None = None
+    profile: Literal["latency", "balanced", "throughput"] = "balanced"
+    batching: Literal["continuous", "static"] = "continuous"
+    static_wait_ms: int = 50
     host: str = "127.0.0.1"
     port: int = PORT_API
     admin_host: str = "127.0.0.1"
@@ -140,10 +143,22 @@ def build_parser() -> argparse.ArgumentParser:
         help="share KV blocks between requests with the same beginning (default: on)",
     )
     engine.add_argument(
-        "--max-running-requests", type=_whole(1, 65536, "sequences"), metavar="N", help="sequences in one step"
+        "--profile",
+        choices=("latency", "balanced", "throughput"),
+        default=d.profile,
+        help="defaults of the next two settings: 16 and 256, 64 and 512 (balanced), or 256 and 1024",
     )
     engine.add_argument(
-        "--max-batched-tokens", type=_whole(16, 2**20, "tokens"), metavar="TOKENS", help="tokens in one step"
+        "--max-running-requests",
+        type=_whole(1, 65536, "sequences"),
+        metavar="N",
+        help="sequences in one step (default: the profile's)",
+    )
+    engine.add_argument(
+        "--max-batched-tokens",
+        type=_whole(16, 2**20, "tokens"),
+        metavar="TOKENS",
+        help="tokens in one step; bounds how long running answers wait for a prompt (default: the profile's)",
     )
     engine.add_argument(
         "--max-queued-requests",
@@ -157,6 +172,20 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=d.chunked_prefill,
         help="split long prompts over steps so that answers keep flowing (default: on)",
+    )
+    engine.add_argument(
+        "--batching",
+        choices=("continuous", "static"),
+        default=d.batching,
+        help="static runs one batch to its end before the next, to measure what continuous batching gains "
+        "(default: continuous)",
+    )
+    engine.add_argument(
+        "--static-wait-ms",
+        type=_whole(0, 60_000, "milliseconds"),
+        default=d.static_wait_ms,
+        metavar="MS",
+        help=f"how long a static batch waits to fill (default: {d.static_wait_ms})",
     )
     engine.add_argument(
         "--threads",

@@ -29,6 +29,8 @@ class StepSums(msgspec.Struct, frozen=True, kw_only=True):
     seconds_prefill: float = 0.0
     seconds_rows: float = 0.0
     seconds_context: float = 0.0
+    idle_rows: int = 0
+    """Rows that finished sequences of a static batch kept from others; always 0 with continuous batching."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -96,9 +96,16 @@ class SequenceTimer:
 
 
 class _Exposition(Collector):
-    def __init__(self, metrics: Metrics, report: Callable[[], LoadReport | None], model: str) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        report: Callable[[], LoadReport | None],
+        settings: Callable[[], Mapping[str, str]],
+        model: str,
+    ) -> None:
         self._metrics = metrics
         self._report = report
+        self._settings = settings
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
@@ -107,6 +114,11 @@ class _Exposition(Collector):
             report = self._report()
             if report is not None:
                 yield from self._engine(prefix, report)
+        settings = self._settings()
+        if settings:
+            info = GaugeMetricFamily("octavo:engine_info", "Settings in effect, as labels", labels=list(settings))
+            info.add_metric(list(settings.values()), 1)
+            yield info
 
     def _served(self, prefix: str) -> Iterator[Metric]:
         m = self._metrics
@@ -149,6 +161,10 @@ class _Exposition(Collector):
             gauge.add_metric([self._model], value)
             yield gauge
         yield self._counter(f"{prefix}num_preemptions", "Sequences preempted for want of blocks", report.preemptions)
+        if prefix == "octavo:":
+            rows, idle = report.steps.rows, report.steps.idle_rows
+            yield self._counter("octavo:batch_rows", "Rows that decoded a token, summed over steps", rows)
+            yield self._counter("octavo:batch_rows_idle", "Rows held by finished sequences of a static batch", idle)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])
@@ -156,8 +172,13 @@ class _Exposition(Collector):
         return family
 
 
-def exposition(metrics: Metrics, report: Callable[[], LoadReport | None], model: str) -> Callable[[], bytes]:
+def exposition(
+    metrics: Metrics,
+    report: Callable[[], LoadReport | None],
+    settings: Callable[[], Mapping[str, str]],
+    model: str,
+) -> Callable[[], bytes]:
     """A function that renders all metrics in Prometheus' text format. `model` is the served name, for the label."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Exposition(metrics, report, model))
+    registry.register(_Exposition(metrics, report, settings, model))
     return lambda: generate_latest(registry)

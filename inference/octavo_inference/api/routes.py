@@ -52,7 +52,7 @@ def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) ->
 
     For the cluster, not for clients: without `keys` whoever reaches it may use it, so a NetworkPolicy keeps others out.
     """
-    render = exposition(service.metrics, service.report, service.names[0])
+    render = exposition(service.metrics, service.report, service.settings, service.names[0])
 
     async def get_metrics(_: Service, __: Request) -> Response:
         return Response(render(), media_type=METRICS_TYPE)

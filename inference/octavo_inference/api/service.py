@@ -95,6 +95,14 @@ class Service:
             cold_start=self.cold_start,
         )
 
+    def settings(self) -> dict[str, str]:
+        """What the engine made of its settings, for people and dashboards; empty while the model is loading."""
+        if self.loaded is None:
+            return {}
+        info = self.loaded.info
+        names = ("backend", "profile", "batching", "max_running_requests", "max_batched_tokens", "max_model_len")
+        return {name: str(getattr(info, name)) for name in names}
+
     @property
     def is_ready(self) -> bool:
         """Whether new requests are welcome."""

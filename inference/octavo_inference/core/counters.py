@@ -15,15 +15,17 @@ class Counters:
         self.failed_steps = 0
         self._steps = 0
         self._seconds = 0.0
+        self._idle_rows = 0
         # Sums of x, of x*y for x <= y, and of seconds*x, over x, y in (prefill, rows, context).
         self._single = [0, 0, 0]
         self._products = [0, 0, 0, 0, 0, 0]
         self._timed = [0.0, 0.0, 0.0]
 
-    def add_step(self, seconds: float, prefill: int, rows: int, context: int) -> None:
+    def add_step(self, seconds: float, prefill: int, rows: int, context: int, idle_rows: int) -> None:
         """One step: `prefill` chunk tokens, `rows` decoded tokens, `context` tokens these attended to."""
         self._steps += 1
         self._seconds += seconds
+        self._idle_rows += idle_rows
         values = (prefill, rows, context)
         products = (
             prefill * prefill,
@@ -57,4 +59,5 @@ class Counters:
             seconds_prefill=self._timed[0],
             seconds_rows=self._timed[1],
             seconds_context=self._timed[2],
+            idle_rows=self._idle_rows,
         )

@@ -32,7 +32,10 @@ _MAX_FAILED_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait."""
+    """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait.
+
+    `static_wait`: None for continuous batching, else the seconds a static batch waits to fill.
+    """
 
     max_model_len: int
     max_running: int
@@ -40,6 +43,7 @@ class EngineLimits:
     max_queued: int
     chunked_prefill: bool = True
     prefix_caching: bool = True
+    static_wait: float | None = None
 
 
 class Engine:
@@ -82,12 +86,17 @@ class Engine:
             budget=limits.max_batched_tokens,
             chunked=limits.chunked_prefill,
             caching=limits.prefix_caching,
+            static_wait=limits.static_wait,
         )
 
     @property
     def has_work(self) -> bool:
         """A step would do something."""
         return self.scheduler.has_work
+
+    def delay(self) -> float:
+        """Seconds until a step has something to compute, if nothing else arrives; 0 nearly always."""
+        return self.scheduler.delay(self._clock())
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` when it can never be served, `QueueFullError` when too many wait."""
@@ -159,7 +168,7 @@ class Engine:
         prefill = sum(taken for _, taken in plan.chunks)
         decodes = len(plan.decodes)
         context = int(batch.seq_len[:decodes].sum())
-        self.counters.add_step(self._clock() - begin, prefill, decodes, context)
+        self.counters.add_step(self._clock() - begin, prefill, decodes, context, plan.idle_rows)
         return outputs
 
     def load_report(

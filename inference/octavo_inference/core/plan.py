@@ -13,7 +13,7 @@ class Plan:
 
     `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
     request share one). `copies` are (source, destination) blocks to copy before the step; `preempted` sequences lost
-    their blocks and wait again.
+    their blocks and wait again. `idle_rows` are rows that finished sequences of a static batch keep from others.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -22,6 +22,7 @@ class Plan:
     sample_rows: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    idle_rows: int = 0
 
     @property
     def empty(self) -> bool:

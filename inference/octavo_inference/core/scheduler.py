@@ -7,16 +7,23 @@ sequence coming back, all the same. Order within a step: decodes, running chunks
 
 from __future__ import annotations
 
+from collections import deque
+
 from octavo_inference.core.blocks import BlockPool
 from octavo_inference.core.plan import Plan
 from octavo_inference.core.sequence import Sequence, State
+from octavo_inference.core.static import next_batch
 from octavo_inference.core.waiting import WaitingQueue
 from octavo_inference.run.rows import RowTable
 from octavo_protocol.hashing import block_hash
 
 
 class Scheduler:
-    """Owns the pool, the rows and the queue. `budget` is query tokens per step, at least the number of rows."""
+    """Owns the pool, the rows and the queue. `budget` is query tokens per step, at least the number of rows.
+
+    `static_wait`: None admits whoever fits at every step (continuous batching). A number of seconds makes batches
+    static: one is formed when all rows can be filled or the longest wait reaches it, and the next one after all of it.
+    """
 
     def __init__(
         self,
@@ -28,6 +35,7 @@ class Scheduler:
         budget: int,
         chunked: bool,
         caching: bool,
+        static_wait: float | None = None,
     ) -> None:
         self.pool = pool
         self.rows = rows
@@ -36,9 +44,13 @@ class Scheduler:
         self.budget = budget
         self.chunked = chunked
         self.caching = caching
+        self.static_wait = static_wait
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.pending_forks = 0
+        # A static batch: its members that have not started, and how many have.
+        self._batch: deque[Sequence] = deque()
+        self._batch_rows = 0
         # The last step left sequences waiting, for want of rows, blocks or budget.
         self.stalled = False
         self.preemptions = 0
@@ -48,6 +60,13 @@ class Scheduler:
     def has_work(self) -> bool:
         """Some sequence runs or waits."""
         return bool(self.running) or len(self.queue) > 0
+
+    def delay(self, now: float) -> float:
+        """Seconds until a step has something to compute, if nothing else arrives."""
+        oldest = self.queue.oldest()
+        if self.static_wait is None or self.running or oldest is None or len(self.queue) >= self.max_running:
+            return 0.0
+        return max(0.0, oldest + self.static_wait - now)
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence, new or preempted."""
@@ -78,13 +97,15 @@ class Scheduler:
                 left -= take
         # After a preemption there is no room for more; admitting would only preempt again.
         while left > 0 and not plan.preempted:
-            head = self.queue.peek()
+            head = self._next(now)
             take = 0 if head is None else self._admit(head, left)
             if head is None or take == 0:
                 break
             plan.chunks.append((head, take))
             left -= take
         self._plan_samples(plan, now)
+        if self.static_wait is not None:
+            plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
         return plan
 
@@ -162,8 +183,23 @@ class Scheduler:
         self._free(victim)
         victim.computed = 0
         self.preemptions += 1
+        self._batch_rows -= 1
         plan.preempted.append(victim)
         self.add(victim, now)
+
+    def _next(self, now: float) -> Sequence | None:
+        """Whose turn it is to start."""
+        if self.static_wait is None:
+            return self.queue.peek()
+        if not self.running:
+            self._batch.clear()
+            self._batch_rows = 0
+            head = self.queue.peek()
+            if head is not None and self.delay(now) <= 0:
+                self._batch.extend(next_batch(self.queue, head, self.max_running))
+        while self._batch and (self._batch[0] not in self.queue or self._batch_rows >= self.max_running):
+            self._batch.popleft()
+        return self._batch[0] if self._batch else None
 
     def _admit(self, sequence: Sequence, left: int) -> int:
         """Start a waiting sequence if rows, blocks and budget allow; the number of tokens it computes, 0 if not."""
@@ -196,6 +232,7 @@ class Scheduler:
         sequence.state = State.RUNNING
         self.rows.enter(sequence)
         self.running.append(sequence)
+        self._batch_rows += 1
 
     def _plan_samples(self, plan: Plan, now: float) -> None:
         """Sequences whose last token is computed in this step get their next one, and so do siblings waiting for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from octavo_inference.core.sequence import Sequence
 
@@ -23,6 +24,9 @@ class WaitingQueue:
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._members
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._members)
 
     def push(self, sequence: Sequence, uncached: int) -> None:
         """Add a sequence of which `uncached` tokens probably have to be computed."""

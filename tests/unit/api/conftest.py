@@ -60,6 +60,9 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.sequences) and not self.hold
 
+    def delay(self) -> float:
+        return 0.0
+
     def submit(self, request: Request) -> None:
         self.seen.append(request)
         answer = self.tokenizer.encode(self.answer, add_special_tokens=False).ids

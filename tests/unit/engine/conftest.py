@@ -123,8 +123,9 @@ def make_runner(
     max_queued: int = 1000,
     chunked: bool = True,
     caching: bool = True,
+    static_wait: float | None = None,
 ) -> Runner:
-    limits = EngineLimits(max_model_len, max_running, budget, max_queued, chunked, caching)
+    limits = EngineLimits(max_model_len, max_running, budget, max_queued, chunked, caching, static_wait)
     ticks = itertools.count()
     engine = Engine(
         EchoBackend(blocks) if backend is None else backend, CONFIG, limits, clock=lambda: float(next(ticks))

@@ -133,3 +133,17 @@ def test_failpoints_fire_once_at_the_chosen_time() -> None:
     points.hit("engine.step")
     with pytest.raises(SettingsError, match="'x' is not of the form name:raise@N"):
         Failpoints("x")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "rows", "tokens"),
+    [
+        ({"profile": "latency"}, 16, 256),
+        ({"profile": "throughput"}, 256, 1024),
+        ({"profile": "latency", "max_running_requests": 300}, 300, 300),
+        ({"profile": "throughput", "max_batched_tokens": 512}, 256, 512),
+    ],
+)
+def test_a_profile_sets_what_is_not_given(wishes: dict[str, Any], rows: int, tokens: int) -> None:
+    got = sizes(**wishes)
+    assert (got.max_running, got.max_batched_tokens) == (rows, tokens)

@@ -381,3 +381,42 @@ def test_the_load_report_counts_what_is_there(runner: Make) -> None:
     assert report.generation_tokens == 32
     assert report.sequence == 2
     assert report.steps.rows == 32 - 4
+
+
+def test_a_static_batch_runs_to_its_end_before_the_next(runner: Make) -> None:
+    run = runner(max_running=2, budget=32, static_wait=0.0)
+    for name, count in (("long", 40), ("short", 2), ("also-long", 40), ("also-short", 2)):
+        run.submit(name, [1, 2], max_tokens=count)
+    tokens = run.finish()
+    running = [len(batch.seq_len) for batch in run.engine.backend.batches]
+    assert [name for name, _ in run.order] == ["long", "also-long", "short", "also-short"], "sorted by possible length"
+    assert running == [2] * 40 + [2] * 2, "nobody joins a batch that has begun"
+    assert tokens["long", 0] == answer(runner, [1, 2], max_tokens=40)
+    assert run.engine.counters.steps().idle_rows == 0
+
+
+def test_a_static_batch_keeps_rows_of_finished_sequences_from_others(runner: Make) -> None:
+    run = runner(max_running=2, static_wait=0.0)
+    run.submit("a", [1], max_tokens=2)
+    run.submit("b", [1, 2], max_tokens=9)
+    run.step()
+    run.submit("c", [1], max_tokens=1)
+    run.finish()
+    assert [name for name, _ in run.order] == ["a", "b", "c"]
+    assert run.engine.counters.steps().idle_rows == 7
+
+
+def test_a_static_batch_waits_to_fill_and_no_longer_than_told(runner: Make) -> None:
+    # The runner's clock ticks once at every look.
+    run = runner(max_running=3, static_wait=20.0)
+    run.submit("a", [1], max_tokens=1)
+    assert 10 < run.engine.delay() <= 20
+    assert run.step() == []
+    run.submit("b", [2], max_tokens=1)
+    while not run.step():
+        assert run.engine.heartbeat < 30
+    assert set(run.tokens) == {("a", 0), ("b", 0)}, "both in one batch"
+    assert run.engine.heartbeat > 10
+    for name in "cde":
+        run.submit(name, [1], max_tokens=1)
+    assert run.engine.delay() == 0.0, "full"

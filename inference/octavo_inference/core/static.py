@@ -1,0 +1,28 @@
+"""Static batching: collect a batch, run it until all of it has finished, then the next. What continuous batching beats.
+
+A padded engine sorts a batch by prompt length, because all are padded to the longest. A ragged batch has no padding:
+what a static batch wastes here are the rows of sequences that have finished while others still run. So it is sorted by
+how many tokens a sequence may still generate, in buckets of powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo_inference.core.sequence import Sequence
+
+_SMALLEST, _LARGEST = 32, 2048
+
+
+def next_batch(waiting: Iterable[Sequence], head: Sequence, size: int) -> list[Sequence]:
+    """`head` and up to `size` - 1 others whose answers may get about as long, nearest bucket first, then by arrival."""
+    own = bucket(head)
+    others = (s for s in waiting if s is not head)
+    nearest = sorted(others, key=lambda s: (abs(bucket(s) - own), s.arrival))
+    return [head, *nearest[: size - 1]]
+
+
+def bucket(sequence: Sequence) -> int:
+    """Binary logarithm of the tokens a sequence may still generate, rounded up, within 32 to 2,048."""
+    most = min(max(sequence.limit - sequence.total, _SMALLEST), _LARGEST)
+    return (most - 1).bit_length()

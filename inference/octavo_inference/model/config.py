@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from octavo_inference.model.rope import Rope, Scaling
 
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Llama-3 style frequency scaling (`rope_type: llama3`)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-    def apply(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scaled rotary frequencies: low ones divided by `factor`, high ones kept, a ramp in between."""
-        turns = self.original_max_position * frequencies / (2 * math.pi)
-        ramp = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = np.clip(ramp, 0.0, 1.0)
-        return kept * frequencies + (1 - kept) * frequencies / self.factor
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama-family decoder: RMSNorm, rotary positions, grouped-query attention, gated SiLU MLP.
+    """A decoder: RMSNorm, rotary positions, grouped-query attention, gated MLP. Flags are neutral by default.
 
     Sizes are counts of elements. `digest` identifies the weights (root of the block hash chain).
+
+    `query_scale` multiplies scores (default head_dim ** -0.5); a softcap c bends x to c * tanh(x / c).
+    `windows[layer]` is how many tokens a token sees, itself included (None, or no tuple: all before it).
+    `rotated[layer]` is false where positions are left out (no tuple: nowhere). Layers with a window turn by
+    `local_rope_theta`, unscaled, where it is given. `rotary_dim` leading elements of a head turn (default all).
+    `qk_norm`: RMSNorm over each head of q and k before the rotation. `output_norms`: RMSNorm of what attention and MLP
+    give before it is added to the residual stream, times `residual_scale`.
     """
 
     architecture: str
@@ -47,8 +38,23 @@ class ModelConfig:
     tied_embeddings: bool
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
+    rotary_dim: int | None = None
+    local_rope_theta: float | None = None
+    rotated: tuple[bool, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    query_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    output_norms: bool = False
     digest: str = ""
 
     @property
@@ -56,16 +62,24 @@ class ModelConfig:
         """Columns of the fused query, key and value projection."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
+    @property
+    def score_scale(self) -> float:
+        """Factor on the products of queries and keys."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Size of one token's K and V over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_element
 
-    def rope_frequencies(self) -> NDArray[np.float64]:
-        """Radians per position of each rotary pair, [head_dim / 2]."""
-        plain = self.rope_theta ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
-        return plain if self.rope_scaling is None else self.rope_scaling.apply(plain)
+    def window(self, layer: int) -> int | None:
+        """How many tokens a token of this layer sees, None for all."""
+        return self.windows[layer] if self.windows else None
 
-    def rope_table(self, positions: int) -> NDArray[np.float32]:
-        """Cosines then sines, [positions, head_dim]: computed in float64, rounded once."""
-        angles = np.arange(positions, dtype=np.float64)[:, None] * self.rope_frequencies()
-        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    def rope(self, layer: int) -> Rope | None:
+        """The rotation of a layer, None where there is none."""
+        if self.rotated and not self.rotated[layer]:
+            return None
+        dim = self.rotary_dim or self.head_dim
+        if self.local_rope_theta is not None and self.window(layer) is not None:
+            return Rope(self.local_rope_theta, dim)
+        return Rope(self.rope_theta, dim, self.rope_scaling)

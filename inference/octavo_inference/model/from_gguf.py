@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.errors import ModelError
-from octavo_inference.model.config import ModelConfig, RopeScaling
+from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.gguf import GgufFile, GgufTensor
+from octavo_inference.model.rope import Llama3Scaling
 from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, bf16_bits, exact_half
 
 log = logging.getLogger(__name__)
@@ -164,13 +165,13 @@ def _refuse_features(file: GgufFile, architecture: str, head_dim: int) -> None:
         raise ModelError(f"{file.path}: sliding-window attention ({window} of {context} tokens) is not supported")
 
 
-def _rope_scaling(file: GgufFile, head_dim: int, theta: float) -> RopeScaling | None:
+def _rope_scaling(file: GgufFile, head_dim: int, theta: float) -> Llama3Scaling | None:
     """Llama 3's scaling recovered from `rope_freqs.weight`, the per-frequency divisors llama.cpp stores."""
     if "rope_freqs.weight" not in file.tensors:
         return None
     divisors = _dequantize_any(_tensor(file, "rope_freqs.weight", (head_dim // 2,))).reshape(-1)
-    scaling = RopeScaling(float(divisors.max()), _LOW_FREQUENCY, _HIGH_FREQUENCY, _ORIGINAL_POSITIONS)
+    scaling = Llama3Scaling(float(divisors.max()), _LOW_FREQUENCY, _HIGH_FREQUENCY, _ORIGINAL_POSITIONS)
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    if not np.allclose(plain / scaling.apply(plain), divisors, rtol=1e-3):
+    if not np.allclose(plain / scaling.apply(plain, 0), divisors, rtol=1e-3):
         raise ModelError(f"{file.path}: rope_freqs.weight is not Llama 3's rope scaling")
     return scaling

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from octavo_inference.errors import ModelError, UnsupportedModelError
-from octavo_inference.model.config import ModelConfig, RopeScaling
+from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.jsonfile import read_json
+from octavo_inference.model.rope import Llama3Scaling
 from octavo_inference.model.safetensors import Checkpoint, RawTensor
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_values, exact_half
 
@@ -141,14 +142,14 @@ def _refuse_features(path: Path, data: dict[str, Any], architecture: str) -> Non
         raise UnsupportedModelError(f"{path}: partial_rotary_factor {data['partial_rotary_factor']} is not supported")
 
 
-def _rope_scaling(path: Path, rope: dict[str, Any]) -> RopeScaling | None:
+def _rope_scaling(path: Path, rope: dict[str, Any]) -> Llama3Scaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if kind != "llama3":
         raise UnsupportedModelError(f"{path}: rope scaling {kind!r} is not supported (llama3 is)")
     try:
-        return RopeScaling(
+        return Llama3Scaling(
             factor=float(rope["factor"]),
             low_freq_factor=float(rope["low_freq_factor"]),
             high_freq_factor=float(rope["high_freq_factor"]),

@@ -28,7 +28,8 @@ class LayerWeights:
     """One decoder layer; rows of q and k are in half-split rotary order (as in safetensors checkpoints).
 
     Matrices are [out, in]: q [heads*head_dim, hidden], k and v [kv_heads*head_dim, hidden], o [hidden, heads*head_dim],
-    gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden].
+    gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden], those of q and k
+    [head_dim]: `input_norm` stands before attention, `post_norm` before the MLP, the output norms behind them.
     """
 
     input_norm: Tensor
@@ -43,6 +44,14 @@ class LayerWeights:
     q_bias: Tensor | None = None
     k_bias: Tensor | None = None
     v_bias: Tensor | None = None
+    o_bias: Tensor | None = None
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    attention_output_norm: Tensor | None = None
+    mlp_output_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,11 @@ class CpuBackend:
         act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
         tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
         first = packed.layers[0]
+        ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
+        for number, layer in enumerate(layers):
+            rope = config.rope(number)
+            layer.rope = None if rope is None else address(ropes[rope])
+            layer.window = config.window(number) or 0
         block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
         self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
         scratch = max(
@@ -72,10 +77,10 @@ class CpuBackend:
             packed.lm_head.rows,
         )
         buffers: dict[str, NDArray[Any]] = {
-            "rope": config.rope_table(max_model_len),
             "kv": self._kv,
             "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
             "qkv": _zeros((tokens, first.qkv.rows), np.dtype(np.float32)),
+            "projected": _zeros((tokens if config.output_norms else 0, first.output.rows), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row, of which there may be more than query tokens.
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
@@ -85,7 +90,7 @@ class CpuBackend:
         }
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
-        self._layers = layers
+        self._layers, self._ropes = layers, ropes
         self._model = abi.Model(
             layers=layers,
             final_norm=packed.final_norm,
@@ -100,10 +105,18 @@ class CpuBackend:
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
+            rotary_dim=config.rotary_dim or config.head_dim,
             intermediate=config.intermediate,
             vocab=config.vocab,
             block_size=block_size,
+            activation=abi.ACTIVATIONS[config.activation],
             norm_eps=config.norm_eps,
+            score_scale=config.score_scale,
+            attention_softcap=config.attention_softcap or 0.0,
+            logit_softcap=config.logit_softcap or 0.0,
+            embedding_scale=config.embedding_scale,
+            residual_scale=config.residual_scale,
+            logit_scale=config.logit_scale,
         )
         working = sum(b.nbytes for name, b in buffers.items() if name != "kv")
         _LOG.info(

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo_inference.errors import ModelError, SettingsError
-from octavo_inference.model.config import ModelConfig, RopeScaling
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.rope import Llama3Scaling
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
 from octavo_inference.ops.cpu import CpuBackend, kv_element_bytes
 from octavo_inference.ops.native.library import Kernels
@@ -41,7 +42,10 @@ def tensor(rng: np.random.Generator, *shape: int) -> Tensor:
 
 def random_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    bias = (lambda width: tensor(rng, width)) if config.qkv_bias else (lambda width: None)
+
+    def optional(present: bool, width: int) -> Tensor | None:
+        return tensor(rng, width) if present else None
+
     layers = tuple(
         LayerWeights(
             input_norm=tensor(rng, config.hidden),
@@ -53,9 +57,17 @@ def random_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
             gate=tensor(rng, config.intermediate, config.hidden),
             up=tensor(rng, config.intermediate, config.hidden),
             down=tensor(rng, config.hidden, config.intermediate),
-            q_bias=bias(queries),
-            k_bias=bias(keys),
-            v_bias=bias(keys),
+            q_bias=optional(config.qkv_bias, queries),
+            k_bias=optional(config.qkv_bias, keys),
+            v_bias=optional(config.qkv_bias, keys),
+            o_bias=optional(config.output_bias, config.hidden),
+            gate_bias=optional(config.mlp_bias, config.intermediate),
+            up_bias=optional(config.mlp_bias, config.intermediate),
+            down_bias=optional(config.mlp_bias, config.hidden),
+            q_norm=optional(config.qk_norm, config.head_dim),
+            k_norm=optional(config.qk_norm, config.head_dim),
+            attention_output_norm=optional(config.output_norms, config.hidden),
+            mlp_output_norm=optional(config.output_norms, config.hidden),
         )
         for _ in range(config.layers)
     )
@@ -66,35 +78,54 @@ def random_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
 def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
     """Logits of every position of one sequence, [len(tokens), vocab]."""
     count, dim, group = len(tokens), config.head_dim, config.heads // config.kv_heads
-    table = config.rope_table(count)
-    cos, sin = table[:, None, : dim // 2], table[:, None, dim // 2 :]
 
-    def norm(x: Float32, weight: Tensor) -> Float32:
+    def norm(x: Float32, weight: Tensor | None) -> Float32:
+        if weight is None:
+            return x
         scale: Float32 = dequantize(weight).ravel() / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps)
         return x * scale
 
     def heads(x: Float32, matrix: Tensor, bias: Tensor | None) -> Float32:
-        y = x @ dequantize(matrix).T + (0 if bias is None else dequantize(bias).ravel())
-        return y.reshape(count, -1, dim)
+        return linear(x, matrix, bias).reshape(count, -1, dim)
 
-    def rotate(x: Float32) -> Float32:
-        a, b = x[..., : dim // 2], x[..., dim // 2 :]
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    def linear(x: Float32, matrix: Tensor, bias: Tensor | None) -> Float32:
+        return x @ dequantize(matrix).T + (0 if bias is None else dequantize(bias).ravel())
 
-    x = dequantize(weights.embedding)[tokens]
-    for layer in weights.layers:
+    def rotate(x: Float32, table: Float32) -> Float32:
+        width = table.shape[1]
+        cos, sin = table[:, None, : width // 2], table[:, None, width // 2 :]
+        a, b = x[..., : width // 2], x[..., width // 2 : width]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., width:]], -1)
+
+    def softcap(x: Float32, cap: float | None) -> Float32:
+        return x if cap is None else cap * np.tanh(x / cap)
+
+    def activate(x: Float32) -> Float32:
+        if config.activation == "silu":
+            return x / (1 + np.exp(-x))
+        return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+    distance = np.arange(count)[:, None] - np.arange(count)
+    x = dequantize(weights.embedding)[tokens] * config.embedding_scale
+    for number, layer in enumerate(weights.layers):
         h = norm(x, layer.input_norm)
-        q, k = rotate(heads(h, layer.q, layer.q_bias)), rotate(heads(h, layer.k, layer.k_bias))
+        q, k = norm(heads(h, layer.q, layer.q_bias), layer.q_norm), norm(heads(h, layer.k, layer.k_bias), layer.k_norm)
+        rope = config.rope(number)
+        if rope is not None:
+            table = rope.table(count)
+            q, k = rotate(q, table), rotate(k, table)
         v = heads(h, layer.v, layer.v_bias)
         k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
-        scores = np.einsum("qhd,khd->hqk", q, k) / dim**0.5 + np.triu(np.full((count, count), -np.inf), 1)
+        scores = softcap(np.einsum("qhd,khd->hqk", q, k) * config.score_scale, config.attention_softcap)
+        scores = np.where((distance >= 0) & (distance < (config.window(number) or count)), scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         attended = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(count, -1)
-        x = x + attended @ dequantize(layer.o).T
+        x = x + config.residual_scale * norm(linear(attended, layer.o, layer.o_bias), layer.attention_output_norm)
         h = norm(x, layer.post_norm)
-        gate, up = h @ dequantize(layer.gate).T, h @ dequantize(layer.up).T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ dequantize(layer.down).T
-    return (norm(x, weights.final_norm) @ dequantize(weights.lm_head).T).astype(np.float32)
+        gated = activate(linear(h, layer.gate, layer.gate_bias)) * linear(h, layer.up, layer.up_bias)
+        x = x + config.residual_scale * norm(linear(gated, layer.down, layer.down_bias), layer.mlp_output_norm)
+    logits = norm(x, weights.final_norm) @ dequantize(weights.lm_head).T * config.logit_scale
+    return softcap(logits, config.logit_softcap).astype(np.float32)
 
 
 @dataclass
@@ -167,7 +198,15 @@ def stories(rng: np.random.Generator, lengths: list[int]) -> list[Story]:
         {"heads": 2, "kv_heads": 1, "head_dim": 80, "intermediate": 48},
         {"heads": 16, "kv_heads": 1, "head_dim": 32},
         {"head_dim": 96},
-        {"head_dim": 128, "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
+        {"head_dim": 128, "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 64)},
+        {"windows": (40, None)},
+        {"windows": (1, 32), "heads": 6, "kv_heads": 1},
+        {"attention_softcap": 5.0, "logit_softcap": 3.0},
+        {"activation": "gelu_tanh", "output_norms": True, "embedding_scale": 8.0, "head_dim": 256},
+        {"qk_norm": True, "query_scale": 0.2, "windows": (7, None), "local_rope_theta": 100.0},
+        {"rotary_dim": 12, "head_dim": 32, "rotated": (True, False)},
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "intermediate": 80},
+        {"residual_scale": 0.3, "logit_scale": 0.25, "embedding_scale": 12.0, "mlp_bias": True, "output_norms": True},
     ],
     ids=str,
 )
@@ -207,9 +246,13 @@ def test_chunks_and_decode_give_what_one_prefill_gives(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_token_does_not_depend_on_its_batch(kernels: Kernels, rng: np.random.Generator, dtype: str) -> None:
-    weights = random_weights(TINY, rng)
-    backend = create(TINY, weights, kernels, dtype=dtype)
+@pytest.mark.parametrize("changes", [{}, {"windows": (9, 33), "qk_norm": True, "output_norms": True}], ids=str)
+def test_a_token_does_not_depend_on_its_batch(
+    kernels: Kernels, rng: np.random.Generator, changes: dict[str, object], dtype: str
+) -> None:
+    config = replace(TINY, **changes)  # type: ignore[arg-type]
+    weights = random_weights(config, rng)
+    backend = create(config, weights, kernels, dtype=dtype)
     given = stories(rng, [1, 2, 3, 4, 7, 40, 65, 100])
     together = backend.logits(batch_of(given))
     for i, story in enumerate(given):

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo_inference.errors import ModelError
-from octavo_inference.model.config import RopeScaling
 from octavo_inference.model.gguf import read_gguf
 from octavo_inference.model.load import find_model, load_model, load_text
+from octavo_inference.model.rope import Llama3Scaling
 from octavo_inference.model.weights import Tensor, bf16_bits, dequantize
 
 from .conftest import safetensors_bytes, write_gguf, write_hf
@@ -154,11 +154,11 @@ def test_gguf_of_another_architecture_is_refused(tmp_path: Path, tensors: Tensor
 
 
 def test_llama_3_scaling_is_read_back_from_the_frequencies_gguf_stores(tmp_path: Path, tensors: Tensors) -> None:
-    scaling = RopeScaling(8.0, 1.0, 4.0, 8192)
+    scaling = Llama3Scaling(8.0, 1.0, 4.0, 8192)
     plain = 500000.0 ** (-np.arange(0, 32, 2) / 32)
 
     def add(writer: gguf.GGUFWriter) -> None:
-        writer.add_tensor("rope_freqs.weight", (plain / scaling.apply(plain)).astype(np.float32))
+        writer.add_tensor("rope_freqs.weight", (plain / scaling.apply(plain, 0)).astype(np.float32))
         writer.kv_data[0]["llama.rope.freq_base"].value = 500000.0
 
     model = load_model(str(write_gguf(tmp_path / "m.gguf", tensors, extra=add)))

@@ -27,9 +27,16 @@ struct Matrix {
   int32_t format;
 };
 
+enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
+
+// Pointers are null where the model has no such thing.
 struct Layer {
-  const float *input_norm, *post_norm;  // [hidden]
+  const float *input_norm, *post_norm;                  // [hidden]
+  const float *q_norm, *k_norm;                         // [head_dim]
+  const float *attention_output_norm, *mlp_output_norm; // [hidden]
+  const float* rope;  // [max_positions][rotary_dim]: cosines of the first half, then sines
   Matrix qkv, output, gate_up, down;
+  int32_t window;  // tokens a token sees, itself included; 0: all before it
 };
 
 // Row strides of the scratch buffers are the padded row counts of the matrices that write them.
@@ -38,14 +45,14 @@ struct Model {
   const float* final_norm;
   Source embedding;
   Matrix lm_head;
-  const float* rope;  // [max_positions][head_dim]: cosines of the first half, then sines
-  void* kv;           // [layers][num_blocks] blocks; a block is [kv_heads][K [dim/G][block][G], V [block/G][dim][G]]
-  float *hidden_state, *qkv, *logits;
+  void* kv;  // [layers][num_blocks] blocks; a block is [kv_heads][K [dim/G][block][G], V [block/G][dim][G]]
+  float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
   float* scratch;                       // per thread: scratch_floats
   int64_t num_blocks, scratch_floats;
-  int32_t format, num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size;
-  float norm_eps;
+  int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
+  float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
+  float embedding_scale, residual_scale, logit_scale;
 };
 
 struct Batch {

@@ -6,10 +6,12 @@ import ctypes
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar
 
+from octavo_inference.model.config import Activation
 from octavo_inference.model.weights import Format
 
-VERSION = 2
+VERSION = 3
 FORMATS: dict[Format, int] = {"f32": 0, "bf16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 4}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 CONCATENATED, INTERLEAVED = 0, 1
 
 Fields = list[tuple[str, Any]]
@@ -51,12 +53,20 @@ class Layer(ctypes.Structure):
     """One decoder layer."""
 
     _fields_: ClassVar[Fields] = [
-        ("input_norm", c_void_p),
-        ("post_norm", c_void_p),
-        ("qkv", Matrix),
-        ("output", Matrix),
-        ("gate_up", Matrix),
-        ("down", Matrix),
+        *[
+            (name, c_void_p)
+            for name in (
+                "input_norm",
+                "post_norm",
+                "q_norm",
+                "k_norm",
+                "attention_output_norm",
+                "mlp_output_norm",
+                "rope",
+            )
+        ],
+        *[(name, Matrix) for name in ("qkv", "output", "gate_up", "down")],
+        ("window", c_int32),
     ]
 
 
@@ -71,10 +81,10 @@ class Model(ctypes.Structure):
         *[
             (name, c_void_p)
             for name in (
-                "rope",
                 "kv",
                 "hidden_state",
                 "qkv",
+                "projected",
                 "logits",
                 "normed",
                 "attended",
@@ -93,12 +103,25 @@ class Model(ctypes.Structure):
                 "heads",
                 "kv_heads",
                 "head_dim",
+                "rotary_dim",
                 "intermediate",
                 "vocab",
                 "block_size",
+                "activation",
             )
         ],
-        ("norm_eps", c_float),
+        *[
+            (name, c_float)
+            for name in (
+                "norm_eps",
+                "score_scale",
+                "attention_softcap",
+                "logit_softcap",
+                "embedding_scale",
+                "residual_scale",
+                "logit_scale",
+            )
+        ],
     ]
 
 

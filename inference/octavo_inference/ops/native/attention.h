@@ -66,13 +66,18 @@ static OCTAVO_INLINE void add_values(const typename P::Act* p, const typename P:
 }
 
 // Base-2 softmax of one row of scores against the running maximum; returns the factor for what was summed before.
-template <class Act>
-static OCTAVO_INLINE float soften(const float* scores, int visible, float& running_max, Vec& running_sum, Act* p) {
+// Keys outside [from, to) of the chunk count as absent; WHOLE says that there are none.
+template <bool WHOLE, class Act>
+static OCTAVO_INLINE float soften(const float* scores, int from, int to, float& running_max, Vec& running_sum, Act* p) {
   constexpr int VECS = CHUNK / W;
+  const auto seen = [&](int c, Vec x, Vec otherwise) {
+    if (WHOLE) return x;
+    const IVec lane = lane_numbers() + c * W;
+    return ((lane >= from) & (lane < to)) ? x : otherwise;
+  };
   Vec s[VECS], top = splat(MASKED);
   for (int c = 0; c < VECS; c++) {
-    s[c] = load(scores + c * W);
-    if (visible < (c + 1) * W) s[c] = lane_numbers() + c * W < visible ? s[c] : splat(MASKED);
+    s[c] = seen(c, load(scores + c * W), splat(MASKED));
     top = max(top, s[c]);
   }
   const float chunk_max = highest(top);
@@ -83,8 +88,7 @@ static OCTAVO_INLINE float soften(const float* scores, int visible, float& runni
     running_sum *= rescale;
   }
   for (int c = 0; c < VECS; c++) {
-    Vec e = exp2(s[c] - running_max);
-    if (visible < (c + 1) * W) e = lane_numbers() + c * W < visible ? e : Vec{};
+    Vec e = seen(c, exp2(s[c] - running_max), Vec{});
     running_sum += e;
     store(p + c * W, e);
   }
@@ -92,8 +96,8 @@ static OCTAVO_INLINE float soften(const float* scores, int visible, float& runni
 }
 
 template <class P, int R>
-static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const AttentionItem& item, const float* qkv,
-                   i64 qkv_stride, typename P::Act* attended, float* scratch) {
+static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, int window, const AttentionItem& item,
+                   const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch) {
   using Act = typename P::Act;
   const int dim = m.head_dim, group = m.heads / m.kv_heads;
   const int32_t* table = b.block_table + i64(item.seq) * b.table_width;
@@ -103,8 +107,8 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
   Act* p = reinterpret_cast<Act*>(scores + MAX_ROWS * CHUNK);
   Act* q = reinterpret_cast<Act*>(scores + 2 * MAX_ROWS * CHUNK);
 
-  const float scale = LOG2_E / std::sqrt(float(dim));
-  int limit[R];
+  const float scale = m.score_scale * LOG2_E, cap = m.attention_softcap * LOG2_E;
+  int first[R], limit[R];  // the keys a row sees are [first, limit)
   i64 token[R], head[R];
   float running_max[R], rescale[R];
   Vec running_sum[R] = {};
@@ -113,6 +117,7 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
     token[r] = b.query_start[item.seq] + query;
     head[r] = item.kv_head * group + (item.first_row + r) % group;
     limit[r] = context_before + query + 1;
+    first[r] = window ? std::max(0, limit[r] - window) : 0;
     running_max[r] = MASKED;
     const float* from = qkv + token[r] * qkv_stride + head[r] * dim;
     for (int i = 0; i < dim; i += W) {
@@ -123,7 +128,8 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
 
   // Few rows take twice the columns, so that enough independent sums are in flight to hide the latency.
   constexpr int NARROW = 16 / W, WIDE = W == 16 || R <= 2 ? 32 / W : NARROW;
-  for (int start = 0; start < item.keys; start += CHUNK) {
+  // Rows are in the order of their tokens, so first and limit grow with them.
+  for (int start = first[0] / CHUNK * CHUNK; start < item.keys; start += CHUNK) {
     const i64 offset = start % m.block_size;
     const auto* keys = kv.keys(table[start / m.block_size], item.kv_head) + offset * P::GROUP;
     const auto* values = kv.values(table[start / m.block_size], item.kv_head) + offset * dim;
@@ -134,8 +140,16 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
     for (int c = 0; c < CHUNK; c += WIDE * W)
       score_columns<P, R, WIDE>(q, dim, keys + c * P::GROUP, m.block_size, scores + c,
                                 next + i64(c / (WIDE * W)) * 64 * (dim / P::GROUP));
-    for (int r = 0; r < R; r++)
-      rescale[r] = soften(scores + r * CHUNK, limit[r] - start, running_max[r], running_sum[r], p + r * CHUNK);
+    if (cap > 0)
+      for (int i = 0; i < R * CHUNK; i += W) store(scores + i, softcap(load(scores + i), cap));
+    if (start >= first[R - 1] && start + CHUNK <= limit[0]) {
+      for (int r = 0; r < R; r++)
+        rescale[r] = soften<true>(scores + r * CHUNK, 0, CHUNK, running_max[r], running_sum[r], p + r * CHUNK);
+    } else {
+      for (int r = 0; r < R; r++)
+        rescale[r] = soften<false>(scores + r * CHUNK, first[r] - start, limit[r] - start, running_max[r],
+                                   running_sum[r], p + r * CHUNK);
+    }
     int c = 0;
     for (; c + WIDE * W <= dim; c += WIDE * W)
       add_values<P, R, WIDE>(p, values + c * P::GROUP, dim, rescale, acc + c,
@@ -152,11 +166,12 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, const A
 
 // Called by every thread of the team.
 template <class P>
-static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, const std::vector<AttentionItem>& items,
-                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Part& part) {
+static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, int window,
+                      const std::vector<AttentionItem>& items, const float* qkv, i64 qkv_stride,
+                      typename P::Act* attended, float* scratch, Part& part) {
   part.share(i64(items.size()), [&](i64 i) {
     const AttentionItem& item = items[size_t(i)];
-    with_rows(item.rows, [&]<int R>() { attend<P, R>(m, b, kv, item, qkv, qkv_stride, attended, scratch); });
+    with_rows(item.rows, [&]<int R>() { attend<P, R>(m, b, kv, window, item, qkv, qkv_stride, attended, scratch); });
   });
 }
 

@@ -43,7 +43,10 @@ class Forward final : public Job {
 
   void run(int rank) override {
     Stopwatch watch(rank == 0);
-    rows(embed_, b_.num_tokens, [&](i64 t) { dequantize_row(m_.embedding, b_.tokens[t], state(t)); });
+    rows(embed_, b_.num_tokens, [&](i64 t) {
+      dequantize_row(m_.embedding, b_.tokens[t], state(t));
+      if (m_.embedding_scale != 1) scale_row(state(t), m_.embedding_scale, m_.hidden);
+    });
     for (size_t i = 0; i < layers_.size(); i++) layer(i, rank, watch);
 
     const i64 padded_vocab = m_.lm_head.rows;
@@ -53,6 +56,8 @@ class Forward final : public Job {
     });
     watch.lap(profile_.elementwise);
     gemm<P>(m_.lm_head, normed, s_.count, StoreFloats{m_.logits, padded_vocab, nullptr}, lm_head_, team_size_);
+    if (m_.logit_scale != 1 || m_.logit_softcap > 0)
+      rows(finish_logits_, s_.count, [&](i64 r) { finish_logits(m_.logits + r * padded_vocab, padded_vocab); });
     watch.lap(profile_.lm_head);
     if (!choose_) return;
     float* scratch = m_.scratch + rank * m_.scratch_floats;
@@ -64,7 +69,7 @@ class Forward final : public Job {
 
  private:
   struct LayerParts {
-    Part input_norm, qkv, rope, attention, output, post_norm, gate_up, down;
+    Part input_norm, qkv, rope, attention, output, output_norm, post_norm, gate_up, down, down_norm;
   };
 
   void layer(size_t index, int rank, Stopwatch& watch) {
@@ -76,7 +81,7 @@ class Forward final : public Job {
     auto* attended = static_cast<Act*>(m_.attended);
     auto* activated = static_cast<Act*>(m_.activated);
     float* scratch = m_.scratch + rank * m_.scratch_floats;
-    const AddToResidual residual{m_.hidden_state, layer.output.rows};
+    const Gated<Act> gated{activated, m_.intermediate, layer.gate_up.bias, m_.activation == ACTIVATION_GELU_TANH};
 
     rows(parts.input_norm, tokens,
          [&](i64 t) { rms_norm(state(t), layer.input_norm, normed + t * hidden, hidden, m_.norm_eps); });
@@ -84,18 +89,41 @@ class Forward final : public Job {
     gemm<P>(layer.qkv, normed, tokens, StoreFloats{m_.qkv, qkv_stride, layer.qkv.bias}, parts.qkv, team_size_);
     watch.lap(profile_.linears);
     rows(parts.rope, tokens,
-         [&](i64 t) { rope_and_store(m_, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]); });
+         [&](i64 t) { rope_and_store(m_, layer, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]); });
     watch.lap(profile_.elementwise);
-    attention(m_, b_, kv, items_, m_.qkv, qkv_stride, attended, scratch, parts.attention);
+    attention(m_, b_, kv, layer.window, items_, m_.qkv, qkv_stride, attended, scratch, parts.attention);
     watch.lap(profile_.attention);
-    gemm<P>(layer.output, attended, tokens, residual, parts.output, team_size_);
-    watch.lap(profile_.linears);
+    add_linear(layer.output, attended, layer.attention_output_norm, parts.output, parts.output_norm, watch);
     rows(parts.post_norm, tokens,
          [&](i64 t) { rms_norm(state(t), layer.post_norm, normed + t * hidden, hidden, m_.norm_eps); });
     watch.lap(profile_.elementwise);
-    gemm<P>(layer.gate_up, normed, tokens, GatedSilu<Act>{activated, m_.intermediate}, parts.gate_up, team_size_);
-    gemm<P>(layer.down, activated, tokens, residual, parts.down, team_size_);
+    gemm<P>(layer.gate_up, normed, tokens, gated, parts.gate_up, team_size_);
     watch.lap(profile_.linears);
+    add_linear(layer.down, activated, layer.mlp_output_norm, parts.down, parts.down_norm, watch);
+  }
+
+  // A linear onto the residual stream. A norm behind it needs whole rows first, so they pass through `projected`.
+  void add_linear(const Matrix& matrix, const Act* input, const float* norm, Part& part, Part& norm_part,
+                  Stopwatch& watch) {
+    const i64 stride = matrix.rows;
+    if (!norm) {
+      const AddToResidual residual{m_.hidden_state, stride, matrix.bias, m_.residual_scale};
+      gemm<P>(matrix, input, b_.num_tokens, residual, part, team_size_);
+      watch.lap(profile_.linears);
+      return;
+    }
+    gemm<P>(matrix, input, b_.num_tokens, StoreFloats{m_.projected, stride, matrix.bias}, part, team_size_);
+    watch.lap(profile_.linears);
+    rows(norm_part, b_.num_tokens, [&](i64 t) {
+      add_normed(m_.projected + t * stride, norm, state(t), m_.hidden, m_.norm_eps, m_.residual_scale);
+    });
+    watch.lap(profile_.elementwise);
+  }
+
+  void finish_logits(float* row, i64 width) const {
+    if (m_.logit_scale != 1) scale_row(row, m_.logit_scale, width);
+    if (m_.logit_softcap > 0)
+      for (i64 i = 0; i < width; i += W) store(row + i, softcap(load(row + i), m_.logit_softcap));
   }
 
   // Work on single rows, in pieces of a few.
@@ -117,7 +145,7 @@ class Forward final : public Job {
   const int team_size_;
   Profile& profile_;
   const std::vector<Layer> layers_;
-  Part embed_, final_norm_, lm_head_, sampling_;
+  Part embed_, final_norm_, lm_head_, finish_logits_, sampling_;
   std::vector<LayerParts> layer_parts_;
   const std::vector<AttentionItem> items_;
 };

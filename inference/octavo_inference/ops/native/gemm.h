@@ -26,20 +26,31 @@ struct StoreFloats {
 struct AddToResidual {
   float* out;
   i64 stride;
+  const float* bias;
+  float scale;
   OCTAVO_INLINE void operator()(i64 row, i64 col, const Vec (&acc)[PANEL_VECS]) const {
     float* at = out + row * stride + col;
-    for (int c = 0; c < PANEL_VECS; c++) store(at + c * W, load(at + c * W) + acc[c]);
+    for (int c = 0; c < PANEL_VECS; c++) {
+      Vec v = bias ? acc[c] + load(bias + col + c * W) : acc[c];
+      store(at + c * W, load(at + c * W) + scale * v);
+    }
   }
 };
 
-// Each panel holds PANEL/2 rows of gate, then the same rows of up.
+// Each panel holds PANEL/2 rows of gate, then the same rows of up; so does the bias.
 template <class Act>
-struct GatedSilu {
+struct Gated {
   Act* out;
   i64 stride;
+  const float* bias;
+  bool gelu;
   OCTAVO_INLINE void operator()(i64 row, i64 col, const Vec (&acc)[PANEL_VECS]) const {
     constexpr int HALF = PANEL_VECS / 2;
-    for (int c = 0; c < HALF; c++) store(out + row * stride + col / 2 + c * W, silu(acc[c]) * acc[c + HALF]);
+    for (int c = 0; c < HALF; c++) {
+      Vec gate = acc[c], up = acc[c + HALF];
+      if (bias) gate += load(bias + col + c * W), up += load(bias + col + (c + HALF) * W);
+      store(out + row * stride + col / 2 + c * W, (gelu ? gelu_tanh(gate) : silu(gate)) * up);
+    }
   }
 };
 

@@ -24,7 +24,7 @@ void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, f
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT void octavo_info(Info* info) { *info = Info{2, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act))}; }
+EXPORT void octavo_info(Info* info) { *info = Info{3, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act))}; }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
 EXPORT void octavo_team_destroy(Team* team) { delete team; }

@@ -14,7 +14,17 @@ static void rms_norm(const float* x, const float* weight, Act* out, i64 width, f
   for (i64 i = 0; i < width; i += W) store(out + i, load(x + i) * scale * load(weight + i));
 }
 
-// Rotates one head in place: pairs are (i, i + dim/2), as in safetensors checkpoints.
+static inline void scale_row(float* row, float factor, i64 width) {
+  for (i64 i = 0; i < width; i += W) store(row + i, load(row + i) * factor);
+}
+
+// Adds a normed row, times `scale`, to the residual stream.
+static inline void add_normed(float* row, const float* weight, float* residual, i64 width, float eps, float scale) {
+  rms_norm(row, weight, row, width, eps);
+  for (i64 i = 0; i < width; i += W) store(residual + i, load(residual + i) + scale * load(row + i));
+}
+
+// Rotates the first `dim` elements of a head in place: pairs are (i, i + dim/2), as in safetensors checkpoints.
 static inline void rotate(float* head, const float* rope, int dim) {
   const int half = dim / 2, whole = half / W * W;
   for (int i = 0; i < whole; i += W) {
@@ -49,12 +59,18 @@ static KvLayer<P> kv_layer(const Model& m, i64 layer) {
   return kv;
 }
 
-// Rotates a token's queries and keys and stores its keys and values in slot = block * block_size + offset.
+// Norms and rotates a token's queries and keys and stores its keys and values in slot = block * block_size + offset.
 template <class P>
-static void rope_and_store(const Model& m, const KvLayer<P>& kv, float* qkv, int32_t position, int32_t slot) {
+static void rope_and_store(const Model& m, const Layer& layer, const KvLayer<P>& kv, float* qkv, int32_t position,
+                           int32_t slot) {
   constexpr int G = P::GROUP;
   const int dim = m.head_dim;
-  for (int head = 0; head < m.heads + m.kv_heads; head++) rotate(qkv + head * dim, m.rope + i64(position) * dim, dim);
+  for (int i = 0; i < m.heads + m.kv_heads; i++) {
+    float* head = qkv + i * dim;
+    const float* norm = i < m.heads ? layer.q_norm : layer.k_norm;
+    if (norm) rms_norm(head, norm, head, dim, m.norm_eps);
+    if (layer.rope) rotate(head, layer.rope + i64(position) * m.rotary_dim, m.rotary_dim);
+  }
   const i64 block = slot / m.block_size, offset = slot % m.block_size;
   for (int head = 0; head < m.kv_heads; head++) {
     const float* k = qkv + (m.heads + head) * dim;

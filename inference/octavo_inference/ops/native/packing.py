@@ -25,7 +25,7 @@ class Packed:
     layers: list[abi.Layer] = field(default_factory=list)
     embedding: abi.Source = field(default_factory=abi.Source)
     lm_head: abi.Matrix = field(default_factory=abi.Matrix)
-    final_norm: int = 0
+    final_norm: int | None = None
     keep: list[object] = field(default_factory=list)
     size: int = 0
 
@@ -62,12 +62,9 @@ class Packer:
         cols = tensors[0].shape[1]
         data = allocate(rows * cols * ELEMENT_BYTES[self.format])
         result = abi.Matrix(address(data), None, rows, cols, abi.FORMATS["f32" if self.format == "f32" else "bf16"])
-        given = [b for b in biases if b is not None]
+        given = [dequantize(b).ravel() for b in biases if b is not None]
         if given:
-            bias = np.zeros(rows, np.float32)
-            values = np.concatenate([dequantize(b).ravel() for b in given])
-            bias[: len(values)] = values
-            result.bias = self.own(bias)
+            result.bias = self.own(self.bias(given, rows, arrangement))
         sources = (abi.Source * len(tensors))(*(source(t) for t in tensors))
         self.kernels.library.octavo_pack(self.team, result, sources, len(tensors), arrangement)
         for tensor in tensors:
@@ -76,9 +73,22 @@ class Packer:
         self.into.size += data.nbytes
         return result
 
-    def vector(self, tensor: Tensor) -> int:
-        """Address of a float32 vector."""
-        return self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
+    def bias(self, values: Sequence[NDArray[np.float32]], rows: int, arrangement: int) -> NDArray[np.float32]:
+        """One value per packed row, arranged as the rows are."""
+        result = np.zeros(rows, np.float32)
+        if arrangement == abi.INTERLEAVED:
+            halves = result.reshape(-1, 2, self.kernels.info.panel // 2)
+            for i, part in enumerate(values):
+                padded = np.zeros(rows // 2, np.float32)
+                padded[: len(part)] = part
+                halves[:, i] = padded.reshape(len(halves), -1)
+        else:
+            result[: sum(map(len, values))] = np.concatenate(values)
+        return result
+
+    def vector(self, tensor: Tensor | None) -> int | None:
+        """Address of a float32 vector, None where there is none."""
+        return None if tensor is None else self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
 
     def own(self, array: NDArray[np.generic]) -> int:
         """Keep an array alive as long as the packed weights; its address."""
@@ -96,15 +106,15 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, for
     """All weights of a decoder. The embedding is read where it lies (a memory-mapped file, usually)."""
     packed = Packed()
     packer = Packer(kernels, team, format_, packed)
+    norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
     for layer in weights.layers[: config.layers]:
         packed.layers.append(
             abi.Layer(
-                packer.vector(layer.input_norm),
-                packer.vector(layer.post_norm),
-                packer.matrix((layer.q, layer.k, layer.v), biases=(layer.q_bias, layer.k_bias, layer.v_bias)),
-                packer.matrix((layer.o,)),
-                packer.matrix((layer.gate, layer.up), abi.INTERLEAVED),
-                packer.matrix((layer.down,)),
+                qkv=packer.matrix((layer.q, layer.k, layer.v), biases=(layer.q_bias, layer.k_bias, layer.v_bias)),
+                output=packer.matrix((layer.o,), biases=(layer.o_bias,)),
+                gate_up=packer.matrix((layer.gate, layer.up), abi.INTERLEAVED, (layer.gate_bias, layer.up_bias)),
+                down=packer.matrix((layer.down,), biases=(layer.down_bias,)),
+                **{name: packer.vector(getattr(layer, name)) for name in norms},
             )
         )
     packed.final_norm = packer.vector(weights.final_norm)

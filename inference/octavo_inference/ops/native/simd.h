@@ -138,6 +138,20 @@ OCTAVO_INLINE Vec exp2(Vec t) {
 
 constexpr float LOG2_E = 1.44269504088896341f;
 
-OCTAVO_INLINE Vec silu(Vec x) { return x / (1.0f + exp2(min(x * -LOG2_E, splat(126.0f)))); }
+OCTAVO_INLINE Vec sigmoid_product(Vec x, Vec t) { return x / (1.0f + exp2(min(t * -LOG2_E, splat(126.0f)))); }
+
+OCTAVO_INLINE Vec silu(Vec x) { return sigmoid_product(x, x); }
+
+// The tanh approximation of GELU: (1 + tanh(u)) / 2 is the sigmoid of 2u.
+OCTAVO_INLINE Vec gelu_tanh(Vec x) {
+  constexpr float TWICE_SQRT_2_PI = 1.59576912160573f;
+  return sigmoid_product(x, TWICE_SQRT_2_PI * (x + 0.044715f * x * x * x));
+}
+
+// cap * tanh(x / cap): bounds x by the cap, bends it little near 0.
+OCTAVO_INLINE Vec softcap(Vec x, float cap) {
+  const Vec e = exp2(min(x * (2.0f * LOG2_E / cap), splat(126.0f)));
+  return cap - 2.0f * cap / (e + 1.0f);
+}
 
 }  // namespace octavo

@@ -68,6 +68,7 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         chunked_prefill=settings.chunked_prefill,
         prefix_caching=settings.prefix_caching,
         static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
+        prefill_slowdown=settings.prefill_slowdown,
     )
     engine = Engine(backend, model.config, limits, clock=clock, failpoints=Failpoints.from_environment())
     resolved = dataclasses.replace(

@@ -13,18 +13,22 @@ ProfileName = Literal["latency", "balanced", "throughput"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Defaults for settings that were not given: sequences and tokens in one step."""
+    """Defaults for settings that were not given: sequences and tokens in one step, and how much prompts may slow it.
+
+    The last one is for servers; offline nobody waits for the next token.
+    """
 
     max_running_requests: int
     max_batched_tokens: int
+    prefill_slowdown: float
 
 
-# A step's length is what others wait while a prompt enters: its tokens bound it. More of them amortise what each step
-# costs anyway, and more rows read the weights for more tokens at once.
+# A step's length is what others wait while a prompt enters: `prefill_slowdown` bounds it, and its tokens where nothing
+# is measured yet. More tokens amortise what each step costs anyway, and more rows read the weights for more at once.
 PROFILES: dict[ProfileName, Profile] = {
-    "latency": Profile(max_running_requests=16, max_batched_tokens=256),
-    "balanced": Profile(max_running_requests=64, max_batched_tokens=512),
-    "throughput": Profile(max_running_requests=256, max_batched_tokens=1024),
+    "latency": Profile(max_running_requests=16, max_batched_tokens=256, prefill_slowdown=1.3),
+    "balanced": Profile(max_running_requests=64, max_batched_tokens=512, prefill_slowdown=1.5),
+    "throughput": Profile(max_running_requests=256, max_batched_tokens=1024, prefill_slowdown=4.0),
 }
 
 
@@ -33,6 +37,7 @@ class EngineSettings:
     """One field per engine knob. Lengths in tokens, `kv_memory` in bytes, counts of sequences.
 
     `profile` sets what is None and has a default in `PROFILES`. `static_wait_ms` counts with static batching only.
+    `prefill_slowdown` None: prompts are computed as fast as they can be, whoever waits.
     """
 
     model: str = "smollm2"
@@ -46,6 +51,7 @@ class EngineSettings:
     max_batched_tokens: int | None = None
     max_queued_requests: int = 1024
     chunked_prefill: bool = True
+    prefill_slowdown: float | None = None
     threads: int | None = None
     profile: ProfileName = "balanced"
     batching: Batching = "continuous"

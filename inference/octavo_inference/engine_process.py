@@ -121,7 +121,7 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
     logs.configure(settings.log_format)
     begin = time.perf_counter()
     from octavo_inference.build import load_engine  # noqa: PLC0415 -- numpy and the kernels, timed as a phase
-    from octavo_inference.config import EngineSettings  # noqa: PLC0415
+    from octavo_inference.config import PROFILES, EngineSettings  # noqa: PLC0415
 
     imported = time.perf_counter()
     loaded = load_engine(
@@ -137,6 +137,7 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
             max_batched_tokens=settings.max_batched_tokens,
             max_queued_requests=settings.max_queued_requests,
             chunked_prefill=settings.chunked_prefill,
+            prefill_slowdown=settings.prefill_slowdown or PROFILES[settings.profile].prefill_slowdown,
             threads=settings.threads,
             profile=settings.profile,
             batching=settings.batching,

@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int | None = None
     max_queued_requests: int = 1024
     chunked_prefill: bool = True
+    prefill_slowdown: float | None = None
     threads: int | None = None
     profile: Literal["latency", "balanced", "throughput"] = "balanced"
     batching: Literal["continuous", "static"] = "continuous"
@@ -158,7 +159,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-batched-tokens",
         type=_whole(16, 2**20, "tokens"),
         metavar="TOKENS",
-        help="tokens in one step; bounds how long running answers wait for a prompt (default: the profile's)",
+        help="tokens in one step, prompts and answers together (default: the profile's)",
     )
     engine.add_argument(
         "--max-queued-requests",
@@ -186,6 +187,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=d.static_wait_ms,
         metavar="MS",
         help=f"how long a static batch waits to fill (default: {d.static_wait_ms})",
+    )
+    engine.add_argument(
+        "--prefill-slowdown",
+        type=_number(1.05, 1000),
+        metavar="RATIO",
+        help="how many times longer a step may take when a prompt enters beside 16 running answers; low: even "
+        "streams, high: early first tokens (default: the profile's)",
     )
     engine.add_argument(
         "--threads",
@@ -302,9 +310,13 @@ def _whole(low: int, high: int, what: str) -> Callable[[str], int]:
 
 
 def _seconds(low: float, high: float) -> Callable[[str], float]:
+    return _number(low, high, "a time in seconds")
+
+
+def _number(low: float, high: float, what: str = "a number") -> Callable[[str], float]:
     def convert(text: str) -> float:
         if re.fullmatch(r"\d+(\.\d+)?", text) is None or not low <= float(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds from {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {low:g} to {high:g}")
         return float(text)
 
     return convert

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from octavo_inference.core.blocks import BlockPool
 from octavo_inference.core.check import check_prompt, check_sampling
 from octavo_inference.core.counters import Counters
+from octavo_inference.core.pace import Pace
 from octavo_inference.core.plan import Plan
 from octavo_inference.core.request import FinishReason, Output, Request, TokenLogprobs
 from octavo_inference.core.scheduler import Scheduler
@@ -35,6 +36,7 @@ class EngineLimits:
     """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait.
 
     `static_wait`: None for continuous batching, else the seconds a static batch waits to fill.
+    `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`core.pace`), None does not.
     """
 
     max_model_len: int
@@ -44,6 +46,7 @@ class EngineLimits:
     chunked_prefill: bool = True
     prefix_caching: bool = True
     static_wait: float | None = None
+    prefill_slowdown: float | None = None
 
 
 class Engine:
@@ -76,6 +79,7 @@ class Engine:
         self._arrivals = 0
         self._reports = 0
         self._failures = 0
+        self._pace = None if limits.prefill_slowdown is None else Pace(limits.prefill_slowdown)
         self._rows = RowTable(limits.max_running, limits.max_model_len, backend.block_size)
         self._pool = BlockPool(backend.num_blocks)
         self.scheduler = Scheduler(
@@ -87,6 +91,7 @@ class Engine:
             chunked=limits.chunked_prefill,
             caching=limits.prefix_caching,
             static_wait=limits.static_wait,
+            pace=self._pace,
         )
 
     @property
@@ -168,7 +173,10 @@ class Engine:
         prefill = sum(taken for _, taken in plan.chunks)
         decodes = len(plan.decodes)
         context = int(batch.seq_len[:decodes].sum())
-        self.counters.add_step(self._clock() - begin, prefill, decodes, context, plan.idle_rows)
+        seconds = self._clock() - begin
+        self.counters.add_step(seconds, prefill, decodes, context, plan.idle_rows)
+        if self._pace is not None:
+            self._pace.observe(seconds, decodes, prefill)
         return outputs
 
     def load_report(

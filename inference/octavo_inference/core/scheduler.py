@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from octavo_inference.core.blocks import BlockPool
+from octavo_inference.core.pace import Pace
 from octavo_inference.core.plan import Plan
 from octavo_inference.core.sequence import Sequence, State
 from octavo_inference.core.static import next_batch
@@ -23,6 +24,7 @@ class Scheduler:
 
     `static_wait`: None admits whoever fits at every step (continuous batching). A number of seconds makes batches
     static: one is formed when all rows can be filled or the longest wait reaches it, and the next one after all of it.
+    `pace` may allow fewer prompt tokens beside running answers.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Scheduler:
         chunked: bool,
         caching: bool,
         static_wait: float | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.pool = pool
         self.rows = rows
@@ -45,6 +48,7 @@ class Scheduler:
         self.chunked = chunked
         self.caching = caching
         self.static_wait = static_wait
+        self.pace = pace
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.pending_forks = 0
@@ -88,7 +92,7 @@ class Scheduler:
         """Plan one step and hold all the blocks it needs. Preempted sequences are queued again."""
         plan = Plan()
         self._plan_decodes(plan, now)
-        left = self.budget - len(plan.decodes)
+        left = self._prompt_tokens(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
             missing = sequence.total - sequence.computed
             if missing > 1 and left > 0 and (self.chunked or missing <= left):
@@ -143,6 +147,15 @@ class Scheduler:
     def check(self) -> None:
         """Compare the pool's books with the running sequences' blocks. Raises `PoolError`."""
         self.pool.check([s.blocks for s in self.running])
+
+    def _prompt_tokens(self, decodes: int) -> int:
+        """Tokens this step may spend on prompts."""
+        left = self.budget - decodes
+        if self.pace is None or not self.chunked:
+            return left
+        entering = len(self.running) - decodes + min(len(self.queue), self.max_running - len(self.running))
+        limit = self.pace.limit(decodes, entering)
+        return left if limit is None else min(left, limit)
 
     def _plan_decodes(self, plan: Plan, now: float) -> None:
         pool = self.pool

@@ -1,0 +1,143 @@
+"""How many prompt tokens a step takes beside running answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.pace import Pace, chunk_limit
+from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.run.batch import Batch, StepResult
+
+from .conftest import CONFIG, EchoBackend
+
+BUDGET = 512
+
+
+class Machine(EchoBackend):
+    """Steps take 5 ms, 1 ms per decode and 0.5 ms per prompt token: read `seconds` as the clock."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=800)
+        self.seconds = 0.0
+        self.steps: list[tuple[int, int, float]] = []
+
+    def step(self, batch: Batch) -> StepResult:
+        sizes = [int(n) for n in batch.query_start[1:] - batch.query_start[:-1]]
+        decodes, prefill = sizes.count(1), sum(n for n in sizes if n > 1)
+        took = 0.005 + 0.001 * decodes + 0.0005 * prefill
+        self.seconds += took
+        self.steps.append((decodes, prefill, took))
+        return super().step(batch)
+
+
+def engine_on(machine: Machine, slowdown: float | None) -> Engine:
+    limits = EngineLimits(1024, 64, BUDGET, 1000, prefill_slowdown=slowdown)
+    return Engine(machine, CONFIG, limits, clock=lambda: machine.seconds)
+
+
+def submit(engine: Engine, name: str, length: int, answer: int) -> None:
+    sampling = SamplingParams(max_tokens=answer, temperature=0.0, seed=1)
+    engine.submit(Request(id=name, tokens=[(7 * i + len(name)) % 60 for i in range(length)], sampling=sampling))
+
+
+def run(engine: Engine) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            tokens.setdefault(output.id, []).extend(output.tokens)
+    return tokens
+
+
+def arrival(slowdown: float | None) -> tuple[Machine, dict[str, list[int]]]:
+    """16 answers run, then a long prompt comes."""
+    machine = Machine()
+    engine = engine_on(machine, slowdown)
+    for i in range(16):
+        submit(engine, f"answer-{i}", 40, 130)
+    first: dict[str, list[int]] = {}
+    for _ in range(40):
+        for output in engine.step():
+            first.setdefault(output.id, []).extend(output.tokens)
+    submit(engine, "long", 900, 4)
+    for name, tokens in run(engine).items():
+        first.setdefault(name, []).extend(tokens)
+    return machine, first
+
+
+@pytest.mark.parametrize("slowdown", [1.3, 1.5, 2.0])
+def test_a_long_prompt_makes_running_answers_wait_no_longer_than_allowed(slowdown: float) -> None:
+    machine, _ = arrival(slowdown)
+    quiet = 0.005 + 16 * 0.001
+    disturbed = [took for decodes, prefill, took in machine.steps if decodes == 16 and prefill]
+    assert disturbed
+    assert max(disturbed) <= quiet * slowdown + 0.0005
+    # The allowance is used, not wasted: all but the prompt's remainder.
+    assert sorted(disturbed)[1] > quiet * (1 + 0.7 * (slowdown - 1))
+
+
+def test_without_a_limit_a_chunk_fills_the_budget() -> None:
+    machine, _ = arrival(None)
+    assert (16, BUDGET - 16) in [(decodes, prefill) for decodes, prefill, _ in machine.steps]
+
+
+def test_answers_do_not_depend_on_the_pace() -> None:
+    answers = [arrival(slowdown)[1] for slowdown in (None, 1.1, 3.0)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_burst_fills_the_engine_about_as_fast_as_without_a_limit() -> None:
+    seconds = []
+    for slowdown in (None, 1.5):
+        machine = Machine()
+        engine = engine_on(machine, slowdown)
+        submit(engine, "first", 40, 20)  # so that something is measured before the burst comes
+        run(engine)
+        for i in range(64):
+            submit(engine, f"burst-{i}", 150, 40 + i)
+        run(engine)
+        seconds.append(machine.seconds)
+    assert seconds[1] < 1.03 * seconds[0]
+
+
+def test_nobody_running_means_no_limit() -> None:
+    pace = Pace(1.5)
+    pace.observe(0.5, 0, 100)
+    pace.observe(0.02, 16, 0)
+    assert pace.limit(0, 5) is None
+
+
+def test_nothing_measured_means_no_limit() -> None:
+    assert Pace(1.5).limit(16, 1) is None
+
+
+def test_one_hiccup_of_the_machine_does_not_stop_a_prompt() -> None:
+    pace = Pace(2.0)
+    pace.observe(0.1, 0, 100)
+    pace.observe(0.02, 16, 0)
+    before = pace.limit(16, 1)
+    pace.observe(30.0, 16, 20)
+    after = pace.limit(16, 1)
+    assert before == 20
+    assert after is not None
+    assert after >= 16
+
+
+@given(
+    quiet=st.floats(1e-4, 10),
+    per_token=st.floats(1e-6, 1),
+    slowdown=st.floats(1.01, 100),
+    answers=st.integers(1, 256),
+    entering=st.integers(0, 256),
+)
+def test_a_prompt_always_gets_on_and_more_of_them_get_more(
+    quiet: float, per_token: float, slowdown: float, answers: int, entering: int
+) -> None:
+    limit: Callable[[int, int], int] = lambda a, e: chunk_limit(quiet, per_token, slowdown, a, e)  # noqa: E731
+    assert limit(answers, entering) >= 8
+    assert limit(answers, entering + 1) >= limit(answers, entering)
+    assert limit(answers + 1, entering) <= limit(answers, entering)

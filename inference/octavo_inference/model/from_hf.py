@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo_inference.errors import ModelError, UnsupportedModelError
-from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.config import Activation, ModelConfig
+from octavo_inference.model.hf_rope import read_rope
 from octavo_inference.model.jsonfile import read_json
-from octavo_inference.model.rope import Llama3Scaling
 from octavo_inference.model.safetensors import Checkpoint, RawTensor
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_values, exact_half
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
+    "Phi3ForCausalLM": "phi3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+}
+_GEMMA = frozenset({"gemma2", "gemma3"})
+_THETA = {"gemma3": 1_000_000.0, "smollm3": 2_000_000.0}
+_ACTIVATIONS: dict[object, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+# What the description of a language model inside a larger one leaves out when it has the usual value.
+_TEXT_DEFAULTS: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+}
+# Where a language model stands in a checkpoint: alone, or inside a larger one, of today and of before.
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 
 
 def optional_json(path: Path) -> dict[str, Any]:
@@ -23,7 +58,7 @@ def optional_json(path: Path) -> dict[str, Any]:
 
 
 def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelConfig:
-    """Sizes and flags of the decoder. Raises `ModelError` for an architecture or feature not supported."""
+    """Sizes and flags of the decoder. Raises `ModelError`, for what is not supported `UnsupportedModelError`."""
     path = folder / "config.json"
     data = optional_json(path)
     names = data.get("architectures") or [None]
@@ -31,6 +66,8 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
         raise UnsupportedModelError(
             f"{path}: architecture {names[0]!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
+    if isinstance(data.get("text_config"), dict):
+        data = _TEXT_DEFAULTS | data | data["text_config"]
 
     def number(key: str, default: float | None = None) -> float:
         value = data.get(key)
@@ -39,129 +76,233 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
             raise ModelError(f"{path}: {key} is {value!r}, expected a number")
         return value
 
-    architecture = ARCHITECTURES[names[0]]
-    _refuse_features(path, data, architecture)
+    def positive(key: str, default: float | None = None) -> float | None:
+        """A factor: None where the file says null, `default` where it says nothing."""
+        value = number(key, default) if data.get(key, default) is not None else None
+        if value is not None and value <= 0:
+            raise ModelError(f"{path}: {key} is {value}, expected more than 0")
+        return value
+
+    family = ARCHITECTURES[names[0]]
+    gemma = family in _GEMMA
+    _refuse_features(path, data)
     heads, hidden = int(number("num_attention_heads")), int(number("hidden_size"))
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{path}: {heads} heads of a hidden size of {hidden}")
-    # transformers 5 writes rope_parameters, 4 and before rope_theta and rope_scaling.
-    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    layers, head_dim = int(number("num_hidden_layers")), int(number("head_dim", hidden // heads))
+    rope = read_rope(path, data, head_dim, theta=_THETA.get(family, 10_000.0), partial=family == "phi3")
+    if gemma:
+        query_scale = number("query_pre_attn_scalar", 256) ** -0.5
+    else:
+        query_scale = positive("attention_multiplier") or head_dim**-0.5
     bos = data.get("bos_token_id")
+    layer = _prefix(checkpoint) + "layers.0."
     return ModelConfig(
-        architecture=architecture,
-        layers=int(number("num_hidden_layers")),
+        architecture=family,
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=int(number("num_key_value_heads", heads)),
-        head_dim=int(number("head_dim", hidden // heads)),
+        head_dim=head_dim,
         intermediate=int(number("intermediate_size")),
         vocab=int(number("vocab_size")),
         max_positions=int(number("max_position_embeddings")),
-        rope_theta=float(rope.get("rope_theta") or number("rope_theta", 10000.0)),
+        rope_theta=rope.theta,
         norm_eps=number("rms_norm_eps", 1e-6),
         tied_embeddings="lm_head.weight" not in checkpoint.tensors,
-        eos_token_ids=_eos(folder, data),
+        eos_token_ids=eos_token_ids(folder, data),
         bos_token_id=bos if isinstance(bos, int) else None,
-        rope_scaling=_rope_scaling(path, rope),
-        qkv_bias="model.layers.0.self_attn.q_proj.bias" in checkpoint.tensors,
+        rope_scaling=rope.scaling,
+        rotary_dim=rope.dim,
+        local_rope_theta=(rope.local_theta or 10_000.0) if family == "gemma3" else None,
+        rotated=_rotated(path, data, layers) if family == "smollm3" else (),
+        windows=_windows(path, data, family, layers),
+        query_scale=query_scale,
+        attention_softcap=positive("attn_logit_softcapping", 50.0 if family == "gemma2" else None),
+        logit_softcap=positive("final_logit_softcapping", 30.0 if family == "gemma2" else None),
+        activation=_activation(path, data),
+        embedding_scale=hidden**0.5 if gemma else number("embedding_multiplier", 1.0),
+        residual_scale=number("residual_multiplier", 1.0),
+        logit_scale=1 / (positive("logits_scaling", 1.0) or 1.0),
+        qkv_bias=layer + "self_attn.q_proj.bias" in checkpoint.tensors,
+        output_bias=layer + "self_attn.o_proj.bias" in checkpoint.tensors,
+        mlp_bias=layer + "mlp.gate_proj.bias" in checkpoint.tensors,
+        qk_norm=family in {"qwen3", "gemma3"},
+        output_norms=gemma,
         digest=digest,
     )
 
 
 def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig) -> Weights:
     """Canonical weights: views of the files for f32 and bf16, exact conversions of f16."""
+    # Gemma stores the difference from 1.
+    tensors = _Tensors(folder, checkpoint, norm_offset=1.0 if config.architecture in _GEMMA else 0.0)
+    prefix, hidden = _prefix(checkpoint), config.hidden
+    layers = tuple(_layer(tensors, config, f"{prefix}layers.{layer}.") for layer in range(config.layers))
+    embedding = tensors.matrix(prefix + "embed_tokens.weight", config.vocab, hidden)
+    head = embedding if config.tied_embeddings else tensors.matrix("lm_head.weight", config.vocab, hidden)
+    return Weights(embedding, layers, tensors.norm(prefix + "norm.weight", hidden), head)
 
-    def take(name: str, shape: tuple[int, ...]) -> RawTensor:
-        raw = checkpoint.tensors.get(name)
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """Reads tensors of the shapes that config.json promises. `norm_offset` is added to the weights of norms."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    norm_offset: float
+
+    def take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        raw = self.checkpoint.tensors.get(name)
         if raw is None:
-            raise ModelError(f"{folder}: tensor {name} is missing")
+            raise ModelError(f"{self.folder}: tensor {name} is missing")
         if raw.shape != shape:
-            raise ModelError(f"{folder}: tensor {name} has shape {raw.shape}, config.json says {shape}")
+            raise ModelError(f"{self.folder}: tensor {name} has shape {raw.shape}, config.json says {shape}")
         if raw.dtype not in ("F32", "BF16", "F16"):
-            raise ModelError(f"{folder}: tensor {name} has dtype {raw.dtype}, supported are F32, BF16 and F16")
+            raise ModelError(f"{self.folder}: tensor {name} has dtype {raw.dtype}, supported are F32, BF16 and F16")
         return raw
 
-    def matrix(name: str, rows: int, columns: int) -> Tensor:
-        raw = take(name, (rows, columns))
+    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        raw = self.take(name, (rows, columns))
         if raw.dtype == "F16":
             return exact_half(raw.data.view(np.float16).reshape(raw.shape))
         if raw.dtype == "BF16":
             return Tensor("bf16", raw.shape, raw.data.view(np.uint16).reshape(raw.shape))
         return Tensor("f32", raw.shape, raw.data.view(np.float32).reshape(raw.shape))
 
-    def vector(name: str, size: int) -> Tensor:
-        raw = take(name, (size,))
+    def vector(self, name: str, size: int) -> Tensor:
+        return Tensor("f32", (size,), self.values(name, size))
+
+    def norm(self, name: str, size: int) -> Tensor:
+        return Tensor("f32", (size,), self.values(name, size) + np.float32(self.norm_offset))
+
+    def values(self, name: str, size: int) -> NDArray[np.float32]:
+        raw = self.take(name, (size,))
         if raw.dtype == "BF16":
-            return Tensor("f32", (size,), bf16_values(raw.data.view(np.uint16)))
-        return Tensor(
-            "f32", (size,), raw.data.view(np.float16 if raw.dtype == "F16" else np.float32).astype(np.float32)
+            return bf16_values(raw.data.view(np.uint16))
+        return raw.data.view(np.float16 if raw.dtype == "F16" else np.float32).astype(np.float32)
+
+
+def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
+    hidden, ffn, dim = config.hidden, config.intermediate, config.head_dim
+    q_width, kv_width = config.heads * dim, config.kv_heads * dim
+    # Phi-3 keeps q, k and v below each other in one tensor, and so gate and up.
+    if p + "self_attn.qkv_proj.weight" in tensors.checkpoint.tensors:
+        q, k, v = tensors.matrix(p + "self_attn.qkv_proj.weight", q_width + 2 * kv_width, hidden).split(
+            q_width, kv_width, kv_width
         )
+        gate, up = tensors.matrix(p + "mlp.gate_up_proj.weight", 2 * ffn, hidden).split(ffn, ffn)
+    else:
+        q = tensors.matrix(p + "self_attn.q_proj.weight", q_width, hidden)
+        k = tensors.matrix(p + "self_attn.k_proj.weight", kv_width, hidden)
+        v = tensors.matrix(p + "self_attn.v_proj.weight", kv_width, hidden)
+        gate, up = (tensors.matrix(f"{p}mlp.{name}_proj.weight", ffn, hidden) for name in ("gate", "up"))
 
-    hidden, q_width, kv_width = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    layers = []
-    for layer in range(config.layers):
-        p = f"model.layers.{layer}."
-        bias = config.qkv_bias
-        layers.append(
-            LayerWeights(
-                input_norm=vector(p + "input_layernorm.weight", hidden),
-                q=matrix(p + "self_attn.q_proj.weight", q_width, hidden),
-                k=matrix(p + "self_attn.k_proj.weight", kv_width, hidden),
-                v=matrix(p + "self_attn.v_proj.weight", kv_width, hidden),
-                o=matrix(p + "self_attn.o_proj.weight", hidden, q_width),
-                post_norm=vector(p + "post_attention_layernorm.weight", hidden),
-                gate=matrix(p + "mlp.gate_proj.weight", config.intermediate, hidden),
-                up=matrix(p + "mlp.up_proj.weight", config.intermediate, hidden),
-                down=matrix(p + "mlp.down_proj.weight", hidden, config.intermediate),
-                q_bias=vector(p + "self_attn.q_proj.bias", q_width) if bias else None,
-                k_bias=vector(p + "self_attn.k_proj.bias", kv_width) if bias else None,
-                v_bias=vector(p + "self_attn.v_proj.bias", kv_width) if bias else None,
-            )
-        )
-    embedding = matrix("model.embed_tokens.weight", config.vocab, hidden)
-    head = embedding if config.tied_embeddings else matrix("lm_head.weight", config.vocab, hidden)
-    return Weights(embedding, tuple(layers), vector("model.norm.weight", hidden), head)
+    def optional(present: bool, read: Callable[[str, int], Tensor], name: str, size: int) -> Tensor | None:
+        return read(p + name, size) if present else None
 
-
-def _refuse_features(path: Path, data: dict[str, Any], architecture: str) -> None:
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method")
-        raise ModelError(
-            f"{path}: quantisation {method!r} is not supported; use bf16, f16 or f32 weights or a GGUF file"
-        )
-    if data.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"{path}: hidden_act {data['hidden_act']!r} is not supported (silu is)")
-    for key in ("attention_bias", "mlp_bias"):
-        if architecture == "llama" and data.get(key):
-            raise UnsupportedModelError(f"{path}: {key} is not supported for {data['architectures'][0]}")
-    window, context = data.get("sliding_window"), data.get("max_position_embeddings")
-    used = data.get("use_sliding_window", architecture != "qwen2")
-    if used and isinstance(window, int) and isinstance(context, int) and window < context:
-        raise UnsupportedModelError(f"{path}: sliding-window attention ({window} of {context} tokens) is not supported")
-    if data.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(f"{path}: partial_rotary_factor {data['partial_rotary_factor']} is not supported")
+    vector, norm = tensors.vector, tensors.norm
+    # Between norms behind attention and MLP, Gemma calls the one before the MLP by another name.
+    before_mlp = "pre_feedforward" if config.output_norms else "post_attention"
+    return LayerWeights(
+        input_norm=norm(p + "input_layernorm.weight", hidden),
+        q=q,
+        k=k,
+        v=v,
+        o=tensors.matrix(p + "self_attn.o_proj.weight", hidden, q_width),
+        post_norm=norm(f"{p}{before_mlp}_layernorm.weight", hidden),
+        gate=gate,
+        up=up,
+        down=tensors.matrix(p + "mlp.down_proj.weight", hidden, ffn),
+        q_bias=optional(config.qkv_bias, vector, "self_attn.q_proj.bias", q_width),
+        k_bias=optional(config.qkv_bias, vector, "self_attn.k_proj.bias", kv_width),
+        v_bias=optional(config.qkv_bias, vector, "self_attn.v_proj.bias", kv_width),
+        o_bias=optional(config.output_bias, vector, "self_attn.o_proj.bias", hidden),
+        gate_bias=optional(config.mlp_bias, vector, "mlp.gate_proj.bias", ffn),
+        up_bias=optional(config.mlp_bias, vector, "mlp.up_proj.bias", ffn),
+        down_bias=optional(config.mlp_bias, vector, "mlp.down_proj.bias", hidden),
+        q_norm=optional(config.qk_norm, norm, "self_attn.q_norm.weight", dim),
+        k_norm=optional(config.qk_norm, norm, "self_attn.k_norm.weight", dim),
+        attention_output_norm=optional(config.output_norms, norm, "post_attention_layernorm.weight", hidden),
+        mlp_output_norm=optional(config.output_norms, norm, "post_feedforward_layernorm.weight", hidden),
+    )
 
 
-def _rope_scaling(path: Path, rope: dict[str, Any]) -> Llama3Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UnsupportedModelError(f"{path}: rope scaling {kind!r} is not supported (llama3 is)")
-    try:
-        return Llama3Scaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_position=int(rope["original_max_position_embeddings"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: rope scaling llama3 is incomplete: {error}") from error
-
-
-def _eos(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:
+def eos_token_ids(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:
     """All end-of-sequence ids: generation_config.json knows of more than config.json (Llama 3's <|eot_id|>)."""
     ids: list[int] = []
     for value in (data.get("eos_token_id"), optional_json(folder / "generation_config.json").get("eos_token_id")):
         ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     return tuple(dict.fromkeys(ids))
+
+
+def _prefix(checkpoint: Checkpoint) -> str:
+    return next((p for p in _PREFIXES if p + "embed_tokens.weight" in checkpoint.tensors), _PREFIXES[0])
+
+
+def _refuse_features(path: Path, data: dict[str, Any]) -> None:
+    if data.get("quantization_config"):
+        method = data["quantization_config"].get("quant_method")
+        raise UnsupportedModelError(
+            f"{path}: quantisation {method!r} is not supported; use bf16, f16 or f32 weights or a GGUF file"
+        )
+    if data.get("use_bidirectional_attention"):
+        raise UnsupportedModelError(f"{path}: use_bidirectional_attention is not supported")
+
+
+def _activation(path: Path, data: dict[str, Any]) -> Activation:
+    key = "hidden_activation" if data.get("hidden_activation") else "hidden_act"
+    name = data.get(key) or "silu"
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{path}: {key} {name!r} is not supported ({', '.join(map(str, _ACTIVATIONS))} are)"
+        )
+    return _ACTIVATIONS[name]
+
+
+def _windows(path: Path, data: dict[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
+    """Each layer's window: by `layer_types`, or by the rule that the family's older files leave unsaid."""
+    if family in {"llama", "granite"} or data.get("sliding_window") is None:
+        return ()
+    if not data.get("use_sliding_window", family not in {"qwen2", "qwen3", "smollm3"}):
+        return ()
+    window = _count(path, data, "sliding_window", 0)
+    kinds = data.get("layer_types")
+    if kinds is None:
+        kinds = ["sliding_attention" if local else "full_attention" for local in _local(path, data, family, layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise ModelError(f"{path}: layer_types does not have one entry for each of the {layers} layers")
+    unknown = {str(kind) for kind in kinds} - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise UnsupportedModelError(f"{path}: layers of the type {', '.join(sorted(unknown))} are not supported")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _local(path: Path, data: dict[str, Any], family: str, layers: int) -> list[bool]:
+    if family in {"qwen2", "qwen3"}:
+        return [layer >= _count(path, data, "max_window_layers", 28, least=0) for layer in range(layers)]
+    if family == "smollm3":
+        return [not rotated for rotated in _rotated(path, data, layers)]
+    if family not in _GEMMA:
+        return [True] * layers
+    every = _count(path, data, "sliding_window_pattern", 2 if family == "gemma2" else 6)
+    return [(layer + 1) % every != 0 for layer in range(layers)]
+
+
+def _rotated(path: Path, data: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    """SmolLM3: `no_rope_layers` has a 1 where positions are used; by default every fourth layer goes without."""
+    marks = data.get("no_rope_layers")
+    if marks is None:
+        every = _count(path, data, "no_rope_layer_interval", 4)
+        return tuple((layer + 1) % every != 0 for layer in range(layers))
+    if not isinstance(marks, list) or len(marks) < layers:
+        raise ModelError(f"{path}: no_rope_layers does not have one entry for each of the {layers} layers")
+    return tuple(bool(mark) for mark in marks[:layers])
+
+
+def _count(path: Path, data: dict[str, Any], key: str, default: int, *, least: int = 1) -> int:
+    value = data.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ModelError(f"{path}: {key} is {value!r}, expected a number from {least}")
+    return value

@@ -22,6 +22,14 @@ class Tensor:
     shape: tuple[int, ...]
     data: NDArray[np.generic]
 
+    def split(self, *sizes: int) -> list[Tensor]:
+        """Matrices of `sizes` rows that lie below each other in this one; views."""
+        ends = np.cumsum(sizes).tolist()
+        return [
+            Tensor(self.format, (size, *self.shape[1:]), self.data[end - size : end])
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:

@@ -129,10 +129,37 @@ def test_the_built_in_model_is_found_without_importing_its_package() -> None:
             "architecture 'GPT2LMHeadModel' is not supported; supported are Llama",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "rope scaling 'dynamic' is not supported"),
+        ({"rope_theta": 1}, "rope_theta is 1, expected more than 1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.01},
+            "partial_rotary_factor 0.01 turns 0 of 32",
+        ),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "su", "short_factor": [1], "long_factor": [1], "factor": 2},
+            },
+            "short_factor has 1 entries, expected 16 positive numbers",
+        ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope scaling llama3 is incomplete: 'factor'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantisation 'awq' is not supported"),
-        ({"sliding_window": 64}, "sliding-window attention \\(64 of 128 tokens\\)"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window is -1, expected a number"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8, "layer_types": ["chunked_attention"]},
+            "layers of the type chunked_attention are not supported",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "layer_types": []},
+            "layer_types does not have one entry for each of the 1 layers",
+        ),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "tensor model.layers.0.pre_feedforward_layernorm.weight is missing"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention is not supported",
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": 3}, "no_rope_layers does not have one entry"),
         ({"hidden_size": "big"}, "hidden_size is 'big', expected a number"),
         ({"hidden_size": 128}, "has shape .* config.json says"),
         ({"num_key_value_heads": 3}, "do not fit"),
@@ -232,3 +259,29 @@ def test_bfloat16_rounds_to_the_nearest_even() -> None:
     torch_like = np.array([1.0, 1.00390625, 1.01171875, -3.14159, 65504.0, 0.0], np.float32)
     back = dequantize(Tensor("bf16", torch_like.shape, bf16_bits(torch_like)))
     np.testing.assert_array_equal(back, np.array([1.0, 1.0, 1.015625, -3.140625, 65536.0, 0.0], np.float32))
+
+
+def test_a_mistral_of_before_layer_types_has_its_window_everywhere(tmp_path: Path, tensors: Tensors) -> None:
+    changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
+    assert load_text(str(write_hf(tmp_path / "m", tensors, **changes))).config.windows == (16,)
+
+
+def test_a_language_model_inside_a_larger_one_is_found(tmp_path: Path, tensors: Tensors) -> None:
+    renamed = {name.replace("model.", "language_model.model.", 1): values for name, values in tensors.items()}
+    p, zeros = "language_model.model.layers.0.", np.zeros(64, np.float32)
+    for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+        renamed[f"{p}{name}.weight"] = zeros
+    for name in ("q_norm", "k_norm"):
+        renamed[f"{p}self_attn.{name}.weight"] = zeros[:32]
+    folder = write_hf(
+        tmp_path / "m",
+        renamed,
+        architectures=["Gemma3ForConditionalGeneration"],
+        text_config={"hidden_size": 64, "num_hidden_layers": 1, "head_dim": 32, "sliding_window": 8},
+    )
+    model = load_model(str(folder))
+    assert model.config.windows == (8,)
+    assert model.config.activation == "gelu_tanh"
+    # Gemma keeps weights of norms less 1.
+    stored = renamed[p + "input_layernorm.weight"]
+    np.testing.assert_array_equal(dequantize(model.weights.layers[0].input_norm), stored + np.float32(1))

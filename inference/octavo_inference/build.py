@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo_inference.config import PROFILES, BackendName, EngineSettings
+from octavo_inference.config import PROFILES, BackendName, Dtype, EngineSettings
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.errors import SettingsError
 from octavo_inference.failpoints import Failpoints
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.load import LoadedModel, TextModel, load_model
+from octavo_inference.model.description import Description
+from octavo_inference.model.load import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
 from octavo_inference.model.weights import Weights
 from octavo_inference.ops.base import Backend
 from octavo_inference.ops.native.cores import usable_cores
@@ -48,18 +48,21 @@ class Sizes:
     kv_memory: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    backend: Backend
+    config: Description
+    sizes: Sizes
+    name: BackendName
+    dtype: Dtype
+    threads: int
+
+
 def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
     """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault."""
-    model = load_model(settings.model)
-    name = _choose_backend(settings.backend)
-    dtype = _choose_dtype(settings, name)
-    element_bytes, default_block = _element_bytes(name, dtype)
-    free = available_memory()
-    require_memory(model.text.path, _weight_bytes(model.weights, name, dtype), free)
-    sizes = fit(settings, model.config, element_bytes, default_block, free)
-    # The reference's tiles are too small to share: forks and joins cost more than they save.
-    threads = settings.threads or (1 if name == "reference" else usable_cores())
-    backend = _create(name, dtype, threads, model, sizes)
+    model = load_model(settings.model, native=settings.backend != "transformers")
+    built = _build_foreign(settings, model) if isinstance(model, ForeignModel) else _build_native(settings, model)
+    sizes = built.sizes
     limits = EngineLimits(
         max_model_len=sizes.max_model_len,
         max_running=sizes.max_running,
@@ -70,23 +73,62 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
         prefill_slowdown=settings.prefill_slowdown,
     )
-    engine = Engine(backend, model.config, limits, clock=clock, failpoints=Failpoints.from_environment())
+    engine = Engine(built.backend, built.config, limits, clock=clock, failpoints=Failpoints.from_environment())
     resolved = dataclasses.replace(
         settings,
-        backend=name,
-        dtype=dtype,
+        backend=built.name,
+        dtype=built.dtype,
         max_model_len=sizes.max_model_len,
         kv_memory=sizes.kv_memory,
         block_size=sizes.block_size,
         max_running_requests=sizes.max_running,
         max_batched_tokens=sizes.max_batched_tokens,
-        threads=threads,
+        threads=built.threads,
     )
     return LoadedEngine(engine, model.text, resolved)
 
 
+def _build_native(settings: EngineSettings, model: LoadedModel) -> _Built:
+    name = _choose_backend(settings.backend)
+    dtype = _choose_dtype(settings, name)
+    element_bytes, default_block = _element_bytes(name, dtype)
+    free = available_memory()
+    require_memory(model.text.path, _weight_bytes(model.weights, name, dtype), free)
+    sizes = fit(settings, model.config, element_bytes, default_block, free)
+    # The reference's tiles are too small to share: forks and joins cost more than they save.
+    threads = settings.threads or (1 if name == "reference" else usable_cores())
+    return _Built(_create(name, dtype, threads, model, sizes), model.config, sizes, name, dtype, threads)
+
+
+def _build_foreign(settings: EngineSettings, model: ForeignModel) -> _Built:
+    """A model that only transformers describes. Its KV is sized by what its attention stores in a probe."""
+    if settings.backend == "reference":
+        raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
+    require_transformers(model)
+    import torch  # noqa: PLC0415 -- seconds, and not in every image
+
+    from octavo_inference.ops.hf import backend as hf  # noqa: PLC0415
+    from octavo_inference.ops.hf.load import load_module  # noqa: PLC0415
+    from octavo_inference.ops.hf.probe import prepare  # noqa: PLC0415
+
+    dtype = hf.choose_dtype() if settings.dtype == "auto" else settings.dtype
+    threads = settings.threads or usable_cores()
+    torch.set_num_threads(threads)
+    element_bytes = hf.DTYPES[dtype].itemsize
+    require_memory(model.folder, model.elements * element_bytes, available_memory())
+    module = load_module(model.folder, model.config, hf.DTYPES[dtype])
+    config, shapes = prepare(module, model.config, model.folder)
+    sizes = fit(settings, config, element_bytes, hf.DEFAULT_BLOCK_SIZE, available_memory())
+    name = f"transformers ({config.architecture}, {dtype}, {threads} thread{'s' if threads > 1 else ''})"
+    log.warning("%s is computed by transformers, slower than native kernels: %s", model.text.name, config.missing)
+    backend = hf.TransformersBackend(
+        name, module, shapes, vocab=config.vocab, num_blocks=sizes.num_blocks, block_size=sizes.block_size
+    )
+    return _Built(backend, config, sizes, "transformers", dtype, threads)
+
+
 def fit(
-    settings: EngineSettings, config: ModelConfig, element_bytes: int, default_block: int, free_memory: int
+    settings: EngineSettings, config: Description, element_bytes: int, default_block: int, free_memory: int
 ) -> Sizes:
     """Settle all sizes. Raises `SettingsError` with the numbers when the wishes contradict each other or the memory."""
     profile = PROFILES[settings.profile]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-BackendName = Literal["auto", "cpu", "reference"]
+BackendName = Literal["auto", "cpu", "reference", "transformers"]
 Dtype = Literal["auto", "bfloat16", "float32"]
 Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]

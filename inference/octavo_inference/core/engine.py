@@ -17,7 +17,7 @@ from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.errors import QueueFullError, RequestError
 from octavo_inference.failpoints import Failpoints
-from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.description import Description
 from octavo_inference.ops.base import Backend
 from octavo_inference.ops.sampling import sequence_seed
 from octavo_inference.run.batch import StepResult
@@ -58,7 +58,7 @@ class Engine:
     def __init__(
         self,
         backend: Backend,
-        config: ModelConfig,
+        config: Description,
         limits: EngineLimits,
         *,
         clock: Callable[[], float],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from octavo_inference.errors import ModelError
+from octavo_inference.errors import ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.description import Description
+from octavo_inference.model.foreign import ForeignConfig, describe
 from octavo_inference.model.from_gguf import config_from_gguf, weights_from_gguf
 from octavo_inference.model.from_hf import config_from_hf, optional_json, weights_from_hf
 from octavo_inference.model.gguf import GgufFile, read_gguf
@@ -36,7 +39,7 @@ class TextModel:
 
     name: str
     path: Path
-    config: ModelConfig
+    config: Description
     tokenizer: Tokenizer
     chat_template: str | None
     bos_token: str | None
@@ -45,36 +48,58 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A whole model."""
+    """A whole model, for the native decoder."""
 
     text: TextModel
+    config: ModelConfig
     weights: Weights
 
-    @property
-    def config(self) -> ModelConfig:
-        """The decoder's description."""
-        return self.text.config
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """A model that transformers computes; its weights, `elements` numbers, are still in `folder`."""
+
+    text: TextModel
+    config: ForeignConfig
+    folder: Path
+    elements: int
 
 
-def load_model(path: str) -> LoadedModel:
+def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
     """Load a folder (GGUF, or safetensors with config.json and tokenizer.json), a .gguf file, or `smollm2`.
 
-    Weights stay in the mapped files where their format allows. Raises `ModelError` saying what is missing or wrong.
+    Weights stay in the mapped files where their format allows. A folder that the native decoder does not describe, or
+    any folder without `native`, is left to transformers. Raises `ModelError` saying what is missing or wrong.
     """
     source = find_model(path)
     if source.is_file():
+        if not native:
+            raise SettingsError(f"{source}: the transformers backend reads safetensors folders, not GGUF", "backend")
         file = read_gguf(source)
-        text = _gguf_text(file)
-        return LoadedModel(text, weights_from_gguf(file, text.config))
+        text, described = _gguf_text(file)
+        return LoadedModel(text, described, weights_from_gguf(file, described))
     checkpoint = read_checkpoint(source)
-    text = _hf_text(source, checkpoint)
-    return LoadedModel(text, weights_from_hf(source, checkpoint, text.config))
+    text, config = _hf_text(source, checkpoint, native=native)
+    if isinstance(config, ModelConfig):
+        return LoadedModel(text, config, weights_from_hf(source, checkpoint, config))
+    elements = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    return ForeignModel(text, config, source, elements)
+
+
+def require_transformers(model: ForeignModel) -> None:
+    """Raises `ModelError` saying what to install when transformers or torch is not there."""
+    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ModelError(
+            f"{model.config.missing}; transformers could compute it, but {' and '.join(absent)} is not installed: "
+            "use the image octavo-server instead of octavo-server-cpu, or pip install 'octavo[inference]'"
+        )
 
 
 def load_text(path: str) -> TextModel:
     """As `load_model`, without touching the weights."""
     source = find_model(path)
-    return _gguf_text(read_gguf(source)) if source.is_file() else _hf_text(source, read_checkpoint(source))
+    return _gguf_text(read_gguf(source))[0] if source.is_file() else _hf_text(source, read_checkpoint(source))[0]
 
 
 def find_model(path: str) -> Path:
@@ -113,21 +138,22 @@ def _embedded() -> Path:
     return files[0]
 
 
-def _gguf_text(file: GgufFile) -> TextModel:
+def _gguf_text(file: GgufFile) -> tuple[TextModel, ModelConfig]:
     folder = file.path.parent
     beside = folder / "tokenizer.json"
     template = file.metadata.get("tokenizer.chat_template")
+    config = config_from_gguf(file, _digest([file.header], [file.buffer]))
     model = TextModel(
         name=_gguf_name(file),
         path=file.path,
-        config=config_from_gguf(file, _digest([file.header], [file.buffer])),
+        config=config,
         tokenizer=load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file),
         chat_template=template if isinstance(template, str) else _hf_template(folder),
         bos_token=token_at(file, "bos"),
         eos_token=token_at(file, "eos"),
     )
     _check(model)
-    return model
+    return model, config
 
 
 def _gguf_name(file: GgufFile) -> str:
@@ -136,23 +162,31 @@ def _gguf_name(file: GgufFile) -> str:
     return name if file.path.stem == "model" and isinstance(name, str) else file.path.stem
 
 
-def _hf_text(folder: Path, checkpoint: Checkpoint) -> TextModel:
+def _hf_text(
+    folder: Path, checkpoint: Checkpoint, *, native: bool = True
+) -> tuple[TextModel, ModelConfig | ForeignConfig]:
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).exists():
             raise ModelError(f"{folder}: {name} is missing beside the safetensors files")
     identity = np.frombuffer((folder / "config.json").read_bytes(), np.uint8)
     settings = optional_json(folder / "tokenizer_config.json")
+    digest = _digest([identity, *checkpoint.headers], checkpoint.buffers)
+    config: ModelConfig | ForeignConfig
+    try:
+        config = config_from_hf(folder, checkpoint, digest) if native else describe(folder, digest, "by request")
+    except UnsupportedModelError as error:
+        config = describe(folder, digest, str(error))
     model = TextModel(
         name=folder.resolve().name,
         path=folder,
-        config=config_from_hf(folder, checkpoint, _digest([identity, *checkpoint.headers], checkpoint.buffers)),
+        config=config,
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         chat_template=_hf_template(folder),
         bos_token=_token_text(settings.get("bos_token")),
         eos_token=_token_text(settings.get("eos_token")),
     )
     _check(model)
-    return model
+    return model, config
 
 
 def _hf_template(folder: Path) -> str | None:
@@ -191,7 +225,7 @@ def _digest(headers: Iterable[NDArray[np.uint8]], buffers: Iterable[NDArray[np.u
 
 def _check(model: TextModel) -> None:
     config = model.config
-    if config.kv_heads <= 0 or config.heads % config.kv_heads or config.head_dim <= 0 or config.head_dim % 2:
+    if isinstance(config, ModelConfig) and not _fits(config):
         raise ModelError(
             f"{model.path}: {config.heads} heads over {config.kv_heads} key/value heads of {config.head_dim} do not fit"
         )
@@ -203,3 +237,7 @@ def _check(model: TextModel) -> None:
     for token in config.eos_token_ids:
         if not 0 <= token < config.vocab:
             raise ModelError(f"{model.path}: end-of-sequence token {token} is outside the vocabulary of {config.vocab}")
+
+
+def _fits(config: ModelConfig) -> bool:
+    return config.kv_heads > 0 and config.heads % config.kv_heads == 0 and config.head_dim > 0 == config.head_dim % 2

@@ -67,7 +67,7 @@ def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> 
 
 def available() -> tuple[str, ...]:
     """Variants that are built and that this machine can run, best first."""
-    built, flags = _built(), _flags()
+    built, flags = _built(), machine_flags()
     return tuple(name for name, needs in NEEDS.items() if name in built and needs <= flags)
 
 
@@ -75,7 +75,7 @@ def available() -> tuple[str, ...]:
 def load(variant: str | None = None) -> Kernels:
     """Load a variant (default: OCTAVO_CPU_VARIANT or the best). Raises NativeUnavailableError."""
     forced = variant or os.environ.get("OCTAVO_CPU_VARIANT") or None
-    return open_library(choose(_flags(), _built(), forced))
+    return open_library(choose(machine_flags(), _built(), forced))
 
 
 def open_library(variant: str, path: Path | None = None) -> Kernels:
@@ -117,7 +117,8 @@ def _built() -> frozenset[str]:
     return frozenset(name for name in NEEDS if (HERE / object_name(name)).exists())
 
 
-def _flags() -> frozenset[str]:
+def machine_flags() -> frozenset[str]:
+    """The instruction sets of this machine."""
     try:
         return cpu_flags(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
     except OSError:

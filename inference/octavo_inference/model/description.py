@@ -1,0 +1,38 @@
+"""What is asked of any model's description, whoever computes its layers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Description(Protocol):
+    """A decoder as engine, pool and tokenizer see it."""
+
+    @property
+    def architecture(self) -> str:
+        """The model's family, for people."""
+        ...
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence it was trained for, in tokens."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Identity of the weights."""
+        ...
+
+    def kv_bytes_per_token(self, bytes_per_element: int) -> int:
+        """Size of one token's K and V over all layers."""
+        ...

@@ -1,0 +1,1 @@
+"""Models computed by transformers, over our paged KV."""

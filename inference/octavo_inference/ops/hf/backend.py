@@ -1,0 +1,82 @@
+"""The transformers backend: a torch module over the paged KV pool. Slower than native kernels, and far more models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_inference.ops.hf import attention
+from octavo_inference.ops.hf.attention import KvShape
+from octavo_inference.ops.native.library import machine_flags
+from octavo_inference.ops.sampling import sample
+from octavo_inference.run.batch import Batch, Float32, Int32, StepResult
+
+DEFAULT_BLOCK_SIZE = 32
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # the last is ARM's
+
+
+def choose_dtype() -> Literal["bfloat16", "float32"]:
+    """bfloat16 where the processor multiplies it; elsewhere torch emulates that, at a fraction of float32's speed."""
+    return "bfloat16" if machine_flags() & _BFLOAT16_FLAGS else "float32"
+
+
+class TransformersBackend:
+    """`Backend` over a module of transformers. `shapes` are what its attention calls store, in order."""
+
+    def __init__(
+        self, name: str, module: Any, shapes: Sequence[KvShape], *, vocab: int, num_blocks: int, block_size: int
+    ) -> None:
+        self.name = name
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab
+        self._module = module
+        self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        slots = num_blocks * block_size
+        self._pools = [
+            (
+                torch.zeros(slots, shape.heads, shape.key_dim, dtype=module.dtype),
+                torch.zeros(slots, shape.heads, shape.value_dim, dtype=module.dtype),
+            )
+            for shape in shapes
+        ]
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model and sample."""
+        return sample(self.logits(batch), batch.sample)
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Float32:
+        """Logits [R, vocab] of the sample rows; K and V of all query tokens are stored."""
+        rows = torch.from_numpy(batch.sample.row.astype(np.int64))
+        step = attention.paged_step(batch, self.block_size, self._pools)
+        positions = torch.from_numpy(batch.positions.astype(np.int64))[None]
+        arguments = {"logits_to_keep": rows} if self._selects_rows else {}
+        with attention.running(step):
+            found = forward(self._module, batch.tokens, position_ids=positions, **arguments)
+        if step.calls != len(self._pools):
+            raise RuntimeError(f"{step.calls} attention calls in a step, expected {len(self._pools)}")
+        chosen = found[0] if self._selects_rows else found[0, rows]
+        return np.ascontiguousarray(chosen[:, : self.vocab_size].float().numpy())
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks, all layers."""
+        size = self.block_size
+        for source, target in pairs:
+            for pool in (tensor for layer in self._pools for tensor in layer):
+                pool[target * size : (target + 1) * size] = pool[source * size : (source + 1) * size]
+
+
+def forward(module: Any, tokens: Int32, **arguments: Tensor) -> Tensor:
+    """Logits [rows, tokens, width] of token ids [rows, tokens] or [tokens]."""
+    ids = torch.from_numpy(np.atleast_2d(tokens).astype(np.int64))
+    # The mask says "no padding": without it transformers would look for sequences in the positions by itself.
+    result = module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **arguments)
+    logits: Tensor = result.logits
+    return logits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Glm": DIM,
     "Glm4": DIM,
     "GptOss": EXPERTS | DIM | WINDOW,
-    "Granite": {},
     "GraniteMoe": EXPERTS,
     "Llama4Text": EXPERTS | DIM | {"attention_chunk_size": 16, "intermediate_size_mlp": 48, "no_rope_layers": [1, 0]},
     "Mixtral": EXPERTS,
@@ -81,7 +81,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Phi": {},
     "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 16},
     "Qwen3Moe": EXPERTS | DIM,
-    "SmolLM3": {},
     "StableLm": {},
     "Starcoder2": WINDOW,
 }
@@ -109,6 +108,14 @@ def write_model(folder: Path, name: str, **settings: Any) -> Any:
 def load(folder: Path, **settings: Any) -> LLM:
     given: dict[str, Any] = {"backend": "transformers", "dtype": "float32", "threads": 1, "block_size": BLOCK}
     return LLM(str(folder), **given | {"max_model_len": 96, "kv_memory": "4Mi"} | settings)
+
+
+def test_the_documented_table_is_what_is_tested() -> None:
+    text = (Path(__file__).parents[3] / "docs/models.md").read_text()
+    listed = set(re.findall(r"^\| (\w+(?:ForCausalLM|LMHeadModel)) \|", text, re.MULTILINE))
+    mapping = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    tested = {mapping[getattr(transformers, f"{name}Config")].__name__ for name in ARCHITECTURES}
+    assert listed == tested
 
 
 def prompts() -> list[list[int]]:

@@ -1,0 +1,95 @@
+"""Models left to transformers: recognised by their files alone, or refused by them with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo_inference.build import load_engine
+from octavo_inference.config import EngineSettings
+from octavo_inference.errors import ModelError, SettingsError
+from octavo_inference.model.load import ForeignModel, LoadedModel, load_model, load_text
+
+from .conftest import VOCAB, write_gguf, write_hf
+
+Tensors = dict[str, np.ndarray]
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported; supported are "),
+        ({"hidden_act": "relu2"}, "hidden_act 'relu2' is not supported"),
+        ({"rope_scaling": {"rope_type": "unheard-of"}}, "rope scaling 'unheard-of' is not supported"),
+    ],
+)
+def test_what_the_native_decoder_lacks_is_left_to_transformers(
+    tmp_path: Path, tensors: Tensors, change: dict[str, Any], missing: str
+) -> None:
+    model = load_model(str(write_hf(tmp_path / "m", tensors, **change)))
+    assert isinstance(model, ForeignModel)
+    assert missing in model.config.missing
+    assert (model.config.vocab, model.config.max_positions, model.config.eos_token_ids) == (VOCAB, 128, (0,))
+    assert model.elements == sum(values.size for values in tensors.values())
+    assert load_text(str(tmp_path / "m")).config.digest == model.config.digest
+
+
+def test_any_folder_can_be_given_to_transformers_and_no_gguf_file(tmp_path: Path, tensors: Tensors) -> None:
+    folder = str(write_hf(tmp_path / "m", tensors))
+    assert isinstance(load_model(folder), LoadedModel)
+    assert isinstance(load_model(folder, native=False), ForeignModel)
+    with pytest.raises(SettingsError, match="reads safetensors folders, not GGUF"):
+        load_model(str(write_gguf(tmp_path / "m.gguf", tensors)), native=False)
+
+
+@pytest.mark.parametrize("absent", ["torch", "transformers"])
+def test_without_torch_or_transformers_the_sentence_says_what_to_install(
+    tmp_path: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    folder = write_hf(tmp_path / "m", tensors, architectures=["GPT2LMHeadModel"])
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else find(name))
+    with pytest.raises(
+        ModelError, match=f"GPT2LMHeadModel.* but {absent} is not installed: use the image octavo-server "
+    ):
+        load_engine(EngineSettings(model=str(folder)))
+
+
+def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
+    tmp_path: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_hf(tmp_path / "m", tensors, architectures=["GPT2LMHeadModel"])
+    monkeypatch.setattr("octavo_inference.build.available_memory", lambda: 1000)
+    with pytest.raises(ModelError, match=r"its weights take .* GiB of memory, 0.00 GiB are available"):
+        load_engine(EngineSettings(model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_encoder_decoder": True}, "it is an encoder with a decoder"),
+        ({"add_cross_attention": True}, "it is an encoder with a decoder"),
+        ({"alibi": True}, r"a bias on the attention scores \(ALiBi\)"),
+        ({"model_type": "bloom"}, r"a bias on the attention scores \(ALiBi\)"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, r"not softmax attention \(linear_attention\)"),
+        ({"layers_block_type": ["recurrent", "attention"]}, r"not softmax attention \(recurrent\)"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope type dynamic"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
+        ({"architectures": []}, "architectures is \\[\\], expected a list"),
+        ({"architectures": "Own"}, "architectures is 'Own', expected a list"),
+        ({"vocab_size": -1}, "vocab_size is -1, expected a positive number"),
+        ({"max_position_embeddings": None}, "max_position_embeddings or n_positions .* is missing"),
+        ({"vocab_size": 39}, "the tokenizer knows 40 tokens, the model 39"),
+    ],
+)
+def test_what_cannot_be_served_at_all_is_refused_in_words(
+    tmp_path: Path, tensors: Tensors, change: dict[str, Any], message: str
+) -> None:
+    folder = write_hf(tmp_path / "m", tensors, **{"architectures": ["OwnForCausalLM"]} | change)
+    with pytest.raises(ModelError, match=message) as refused:
+        load_model(str(folder))
+    assert str(folder) in str(refused.value)

@@ -183,9 +183,41 @@ def test_a_folder_that_cannot_work_is_refused_in_words(
 
 
 def test_gguf_of_another_architecture_is_refused(tmp_path: Path, tensors: Tensors) -> None:
-    path = write_gguf(tmp_path / "m.gguf", tensors, architecture="gemma2")
-    with pytest.raises(ModelError, match="architecture 'gemma2' is not supported; supported are llama, qwen2"):
+    path = write_gguf(tmp_path / "m.gguf", tensors, architecture="mamba")
+    with pytest.raises(ModelError, match="architecture 'mamba' is not supported; supported are llama, qwen2"):
         load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "message"),
+    [
+        ("qwen2", "attention.sliding_window", 64, "a sliding window \\(64 of 128 tokens\\) of qwen2 models"),
+        ("llama", "attention.sliding_window", -1, "sliding_window is -1, expected a number of tokens"),
+        ("llama", "rope.scaling.type", "spiral", "rope scaling 'spiral' is not supported"),
+        ("llama", "rope.scaling.factor", 0.0, "factor is 0.0, expected more than 0"),
+        ("llama", "rope.dimension_count", 16, "rotary dimensions 16 of heads of 32"),
+        ("llama", "rope.freq_base", 1.0, "rope.freq_base is 1.0, expected more than 1"),
+        ("llama", "attn_logit_softcapping", -2.0, "attn_logit_softcapping is -2.0, expected a positive number"),
+        ("qwen3", "context_length", 128, "tensor blk.0.attn_q_norm.weight is missing"),
+        ("llama", "expert_count", 8, "mixture-of-experts models are not supported"),
+    ],
+)
+def test_gguf_that_cannot_work_is_refused_in_words(
+    tmp_path: Path, tensors: Tensors, architecture: str, key: str, value: float | str, message: str
+) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        kinds = {int: gguf.GGUFValueType.INT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
+        writer.kv_data[0].pop(f"{architecture}.{key}", None)
+        writer.add_key_value(f"{architecture}.{key}", value, kinds[type(value)])
+
+    path = write_gguf(tmp_path / "m.gguf", tensors, architecture=architecture, extra=change)
+    with pytest.raises(ModelError, match=message):
+        load_model(str(path))
+
+
+def test_a_window_without_a_pattern_is_that_of_all_layers(tmp_path: Path, tensors: Tensors) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tensors, extra=lambda w: w.add_sliding_window(16))
+    assert load_text(str(path)).config.windows == (16,)
 
 
 def test_llama_3_scaling_is_read_back_from_the_frequencies_gguf_stores(tmp_path: Path, tensors: Tensors) -> None:

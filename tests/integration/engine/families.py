@@ -1,0 +1,207 @@
+"""Tiny random models of transformers, one for each kind of decoder, and a comparison of logits with theirs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models
+
+from octavo_inference.model.load import load_model
+from octavo_inference.ops.cpu import CpuBackend
+from octavo_inference.ops.native import library
+from octavo_inference.ops.reference import ReferenceBackend
+from octavo_inference.run.batch import Batch, SampleRows
+
+torch = pytest.importorskip("torch", reason="compares with transformers")
+transformers = pytest.importorskip("transformers", reason="compares with transformers")
+
+VOCAB, POSITIONS, WINDOW, BLOCK = 99, 128, 24, 32
+
+
+@dataclass(frozen=True)
+class Family:
+    """`model` is the class's name without ForCausalLM; `changes` what its config sets."""
+
+    model: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    max_model_len: int = POSITIONS
+    prompts: tuple[int, ...] = (70, 5, 33, 90)
+
+    def config(self) -> Any:
+        name = {"Gemma3": "Gemma3TextConfig"}.get(self.model, f"{self.model}Config")
+        base = {
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": POSITIONS,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        }
+        return getattr(transformers, name)(**base | self.changes)
+
+
+def rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
+
+
+PAIRS = list(np.linspace(1.0, 9.0, 8))
+FAMILIES = {
+    "llama": Family("Llama"),
+    "llama-3.1": Family(
+        "Llama",
+        rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    "llama-biases": Family("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-linear": Family("Llama", rope("linear", factor=4.0)),
+    "mistral": Family("Mistral", {"sliding_window": WINDOW}),
+    "mistral-nemo": Family("Mistral", {"sliding_window": None, "head_dim": 48}),
+    "qwen2": Family("Qwen2"),
+    "qwen2-windows": Family("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen2-yarn": Family("Qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "qwen3": Family("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "smollm3": Family("SmolLM3"),
+    "granite": Family(
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "phi3": Family("Phi3", {"sliding_window": WINDOW}),
+    "phi3-short": Family(
+        "Phi3",
+        rope("longrope", short_factor=PAIRS, long_factor=PAIRS[::-1])
+        | {"original_max_position_embeddings": 96, "max_position_embeddings": 384},
+        max_model_len=96,
+    ),
+    "phi3-long": Family(
+        "Phi3",
+        rope("longrope", short_factor=PAIRS, long_factor=PAIRS[::-1]) | {"original_max_position_embeddings": 32},
+        # transformers takes the short divisors for sequences that stay below.
+        prompts=(70, 33, 90),
+    ),
+    "phi4-mini": Family("Phi3", rope("default", partial_rotary_factor=0.75) | {"tie_word_embeddings": True}),
+    "gemma2": Family("Gemma2", {"head_dim": 32, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}),
+    "gemma2-nearly-linear": Family(
+        "Gemma2", {"head_dim": 256, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
+    "gemma3": Family(
+        "Gemma3", {"head_dim": 32, "sliding_window": WINDOW, "num_hidden_layers": 7, "query_pre_attn_scalar": 40}
+    ),
+    "gemma3-scaled": Family(
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+}
+
+
+def build(family: Family) -> Any:
+    """Random weights, large enough that every part of the model matters."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = getattr(transformers, f"{family.model}ForCausalLM")(family.config()).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            if "embed_tokens" in name:
+                parameter.normal_(0, 0.5)
+    return model
+
+
+def save(model: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    Tokenizer(models.BPE({f"t{i}": i for i in range(VOCAB)}, [])).save(str(folder / "tokenizer.json"))
+
+
+def backends(path: Path, max_model_len: int, only_best: bool = False) -> list[Any]:
+    """The reference and the native kernels over one loaded model."""
+    model = load_model(str(path))
+    sizes = {"num_blocks": 24, "block_size": BLOCK, "max_model_len": max_model_len}
+    result: list[Any] = [ReferenceBackend(model.config, model.weights, **sizes)]
+    cpu = {"max_batched_tokens": 256, "max_running": 8, "dtype": "float32", "threads": 2} | sizes
+    for variant in library.available()[: 1 if only_best else None]:
+        kernels = library.load(variant)
+        result += [CpuBackend.create(model.config, model.weights, kernels=kernels, **cpu)]
+    return result
+
+
+def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[int, int]]) -> Batch:
+    """Each sequence advances over its span."""
+    positions = [np.arange(*span, dtype=np.int32) for span in spans]
+    table = np.array(blocks, np.int32)
+    ends = np.cumsum([len(p) for p in positions])
+    count = len(spans)
+    return Batch(
+        tokens=np.concatenate([t[a:b] for t, (a, b) in zip(tokens, spans, strict=True)]).astype(np.int32),
+        positions=np.concatenate(positions),
+        slots=np.concatenate([table[i, p // BLOCK] * BLOCK + p % BLOCK for i, p in enumerate(positions)]),
+        query_start=np.array([0, *ends], np.int32),
+        seq_len=np.array([end for _, end in spans], np.int32),
+        block_table=table,
+        sample=SampleRows(
+            row=(ends - 1).astype(np.int32),
+            position=np.array([end for _, end in spans], np.int32),
+            seed=np.zeros(count, np.uint64),
+            temperature=np.zeros(count, np.float32),
+            top_p=np.ones(count, np.float32),
+            top_k=np.zeros(count, np.int32),
+            min_p=np.zeros(count, np.float32),
+            logprobs=np.full(count, -1, np.int32),
+            adjust=[None] * count,
+        ),
+    )
+
+
+def spans(length: int) -> list[tuple[int, int]]:
+    """Chunks of several sizes, then decode steps."""
+    cuts = [0, *(cut for cut in (3, 30, 61) if cut < length - 3), length - 3, length - 2, length - 1, length]
+    return list(itertools.pairwise(cuts))
+
+
+def compare(family: Family, model: Any, backend: Any) -> None:
+    """Logits after every chunk and decode step of several prompts that advance side by side."""
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(3, VOCAB, length).tolist() for length in family.prompts]
+    places = rng.permutation(24).reshape(-1, 3)[: len(tokens)].tolist()
+    with torch.inference_mode():
+        expected: list[NDArray[np.float32]] = [
+            model(torch.tensor([t]), use_cache=False).logits[0].numpy() for t in tokens
+        ]
+    steps = [spans(len(t)) for t in tokens]
+    for step in range(max(map(len, steps))):
+        active = [i for i, s in enumerate(steps) if step < len(s)]
+        now = [steps[i][step] for i in active]
+        got = backend.logits(batch([tokens[i] for i in active], [places[i] for i in active], now))
+        for i, (_, end), row in zip(active, now, got, strict=True):
+            wanted = expected[i][end - 1]
+            assert np.abs(wanted).max() > 0.05
+            np.testing.assert_allclose(row, wanted, atol=2e-4 * np.abs(wanted).max() + 2e-5, err_msg=backend.name)

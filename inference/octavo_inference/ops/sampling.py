@@ -6,6 +6,8 @@ For one row of float32 logits:
    else l * r. Then l -= frequency * count in output, then l -= presence for ids in the output. Banned ids get -inf.
 2. **Log-probabilities** are log-softmax of the adjusted logits, before temperature and truncation. `rank` is
    1 + the number of ids with a larger adjusted logit. Alternatives are sorted by logit descending, then id ascending.
+   A row with a NaN, or whose largest adjusted logit is infinite, has no choice: its token is -1 and nothing else of it
+   is defined.
 3. **Greedy** (temperature 0): the largest adjusted logit; of equals the lowest id.
 4. **Weights**: w = exp((l - max l) / temperature) in float32, so that the largest is 1.
 5. **min-p**: drop ids with w < min_p.
@@ -117,6 +119,9 @@ def sample(logits: Float32, rows: SampleRows) -> StepResult:
     for i in range(count):
         adjust = rows.adjust[i]
         row = logits[i] if adjust is None else adjust_logits(logits[i], adjust)
+        if not np.isfinite(row.max()):  # the largest of numbers and NaN is NaN
+            result.tokens[i] = -1
+            continue
         token = choose(
             row,
             temperature=float(rows.temperature[i]),

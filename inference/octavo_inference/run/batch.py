@@ -70,7 +70,8 @@ class Batch:
 class StepResult:
     """`tokens[R]` chosen for the sample rows; for rows that asked, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
 
-    The arrays may belong to the backend and last until its next step.
+    A token of -1 stands for a row whose logits are no numbers. The arrays may belong to the backend and last
+    until its next step.
     """
 
     tokens: Int32

@@ -49,6 +49,20 @@ def full(count: int, value: float, dtype: type[np.generic] = np.float32) -> obje
     return np.full(count, value, dtype)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_no_numbers_has_no_choice(kernels: Kernels, rng: np.random.Generator, temperature: float) -> None:
+    logits = peaked(rng, 6)
+    logits[1, 1000] = np.nan
+    logits[2] = np.nan
+    logits[3, 5] = np.inf
+    logits[4] = -np.inf
+    logits[5, 5] = -np.inf
+    given = rows(6, temperature=full(6, temperature), logprobs=full(6, 2, np.int32))
+    got, expected = sample(kernels, logits, given), rule.sample(logits, given)
+    assert (got.tokens < 0).tolist() == [False, True, True, True, True, False]
+    assert got.tokens.tolist() == expected.tokens.tolist()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -123,9 +137,3 @@ def test_frequencies_follow_the_distribution(kernels: Kernels) -> None:
     logits[:, :4] = np.log(weights)
     tokens = sample(kernels, logits, rows(20_000)).tokens
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / 20_000, weights, atol=0.012)
-
-
-def test_not_a_number_is_survived(kernels: Kernels) -> None:
-    logits = np.full((2, VOCAB), np.nan, np.float32)
-    tokens = sample(kernels, logits, rows(2, temperature=np.array([0, 1], np.float32))).tokens
-    assert ((tokens >= 0) & (tokens < VOCAB)).all()

@@ -47,21 +47,26 @@ static void adjust_logits(float* logits, const Adjust& a, std::vector<int32_t>& 
   for (i64 i = 0; i < a.banned_len; i++) logits[a.banned[i]] = -std::numeric_limits<float>::infinity();
 }
 
-// Step 3: the lowest id of the largest value. `n` is a multiple of W everywhere below.
+// Step 3: the lowest id of the largest value, -1 when a value is NaN or the largest is infinite. `n` is a multiple of W
+// everywhere below.
 static i64 argmax(const float* x, i64 n) {
   Vec best = splat(-std::numeric_limits<float>::infinity());
-  IVec at = lane_numbers(), best_at = at;
+  IVec at = lane_numbers(), best_at = at, unordered = {};
   for (i64 i = 0; i < n; i += W, at += W) {
     const Vec v = load(x + i);
     const IVec larger = v > best;
     best = larger ? v : best;
     best_at = larger ? at : best_at;
+    unordered |= v != v;
   }
+  for (int lane = 0; lane < W; lane++)
+    if (unordered[lane]) return -1;
   const float top = highest(best);
+  if (!std::isfinite(top)) return -1;
   i64 lowest = n;
   for (int lane = 0; lane < W; lane++)
     if (best[lane] == top) lowest = std::min<i64>(lowest, best_at[lane]);
-  return lowest < n ? lowest : 0;  // only NaN leaves none
+  return lowest;
 }
 
 // Step 4: out = exp((x - peak) * inverse_temperature), 0 where it would be below 2^-126.
@@ -201,6 +206,10 @@ static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 voc
     adjust_logits(logits, s.adjust[row], counts);
   }
   const i64 top = argmax(logits, n);
+  if (top < 0) {
+    s.tokens[row] = -1;
+    return;
+  }
   if (s.temperature[row] == 0.0f) {
     s.tokens[row] = int32_t(top);
   } else {

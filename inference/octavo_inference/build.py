@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # Of the memory still free before weights are packed: a machine is shared, and packing takes its part too.
 _KV_SHARE = 0.25
+# Of the pool's size: a few preempted sequences are all there is to keep at a time.
+_SWAP_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Sizes:
     max_running: int
     max_batched_tokens: int
     kv_memory: int
+    host_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         prefix_caching=settings.prefix_caching,
         static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
         prefill_slowdown=settings.prefill_slowdown,
+        host_blocks=sizes.host_blocks,
+        cache_policy=settings.cache_policy,
     )
     engine = Engine(built.backend, built.config, limits, clock=clock, failpoints=Failpoints.from_environment())
     resolved = dataclasses.replace(
@@ -84,6 +89,7 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         max_running_requests=sizes.max_running,
         max_batched_tokens=sizes.max_batched_tokens,
         threads=built.threads,
+        swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
     )
     return LoadedEngine(engine, model.text, resolved)
 
@@ -175,7 +181,29 @@ def fit(
             f"max_batched_tokens {max_batched} is less than max_model_len {wanted_len}, needed without chunked_prefill",
             "max_batched_tokens",
         )
-    return Sizes(num_blocks, block_size, wanted_len, max_running, max_batched, num_blocks * block_bytes)
+    return Sizes(
+        num_blocks,
+        block_size,
+        wanted_len,
+        max_running,
+        max_batched,
+        num_blocks * block_bytes,
+        _host_blocks(settings, num_blocks, block_bytes),
+    )
+
+
+def _host_blocks(settings: EngineSettings, num_blocks: int, block_bytes: int) -> int:
+    if settings.preemption == "recompute":
+        if settings.swap_memory is not None:
+            raise SettingsError("swap_memory needs preemption swap: recompute keeps nothing", "swap_memory")
+        return 0
+    if settings.swap_memory is None:
+        return max(1, int(num_blocks * _SWAP_SHARE))
+    if settings.swap_memory < block_bytes:
+        raise SettingsError(
+            f"swap_memory {settings.swap_memory} bytes holds no block of {block_bytes} bytes", "swap_memory"
+        )
+    return settings.swap_memory // block_bytes
 
 
 def _choose_backend(wanted: BackendName) -> Literal["cpu", "reference"]:

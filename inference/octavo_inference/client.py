@@ -10,7 +10,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
-from octavo_inference.core.request import Abort, Request
+from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.engine_loop import Engine, EngineLoop, report
 from octavo_inference.ipc import (
     DUMP_SIGNAL,
@@ -53,10 +53,10 @@ class ProcessClient(asyncio.Protocol):
         self._child = child
         self._stall_seconds = stall_seconds
         self._reader = FrameReader()
-        self._outbox: list[Request | Abort] = []
+        self._outbox: list[Request | Abort | ResetCache] = []
         self._transport: asyncio.WriteTransport | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._last_words: str | None = None
+        self._last_words: Failure | None = None
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,14 +96,14 @@ class ProcessClient(asyncio.Protocol):
                 self.hub.loaded(message.report)
                 self._ready.set_result(message.info)
             elif isinstance(message, Failure):
-                self._last_words = message.message
+                self._last_words = message
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the exit status says more
         """Called by asyncio: the child is gone, or we closed."""
         if not self._closing:
             self._spawn(self._bury())
 
-    def _send(self, message: Request | Abort) -> None:
+    def _send(self, message: Request | Abort | ResetCache) -> None:
         # All that one turn of the event loop has to say goes in one frame.
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -121,7 +121,8 @@ class ProcessClient(asyncio.Protocol):
 
     async def _bury(self) -> None:
         status = await asyncio.to_thread(self._reap)
-        error = EngineDiedError(self._last_words or _cause(status))
+        words = self._last_words or Failure(message=_cause(status))
+        error = EngineDiedError(words.message, words.status)
         self.hub.fail(error)
         if not self._ready.done():
             self._ready.set_exception(error)
@@ -174,7 +175,7 @@ class InProcessClient:
         self.hub = StreamHub(self._send)
         self._engine = engine
         self._info = info
-        self._inbox: list[Request | Abort] = []
+        self._inbox: list[Request | Abort | ResetCache] = []
         self._condition = threading.Condition()
         self._stop = False
         self._thread: threading.Thread | None = None
@@ -196,7 +197,7 @@ class InProcessClient:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _send(self, message: Request | Abort) -> None:
+    def _send(self, message: Request | Abort | ResetCache) -> None:
         with self._condition:
             self._inbox.append(message)
             self._condition.notify()
@@ -210,8 +211,9 @@ class InProcessClient:
                     return
                 messages, self._inbox = self._inbox, []
             try:
-                step = loop.turn(messages)
+                event_loop.call_soon_threadsafe(self.hub.deliver, loop.turn(messages))
+                if loop.pause() is None:
+                    loop.rest()
             except Exception as error:  # noqa: BLE001 -- whatever ended the engine ends the streams, with its cause
                 event_loop.call_soon_threadsafe(self.hub.fail, EngineDiedError(f"{type(error).__name__}: {error}"))
                 return
-            event_loop.call_soon_threadsafe(self.hub.deliver, step)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo_inference.core.policy import PolicyName
+
 BackendName = Literal["auto", "cpu", "reference", "transformers"]
 Dtype = Literal["auto", "bfloat16", "float32"]
+Preemption = Literal["recompute", "swap"]
 Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]
 
@@ -36,8 +39,9 @@ PROFILES: dict[ProfileName, Profile] = {
 class EngineSettings:
     """One field per engine knob. Lengths in tokens, `kv_memory` in bytes, counts of sequences.
 
-    `profile` sets what is None and has a default in `PROFILES`. `static_wait_ms` counts with static batching only.
-    `prefill_slowdown` None: prompts are computed as fast as they can be, whoever waits.
+    `profile` sets what is None and has a default in `PROFILES`. `static_wait_ms` counts with static batching only,
+    `swap_memory` (bytes) with preemption by swap. `prefill_slowdown` None: prompts are computed as fast as they can be,
+    whoever waits.
     """
 
     model: str = "smollm2"
@@ -56,3 +60,6 @@ class EngineSettings:
     profile: ProfileName = "balanced"
     batching: Batching = "continuous"
     static_wait_ms: int = 50
+    preemption: Preemption = "recompute"
+    swap_memory: int | None = None
+    cache_policy: PolicyName = "chat"

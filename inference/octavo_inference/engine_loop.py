@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from octavo_inference.core.request import Abort, Output, Request
+from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_inference.errors import OctavoError, QueueFullError
 from octavo_inference.ipc import Step
 from octavo_protocol.load import LoadReport
@@ -35,6 +35,14 @@ class Engine(Protocol):
         """Forget a request or one of its sequences; unknown ones are fine."""
         ...
 
+    def reset_cache(self) -> None:
+        """Forget all prefixes."""
+        ...
+
+    def rest(self) -> None:
+        """Called when nothing is left to do. Raises `PoolError` when the engine's books are wrong."""
+        ...
+
     def step(self) -> list[Output]:
         """Compute one batch."""
         ...
@@ -62,12 +70,19 @@ class EngineLoop:
         """Seconds until the next turn is due unless a message comes before; None when only a message can bring work."""
         return self._engine.delay() if self._engine.has_work else None
 
-    def turn(self, messages: Iterable[Request | Abort]) -> Step:
+    def rest(self) -> None:
+        """To be called before a wait without end. Raises `PoolError` when the engine's books are wrong."""
+        self._engine.rest()
+
+    def turn(self, messages: Iterable[Request | Abort | ResetCache]) -> Step:
         """Apply `messages` in order, then run one step. A request the engine refuses ends with an error output."""
         outputs: list[Output] = []
         for message in messages:
             if isinstance(message, Abort):
                 self._engine.abort(message.id, message.index)
+                continue
+            if isinstance(message, ResetCache):
+                self._engine.reset_cache()
                 continue
             try:
                 self._engine.submit(message)

@@ -20,11 +20,13 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from octavo_inference import logs
-from octavo_inference.core.request import Abort, Request
+from octavo_inference.core.blocks import PoolError
+from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.engine_loop import Engine, EngineLoop, report
 from octavo_inference.errors import OctavoError
 from octavo_inference.ipc import (
     DUMP_SIGNAL,
+    EXIT_CORRUPT,
     EngineInfo,
     Failure,
     FrameReader,
@@ -88,6 +90,10 @@ def serve(connection: socket.socket, load: Loader) -> int:
         return 0
     except OctavoError as error:
         _last_words(channel, str(error))
+    except PoolError as error:
+        log.exception("the block pool's books are wrong")
+        _last_words(channel, f"the block pool's books are wrong, so answers could mix: {error}", EXIT_CORRUPT)
+        return EXIT_CORRUPT
     except Exception as error:
         # Not foreseen: the peer gets one line, the log the traceback.
         log.exception("the engine failed")
@@ -102,18 +108,23 @@ def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
     _run(EngineLoop(engine), channel, early)
 
 
-def _last_words(channel: Channel, message: str) -> None:
+def _last_words(channel: Channel, message: str, status: int = 1) -> None:
     with contextlib.suppress(_PeerGoneError):
-        channel.send(encode_frame(Failure(message=message)))
+        channel.send(encode_frame(Failure(message=message, status=status)))
 
 
 def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
     frames = early
     while True:
-        messages: list[Request | Abort] = [message for frame in frames for message in decode_to_engine(frame)]
+        messages: list[Request | Abort | ResetCache] = [
+            message for frame in frames for message in decode_to_engine(frame)
+        ]
         if messages or loop.pause() == 0:
             channel.send(encode_frame(loop.turn(messages)))
-        frames = channel.receive(loop.pause())
+        pause = loop.pause()
+        if pause is None:
+            loop.rest()
+        frames = channel.receive(pause)
 
 
 def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
@@ -142,6 +153,9 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
             profile=settings.profile,
             batching=settings.batching,
             static_wait_ms=settings.static_wait_ms,
+            preemption=settings.preemption,
+            swap_memory=settings.swap_memory,
+            cache_policy=settings.cache_policy,
         )
     )
     done = time.perf_counter()
@@ -158,6 +172,9 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
         threads=loaded.settings.threads or 0,
         profile=settings.profile,
         batching=settings.batching,
+        preemption=settings.preemption,
+        cache_policy=settings.cache_policy,
+        swap_bytes=loaded.settings.swap_memory or 0,
         phases=(("engine imports", imported - begin), ("weights and kernels", done - imported)),
     )
     return loaded.engine, info

@@ -1,7 +1,8 @@
 """What the API process and the engine process say to each other, and how it is framed on their socket.
 
 MessagePack, each frame preceded by its length as 4 bytes little-endian. The API process sends `Start` once and then
-lists of `Request | Abort`; the engine process answers `Ready` once and then a `Step` per step, or `Failure` and exits.
+lists of `Request | Abort | ResetCache`; the engine process answers `Ready` once and then a `Step` per step, or
+`Failure` and exits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from octavo_inference.core.request import Abort, Output, Request
+from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_inference.settings import Settings
 from octavo_protocol.load import LoadReport
 
@@ -22,6 +23,10 @@ DUMP_SIGNAL = signal.SIGUSR1
 """Makes an engine process write the stacks of its threads to stderr, also while it hangs."""
 
 
+EXIT_CORRUPT = 71
+"""Exit status of an engine whose books are wrong, and of its server: better no answers than someone else's."""
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process loads."""
 
@@ -29,7 +34,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine made of the settings. Sizes in tokens, `kv_bytes` in bytes; `phases` are (name, seconds)."""
+    """What the engine made of the settings. Sizes in tokens or bytes; `phases` are (name, seconds)."""
 
     backend: str
     max_model_len: int
@@ -42,6 +47,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     profile: str = "balanced"
     batching: str = "continuous"
+    preemption: str = "recompute"
+    cache_policy: str = "chat"
+    swap_bytes: int = 0
     phases: tuple[tuple[str, float], ...] = ()
 
 
@@ -61,13 +69,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """Last words of an engine process; `message` is for people."""
+    """Last words of an engine process; `message` is for people, `status` the exit status the server is to end with."""
 
     message: str
+    status: int = 1
 
 
 FromEngine = Ready | Step | Failure
-ToEngine = list[Request | Abort]
+ToEngine = list[Request | Abort | ResetCache]
 
 _encoder = msgspec.msgpack.Encoder()
 decode_start = msgspec.msgpack.Decoder(Start).decode

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from octavo_inference.build import load_engine
-from octavo_inference.config import BackendName, Batching, Dtype, EngineSettings, ProfileName
+from octavo_inference.config import BackendName, Batching, Dtype, EngineSettings, Preemption, ProfileName
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.errors import OctavoError, RequestError
 from octavo_inference.settings import quantity
@@ -56,8 +56,8 @@ class RequestOutput:
 class LLM:
     """A model loaded into this process. Parameter names are vLLM's where it has them.
 
-    `model` is a folder, a .gguf file or `smollm2`; `kv_memory` a size such as "512Mi" or bytes; the rest as the flags
-    of `octavo-server`. Raises `ModelError` or `SettingsError`.
+    `model` is a folder, a .gguf file or `smollm2`; `kv_memory` and `swap_memory` are sizes such as "512Mi" or bytes;
+    the rest as the flags of `octavo-server`. Raises `ModelError` or `SettingsError`.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class LLM:
         threads: int | None = None,
         profile: ProfileName = "balanced",
         batching: Batching = "continuous",
+        preemption: Preemption = "recompute",
+        swap_memory: int | str | None = None,
     ) -> None:
         loaded = load_engine(
             EngineSettings(
@@ -93,6 +95,8 @@ class LLM:
                 threads=threads,
                 profile=profile,
                 batching=batching,
+                preemption=preemption,
+                swap_memory=quantity(swap_memory) if isinstance(swap_memory, str) else swap_memory,
                 static_wait_ms=0,  # all there will be is there when the first step begins
             )
         )

@@ -201,7 +201,7 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
     log.info("start-up: %s", timeline)
     log.info(
         "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB); profile %s: %d running, "
-        "%d tokens a step, %s batching",
+        "%d tokens a step, %s batching; preemption by %s%s; prefixes kept as for %s",
         info.backend,
         info.threads,
         info.max_model_len,
@@ -212,6 +212,9 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
         info.max_running_requests,
         info.max_batched_tokens,
         info.batching,
+        info.preemption,
+        f" ({info.swap_bytes / 2**20:.0f} MiB)" if info.swap_bytes else "",
+        info.cache_policy,
     )
     key = " -H 'Authorization: Bearer KEY'" if settings.api_key_file else ""
     log.info("%s is ready at %s/v1", service.names[0], sockets.url)

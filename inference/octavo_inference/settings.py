@@ -42,6 +42,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     profile: Literal["latency", "balanced", "throughput"] = "balanced"
     batching: Literal["continuous", "static"] = "continuous"
     static_wait_ms: int = 50
+    preemption: Literal["recompute", "swap"] = "recompute"
+    swap_memory: int | None = None
+    cache_policy: Literal["chat", "api", "batch"] = "chat"
     host: str = "127.0.0.1"
     port: int = PORT_API
     admin_host: str = "127.0.0.1"
@@ -160,6 +163,24 @@ def build_parser() -> argparse.ArgumentParser:
         type=_whole(16, 2**20, "tokens"),
         metavar="TOKENS",
         help="tokens in one step, prompts and answers together (default: the profile's)",
+    )
+    engine.add_argument(
+        "--preemption",
+        choices=("recompute", "swap"),
+        default=d.preemption,
+        help="what happens to the KV of a sequence that has to make room (default: recompute)",
+    )
+    engine.add_argument(
+        "--swap-memory",
+        type=_checked(_kv_memory),
+        metavar="SIZE",
+        help="memory for KV of preempted sequences (default with --preemption swap: a quarter of --kv-memory)",
+    )
+    engine.add_argument(
+        "--cache-policy",
+        choices=("chat", "api", "batch"),
+        default=d.cache_policy,
+        help="how long prefixes are kept for requests that do not say: 24 h (chat, default), 1 h or 6 min",
     )
     engine.add_argument(
         "--max-queued-requests",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from octavo_inference.core.request import Abort, Output, Request
+from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_inference.errors import OctavoError
 from octavo_inference.ipc import Step
 from octavo_protocol.load import LoadReport
@@ -66,7 +66,7 @@ class Stream:
 class StreamHub:
     """All streams of a process, what they wait for, and the engine's last word."""
 
-    def __init__(self, send: Callable[[Request | Abort], None]) -> None:
+    def __init__(self, send: Callable[[Request | Abort | ResetCache], None]) -> None:
         self._send = send
         self._streams: dict[str, Stream] = {}
         self._stopped: set[tuple[str, int]] = set()
@@ -121,6 +121,11 @@ class StreamHub:
         if self.failure is None:
             self._send(Abort(id=request_id))
         self._finish(stream, request_id, stream.open[request_id])
+
+    def reset_cache(self) -> None:
+        """Let no request submitted from now on find what was computed before."""
+        if self.failure is None:
+            self._send(ResetCache())
 
     def loaded(self, report: LoadReport) -> None:
         """The engine can work."""

@@ -66,6 +66,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     cold_start: float = 0.0
     """Seconds from process start to ready (0 while not ready)."""
+    swaps: int = 0
+    """Preempted sequences whose KV was kept on the host; the other preemptions are computed again."""
+    checks: int = 0
+    """Times the pool's books were compared with the sequences and found right."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
 
     @property

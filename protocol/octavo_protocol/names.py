@@ -37,9 +37,11 @@ PORT_NAME_ADMIN: Final = "admin"
 
 PATH_LOAD: Final = "/v1/octavo/load"
 PATH_DRAIN: Final = "/v1/octavo/drain"
+PATH_CACHE_RESET: Final = "/v1/octavo/cache/reset"
 PATH_WAKE: Final = "/v1/octavo/wake"
 
 # Internal headers: stripped from what clients send and from what pods answer.
 HEADER_PREFIX: Final = "x-octavo-"
 HEADER_DRAINING: Final = "X-Octavo-Draining"
+HEADER_TIMEOUT: Final = "X-Request-Timeout"
 HEADER_REQUEST_ID: Final = "X-Request-Id"

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request as HttpRequest
 
-from octavo_inference.api.generate import Generation
+from octavo_inference.api.generate import Generation, Handling
 from octavo_inference.api.http import KEEP_ALIVE_SECONDS, NOTES, TENANT
+from octavo_inference.api.requests import Common, timeout
 from octavo_inference.api.responses import Usage
 from octavo_inference.api.service import Loaded, Service
 from octavo_inference.core.request import SamplingParams, TokenLogprobs
 from octavo_inference.text import Delta
+from octavo_protocol.names import HEADER_TIMEOUT
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class Prompts:
     request: HttpRequest
     tokens: list[list[int]]
     sampling: list[SamplingParams]
-    salt: str
+    handling: Handling
 
     @classmethod
     def of(
@@ -61,9 +63,10 @@ class Prompts:
         kind: str,
         tokens: list[list[int]],
         sampling: list[SamplingParams],
-        cache_salt: str | None,
+        body: Common,
     ) -> Prompts:
         """Prompts of an HTTP request. Prefix caches are apart per key holder, and within one per `cache_salt`."""
+        tenant = request.scope[TENANT]
         return cls(
             service=service,
             loaded=loaded,
@@ -74,7 +77,13 @@ class Prompts:
             request=request,
             tokens=tokens,
             sampling=sampling,
-            salt="/".join(filter(None, (request.scope[TENANT], cache_salt))),
+            handling=Handling(
+                salt="/".join(filter(None, (tenant, body.cache_salt))),
+                tenant=tenant,
+                priority=body.priority or 0,
+                cache_policy=body.cache_policy,
+                timeout=timeout(request.headers.get(HEADER_TIMEOUT)),
+            ),
         )
 
     @property
@@ -86,7 +95,7 @@ class Prompts:
     def running(self) -> Iterator[Generation]:
         """The prompts in the engine; left, however that happens, nothing of them runs on."""
         generation = Generation(
-            self.service, self.loaded.text.tokenizer, self.id, self.tokens, self.sampling, self.salt
+            self.service, self.loaded.text.tokenizer, self.id, self.tokens, self.sampling, self.handling
         )
         try:
             yield generation

@@ -45,7 +45,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         logprobs=logprobs,
         vocab_size=loaded.info.vocab_size,
     )
-    prompts = Prompts.of(service, loaded, request, body.model, "chatcmpl", [tokens], [sampling], body.cache_salt)
+    prompts = Prompts.of(service, loaded, request, body.model, "chatcmpl", [tokens], [sampling], body)
     if body.stream:
         return EventStream(_events(prompts, include_usage=body.include_usage))
     answer = await until_disconnect(request.receive, _whole(prompts))

@@ -35,7 +35,7 @@ async def completions(service: Service, request: HttpRequest) -> Response:
     asked = body.prompts
     tokens = await service.work(lambda: [loaded.prompt_tokens(prompt) for prompt in asked])
     sampling = [_sampling(body, loaded, len(prompt)) for prompt in tokens]
-    prompts = Prompts.of(service, loaded, request, body.model, "cmpl", tokens, sampling, body.cache_salt)
+    prompts = Prompts.of(service, loaded, request, body.model, "cmpl", tokens, sampling, body)
     heads = _heads(loaded, asked) if body.echo else [""] * len(asked)
     if body.stream:
         return EventStream(_events(prompts, heads, include_usage=body.include_usage))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from octavo_protocol.names import HEADER_DRAINING
+from octavo_protocol.names import HEADER_DRAINING, HEADER_TIMEOUT
 
 _TYPES = {
     400: "invalid_request_error",
@@ -18,6 +18,7 @@ _TYPES = {
     415: "invalid_request_error",
     500: "server_error",
     503: "server_error",
+    504: "server_error",
 }
 RETRY_AFTER_SECONDS = 2
 
@@ -94,6 +95,11 @@ def draining() -> ApiError:
 def overloaded(waiting: int) -> ApiError:
     """503: the queue is at its bound."""
     return _unavailable(f"The server is full: {waiting} sequences are waiting; try again shortly.", "overloaded")
+
+
+def deadline_exceeded(message: str) -> ApiError:
+    """504: the time that the client gave was up before the first token."""
+    return ApiError(504, f"The request was ended: {message}.", param=HEADER_TIMEOUT, code="deadline_exceeded")
 
 
 def engine_failed(message: str) -> ApiError:

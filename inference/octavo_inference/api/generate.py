@@ -7,12 +7,24 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from octavo_inference.api.errors import ApiError, engine_failed, invalid, overloaded
+from octavo_inference.api.errors import ApiError, deadline_exceeded, engine_failed, invalid, overloaded
 from octavo_inference.api.metrics import SequenceTimer
 from octavo_inference.api.service import Service
-from octavo_inference.core.request import Output, Request, SamplingParams
+from octavo_inference.core.policy import PolicyName
+from octavo_inference.core.request import DEADLINE, Output, Request, SamplingParams
 from octavo_inference.engine_loop import QUEUE_FULL, REFUSED
 from octavo_inference.text import Delta, SequenceText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """What a request asks of the scheduler and the prefix cache; see `core.request.Request`."""
+
+    salt: str = ""
+    tenant: str = ""
+    priority: int = 0
+    cache_policy: PolicyName | None = None
+    timeout: float | None = None
 
 
 @dataclass(slots=True)
@@ -32,7 +44,7 @@ class Generation:
         request_id: str,
         prompts: list[list[int]],
         sampling: list[SamplingParams],
-        salt: str,
+        handling: Handling,
     ) -> None:
         self.prompt_tokens = sum(map(len, prompts))
         self.completion_tokens = 0
@@ -54,7 +66,18 @@ class Generation:
                     SequenceTimer(service.metrics, now),
                 )
             # Stop strings are found here, where the text is; the engine looks at tokens only.
-            self._stream.submit(Request(id=engine_id, tokens=prompt, sampling=params, salt=salt))
+            self._stream.submit(
+                Request(
+                    id=engine_id,
+                    tokens=prompt,
+                    sampling=params,
+                    salt=handling.salt,
+                    tenant=handling.tenant,
+                    priority=handling.priority,
+                    cache_policy=handling.cache_policy,
+                    timeout=handling.timeout,
+                )
+            )
 
     @property
     def finished(self) -> bool:
@@ -117,4 +140,6 @@ def _failure(output: Output) -> ApiError:
         return invalid(message, None)
     if output.stop_reason == QUEUE_FULL:
         return overloaded(0)
+    if output.stop_reason == DEADLINE:
+        return deadline_exceeded(message)
     return engine_failed(message)

@@ -162,9 +162,13 @@ class _Exposition(Collector):
             yield gauge
         yield self._counter(f"{prefix}num_preemptions", "Sequences preempted for want of blocks", report.preemptions)
         if prefix == "octavo:":
-            rows, idle = report.steps.rows, report.steps.idle_rows
-            yield self._counter("octavo:batch_rows", "Rows that decoded a token, summed over steps", rows)
-            yield self._counter("octavo:batch_rows_idle", "Rows held by finished sequences of a static batch", idle)
+            for name, text, value in (
+                ("batch_rows", "Rows that decoded a token, summed over steps", report.steps.rows),
+                ("batch_rows_idle", "Rows held by finished sequences of a static batch", report.steps.idle_rows),
+                ("num_swaps", "Preempted sequences whose KV was kept in host memory", report.swaps),
+                ("pool_checks", "Times the block pool's books were found right while idle", report.checks),
+            ):
+                yield self._counter(prefix + name, text, value)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])

@@ -15,7 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from octavo_inference.api.errors import ApiError, invalid
-from octavo_inference.core.request import MAX_LOGPROBS, SamplingParams
+from octavo_inference.core.policy import PolicyName
+from octavo_inference.core.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_TIMEOUT, SamplingParams
+from octavo_protocol.names import HEADER_TIMEOUT
 
 MAX_PROMPTS = 128
 MAX_STOP = 4
@@ -59,6 +61,8 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache_policy: PolicyName | None = None
     cache_salt: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
 
     user: Label | None = None
@@ -192,6 +196,17 @@ def sampling(body: Common, *, max_tokens: int, logprobs: int | None, vocab_size:
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
     )
+
+
+def timeout(header: str | None) -> float | None:
+    """Seconds that a client gives a request. Raises `ApiError`."""
+    if header is None:
+        return None
+    if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", header) is None or not 0.001 <= float(header) <= MAX_TIMEOUT:
+        raise invalid(
+            f"{HEADER_TIMEOUT}: {header[:64]!r} is not a time in seconds from 0.001 to {MAX_TIMEOUT:g}.", HEADER_TIMEOUT
+        )
+    return float(header)
 
 
 Value = TypeVar("Value", int, float)

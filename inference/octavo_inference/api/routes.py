@@ -65,6 +65,7 @@ def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) ->
         _route("/metrics", get_metrics, service, "GET"),
         _route(names.PATH_LOAD, get_load, service, "GET"),
         _route(names.PATH_DRAIN, post_drain, service, "POST"),
+        _route(names.PATH_CACHE_RESET, reset_cache, service, "POST"),
     ]
     return Gate(_router(routes), keys=keys)
 
@@ -112,6 +113,14 @@ async def get_load(service: Service, _: Request) -> Response:
     if report is None:
         raise not_ready()
     return json_response(load.encode(report))
+
+
+async def reset_cache(service: Service, _: Request) -> Response:
+    """Forget all prefixes: no request that comes after this answer finds what was computed before."""
+    if service.loaded is None:
+        raise not_ready()
+    service.client.hub.reset_cache()
+    return json_response(b'{"reset":true}')
 
 
 def _model(service: Service, name: str) -> Model:

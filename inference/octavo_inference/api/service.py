@@ -100,7 +100,8 @@ class Service:
         if self.loaded is None:
             return {}
         info = self.loaded.info
-        names = ("backend", "profile", "batching", "max_running_requests", "max_batched_tokens", "max_model_len")
+        sizes = ("max_running_requests", "max_batched_tokens", "max_model_len", "num_blocks", "swap_bytes")
+        names = ("backend", "profile", "batching", "preemption", "cache_policy", *sizes)
         return {name: str(getattr(info, name)) for name in names}
 
     @property

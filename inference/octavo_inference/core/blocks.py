@@ -4,22 +4,28 @@ Every block is in exactly one place:
 
     pinned   ref > 0              held by sequences, in no list
     free     ref = 0, no hash     list `free`
-    cached   ref = 0, hash        list `leaves` when no known block follows it in its chain, else list `inner`
+    cached   ref = 0, hash        its policy's list `leaves` when no known block follows it in its chain, else `inner`
 
-A block is taken from `free`, else the least recently used of `leaves`, else of `inner`. Leaves go before the blocks
-they follow, since a block without its predecessors can never be found again. All operations are O(1) per block:
-the lists are threaded through the blocks themselves.
+A block is taken from `free`, else the one of all `leaves` that expires first, else of all `inner`. Leaves go before the
+blocks they follow, since a block without its predecessors can never be found again. With one policy, first to expire is
+least recently used; with several, work that is kept for a short time goes before work that is kept for long. All
+operations are O(1) per block: the lists are threaded through the blocks themselves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 
 class Block:
-    """One block's bookkeeping. `stamp` orders releases; `prev` and `next` thread the list it is in."""
+    """One block's bookkeeping. `stamp` orders releases; `prev` and `next` thread the list it is in.
 
-    __slots__ = ("hash", "id", "next", "parent", "prev", "ref", "stamp")
+    `expires` is the latest end that a release promised its content, by the rules of `policy`.
+    """
+
+    __slots__ = ("expires", "hash", "id", "next", "parent", "policy", "prev", "ref", "stamp")
 
     def __init__(self, block_id: int) -> None:
         self.id = block_id
@@ -27,6 +33,8 @@ class Block:
         self.hash: bytes | None = None
         self.parent: bytes | None = None
         self.stamp = 0
+        self.policy = 0
+        self.expires = 0.0
         self.prev: Block = self
         self.next: Block = self
 
@@ -70,17 +78,41 @@ class PoolError(Exception):
     """The pool's books are wrong: a bug, found by `BlockPool.check` or by releasing what is not held."""
 
 
-class BlockPool:
-    """Hands out blocks 0..count-1, counts references and finds cached ones by hash."""
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What the pool does with released blocks of one policy: keep them for `seconds`, at most `blocks` of them."""
 
-    def __init__(self, count: int) -> None:
+    seconds: float
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """The cached blocks of one policy."""
+
+    keep: Keep
+    leaves: BlockList = field(default_factory=BlockList)
+    inner: BlockList = field(default_factory=BlockList)
+
+    @property
+    def size(self) -> int:
+        return self.leaves.size + self.inner.size
+
+
+class BlockPool:
+    """Hands out blocks 0..count-1, counts references and finds cached ones by hash.
+
+    `keeps` are the policies, which sequences name by their index; without any, all is kept until its room is needed.
+    Times are seconds of one clock, and never go back.
+    """
+
+    def __init__(self, count: int, keeps: Sequence[Keep] = ()) -> None:
         self.blocks = [Block(i) for i in range(count)]
         self.by_hash: dict[bytes, Block] = {}
         self.followers: dict[bytes, int] = {}
         """How many known blocks follow the block of this hash; absent when none."""
         self.free = BlockList()
-        self.leaves = BlockList()
-        self.inner = BlockList()
+        self.kept = [_Cached(keep) for keep in keeps or (Keep(math.inf, count),)]
         self.clock = 0
         self.evictions = 0
         for block in self.blocks:
@@ -89,24 +121,24 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that can be allocated now: free and cached ones."""
-        return self.free.size + self.leaves.size + self.inner.size
+        return self.free.size + self.cached
 
     @property
     def cached(self) -> int:
         """Blocks with ref 0 that a prefix can still find."""
-        return self.leaves.size + self.inner.size
+        return sum(kept.size for kept in self.kept)
 
     @property
     def pinned(self) -> int:
         """Blocks that sequences hold."""
         return len(self.blocks) - self.available
 
-    def match(self, hashes: Iterable[bytes]) -> list[int]:
+    def match(self, hashes: Iterable[bytes], now: float = 0.0) -> list[int]:
         """The longest run of known blocks from the start of a chain. They are not held: `acquire` them."""
         found = []
         for key in hashes:
             block = self.by_hash.get(key)
-            if block is None:
+            if block is None or (block.ref == 0 and block.expires <= now):
                 break
             found.append(block.id)
         return found
@@ -142,8 +174,9 @@ class BlockPool:
             taken.append(block.id)
         return taken
 
-    def release(self, block_ids: Sequence[int]) -> None:
+    def release(self, block_ids: Sequence[int], policy: int = 0, now: float = 0.0) -> None:
         """Let go of a sequence's blocks, given in order; the tail becomes the first to be evicted."""
+        keep = self.kept[policy].keep
         for i in reversed(block_ids):
             block = self.blocks[i]
             if block.ref <= 0:
@@ -154,10 +187,35 @@ class BlockPool:
                 block.stamp = self.clock
                 if block.hash is None:
                     self.free.prepend(block)
-                elif block.hash in self.followers:
-                    self.inner.append(block)
-                else:
-                    self.leaves.append(block)
+                    continue
+                # Whoever promised it the longest life keeps it.
+                if now + keep.seconds >= block.expires:
+                    block.policy, block.expires = policy, now + keep.seconds
+                kept = self.kept[block.policy]
+                (kept.inner if block.hash in self.followers else kept.leaves).append(block)
+                if kept.size > kept.keep.blocks:
+                    self._drop(kept.leaves.first() or kept.inner.first())
+
+    def expire(self, now: float) -> None:
+        """Free the content that nobody may find any more, leaves first. O(1) for each block that was ever cached."""
+        for kept in self.kept:
+            block = kept.leaves.first()
+            while block is not None and block.expires <= now:
+                self._drop(block)
+                block = kept.leaves.first()
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """Make these blocks, held or cached, not findable any more; those nobody holds become free."""
+        for key in reversed(hashes):
+            block = self.by_hash.get(key)
+            if block is not None and block.ref == 0:
+                self._drop(block)
+            elif block is not None:
+                self._forget(block)
+
+    def reset(self) -> None:
+        """Forget all content. Held blocks stay held."""
+        self.forget([block.hash for block in self.blocks if block.hash is not None])
 
     def register(self, block_id: int, key: bytes, parent: bytes) -> None:
         """Make a held, completely computed block findable. The first block of a hash stays the known one."""
@@ -169,22 +227,33 @@ class BlockPool:
         self.followers[parent] = self.followers.get(parent, 0) + 1
         before = self.by_hash.get(parent)
         if before is not None and before.ref == 0 and self.followers[parent] == 1:
-            self.leaves.remove(before)
-            self.inner.append(before)
+            kept = self.kept[before.policy]
+            kept.leaves.remove(before)
+            kept.inner.append(before)
 
     def _evict(self) -> Block:
-        block = self.leaves.first()
-        if block is not None:
-            self.leaves.remove(block)
-        else:
+        block = self._first_to_expire([kept.leaves for kept in self.kept])
+        if block is None:
             # Only blocks whose followers are all held: their chain was computed twice at the same time.
-            block = self.inner.first()
-            if block is None:
-                raise PoolError("no block to evict although some are available")
-            self.inner.remove(block)
+            block = self._first_to_expire([kept.inner for kept in self.kept])
+        if block is None:
+            raise PoolError("no block to evict although some are available")
+        self._unlist(block)
         self._forget(block)
         self.evictions += 1
         return block
+
+    def _first_to_expire(self, lists: Iterable[BlockList]) -> Block | None:
+        heads = [head for head in (blocks.first() for blocks in lists) if head is not None]
+        return min(heads, key=lambda block: (block.expires, block.stamp), default=None)
+
+    def _drop(self, block: Block | None) -> None:
+        """Free a cached block."""
+        if block is None:
+            raise PoolError("no block to drop although some are cached")
+        self._unlist(block)
+        self._forget(block)
+        self.free.append(block)
 
     def _forget(self, block: Block) -> None:
         key, parent = block.hash, block.parent
@@ -192,6 +261,7 @@ class BlockPool:
             raise PoolError(f"block {block.id} is listed as cached without a hash")
         del self.by_hash[key]
         block.hash = block.parent = None
+        block.policy, block.expires = 0, 0.0
         left = self.followers[parent] - 1
         if left:
             self.followers[parent] = left
@@ -199,21 +269,22 @@ class BlockPool:
         del self.followers[parent]
         before = self.by_hash.get(parent)
         if before is not None and before.ref == 0:
-            self.inner.remove(before)
+            kept = self.kept[before.policy]
+            kept.inner.remove(before)
             # Released together with its follower it is the next to go; used since then it counts as recent.
-            first = self.leaves.first()
+            first = kept.leaves.first()
             if first is None or before.stamp <= first.stamp:
-                self.leaves.prepend(before)
+                kept.leaves.prepend(before)
             else:
-                self.leaves.append(before)
+                kept.leaves.append(before)
 
     def _unlist(self, block: Block) -> None:
         if block.hash is None:
             self.free.remove(block)
         elif block.hash in self.followers:
-            self.inner.remove(block)
+            self.kept[block.policy].inner.remove(block)
         else:
-            self.leaves.remove(block)
+            self.kept[block.policy].leaves.remove(block)
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Compare the books with the blocks that sequences say they hold. Raises `PoolError` naming the difference."""
@@ -231,23 +302,27 @@ class BlockPool:
                     raise PoolError(f"block {block.id} has a hash that finds another block")
         if followers != self.followers or len(self.by_hash) != sum(followers.values()):
             raise PoolError("counts of followers do not match the registered blocks")
-        listed = {name: self._walk(name) for name in ("free", "leaves", "inner")}
+        listed = {"free": _walk("free", self.free)}
+        for i, kept in enumerate(self.kept):
+            listed |= {f"leaves {i}": _walk("leaves", kept.leaves), f"inner {i}": _walk("inner", kept.inner)}
+            if kept.size > kept.keep.blocks:
+                raise PoolError(f"policy {i} keeps {kept.size} blocks, it may keep {kept.keep.blocks}")
         for block in self.blocks:
-            place = "free" if block.hash is None else "inner" if block.hash in followers else "leaves"
-            expected = {place} if block.ref == 0 else set()
+            place = "inner" if block.hash in followers else "leaves"
+            expected = set() if block.ref else {"free"} if block.hash is None else {f"{place} {block.policy}"}
             found = {name for name, ids in listed.items() if block.id in ids}
             if found != expected:
                 raise PoolError(f"block {block.id} (ref {block.ref}) is in {found or 'no list'}, expected {expected}")
 
-    def _walk(self, name: str) -> set[int]:
-        blocks: BlockList = getattr(self, name)
-        ids: set[int] = set()
-        block = blocks.head.next
-        while block is not blocks.head:
-            if block.id in ids or block.next.prev is not block:
-                raise PoolError(f"list {name} is broken at block {block.id}")
-            ids.add(block.id)
-            block = block.next
-        if len(ids) != blocks.size:
-            raise PoolError(f"list {name} has {len(ids)} blocks, its size says {blocks.size}")
-        return ids
+
+def _walk(name: str, blocks: BlockList) -> set[int]:
+    ids: set[int] = set()
+    block = blocks.head.next
+    while block is not blocks.head:
+        if block.id in ids or block.next.prev is not block:
+            raise PoolError(f"list {name} is broken at block {block.id}")
+        ids.add(block.id)
+        block = block.next
+    if len(ids) != blocks.size:
+        raise PoolError(f"list {name} has {len(ids)} blocks, its size says {blocks.size}")
+    return ids

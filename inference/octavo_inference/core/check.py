@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from octavo_inference.core.request import MAX_LOGPROBS, Request, SamplingParams
+from octavo_inference.core.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_TIMEOUT, Request, SamplingParams
 from octavo_inference.errors import RequestError
 from octavo_inference.run.batch import Int32
 
@@ -39,6 +39,9 @@ def check_sampling(sampling: SamplingParams, vocab: int) -> None:
 
 def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
     """The prompt as an array. Raises `RequestError` when prompt and answer can never fit."""
+    _within("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if request.timeout is not None:
+        _within("timeout", request.timeout, 0.001, MAX_TIMEOUT)
     if not request.tokens:
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
     try:

@@ -13,6 +13,7 @@ class Counters:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.failed_steps = 0
+        self.checks = 0
         self._steps = 0
         self._seconds = 0.0
         self._idle_rows = 0

@@ -7,14 +7,18 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo_inference.core.blocks import BlockPool
+import numpy as np
+
+from octavo_inference.core.blocks import BlockPool, Keep
 from octavo_inference.core.check import check_prompt, check_sampling
 from octavo_inference.core.counters import Counters
+from octavo_inference.core.deadlines import Deadlines
 from octavo_inference.core.pace import Pace
 from octavo_inference.core.plan import Plan
-from octavo_inference.core.request import FinishReason, Output, Request, TokenLogprobs
+from octavo_inference.core.policy import POLICIES, PolicyName
+from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
 from octavo_inference.core.scheduler import Scheduler
-from octavo_inference.core.sequence import Sequence
+from octavo_inference.core.sequence import Sequence, State
 from octavo_inference.errors import QueueFullError, RequestError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.description import Description
@@ -29,14 +33,16 @@ log = logging.getLogger(__name__)
 
 # A step that fails takes its requests with it; so many in a row mean the device is gone, not a request bad.
 _MAX_FAILED_STEPS = 3
+_CHECK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait.
 
-    `static_wait`: None for continuous batching, else the seconds a static batch waits to fill.
     `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`core.pace`), None does not.
+    `static_wait`: None for continuous batching, else the seconds a static batch waits to fill. `host_blocks`: how many
+    blocks of preempted sequences the host may keep; 0 computes them again. `cache_policy` is for requests without one.
     """
 
     max_model_len: int
@@ -47,6 +53,8 @@ class EngineLimits:
     prefix_caching: bool = True
     static_wait: float | None = None
     prefill_slowdown: float | None = None
+    host_blocks: int = 0
+    cache_policy: PolicyName = "chat"
 
 
 class Engine:
@@ -76,12 +84,15 @@ class Engine:
         self._eos = frozenset(config.eos_token_ids)
         self._roots: dict[str, bytes] = {}
         self._requests: dict[str, list[Sequence]] = {}
+        self._deadlines = Deadlines(self._alive)
+        self._checked = -_CHECK_SECONDS
         self._arrivals = 0
         self._reports = 0
         self._failures = 0
         self._pace = None if limits.prefill_slowdown is None else Pace(limits.prefill_slowdown)
         self._rows = RowTable(limits.max_running, limits.max_model_len, backend.block_size)
-        self._pool = BlockPool(backend.num_blocks)
+        blocks = backend.num_blocks
+        self._pool = BlockPool(blocks, [Keep(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
         self.scheduler = Scheduler(
             self._pool,
             self._rows,
@@ -92,6 +103,8 @@ class Engine:
             caching=limits.prefix_caching,
             static_wait=limits.static_wait,
             pace=self._pace,
+            host_blocks=limits.host_blocks,
+            failpoints=self._failpoints,
         )
 
     @property
@@ -115,6 +128,7 @@ class Engine:
         answer = self.limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
         limit = min(len(prompt) + answer, self.limits.max_model_len)
         seed = self._entropy() if sampling.seed is None else sampling.seed
+        policy = list(POLICIES).index(request.cache_policy or self.limits.cache_policy)
         sequences = []
         for index in range(sampling.n):
             self._arrivals += 1
@@ -128,12 +142,16 @@ class Engine:
                     eos=self._eos,
                     root=self._root(request.salt),
                     arrival=self._arrivals,
+                    arrived=now,
+                    account=self.scheduler.ledger.enter(request.tenant),
+                    policy=policy,
                 )
             )
         self._requests[request.id] = sequences
         self.scheduler.add(sequences[0], now)
         if len(sequences) > 1:
             self.scheduler.add_forks(sequences[0], sequences[1:])
+        self._deadlines.add(request, now)
         self.counters.requests += 1
         self.counters.prompt_tokens += len(prompt)
 
@@ -151,25 +169,35 @@ class Engine:
         """
         self.heartbeat += 1
         begin = self._clock()
-        plan = self.scheduler.schedule(begin)
+        outputs = self._expire(begin)
+        plan = Plan()
+        try:
+            self.scheduler.schedule(plan, begin)
+        except Exception:
+            log.exception("step %d failed", self.heartbeat)
+            if self._gives_up():
+                raise
+            for sequence, _ in plan.saves:
+                self.scheduler.drop_host(sequence)
+            return outputs + self._fail(self.scheduler.running)
+        self._save(plan)
         if plan.empty:
-            return []
+            return outputs
         try:
             self._failpoints.hit("engine.step")
+            self._restore(plan)
             if plan.copies:
                 self.backend.copy_blocks(plan.copies)
             batch = self._rows.gather(plan)
             result = self.backend.step(batch)
         except Exception:
-            self._failures += 1
-            self.counters.failed_steps += 1
             log.exception("step %d failed", self.heartbeat)
-            if self._failures >= _MAX_FAILED_STEPS:
+            if self._gives_up():
                 raise
-            return self._fail(plan)
+            return outputs + self._fail([*plan.decodes, *(s for s, _ in plan.chunks), *plan.samples])
         self._failures = 0
         self.scheduler.advance(plan)
-        outputs = self._collect(plan, result)
+        outputs += self._collect(plan, result)
         prefill = sum(taken for _, taken in plan.chunks)
         decodes = len(plan.decodes)
         context = int(batch.seq_len[:decodes].sum())
@@ -200,6 +228,8 @@ class Engine:
             uncached_prompt_tokens=scheduler.uncached(),
             oldest_wait=0.0 if oldest is None else max(0.0, self._clock() - oldest),
             preemptions=scheduler.preemptions,
+            swaps=scheduler.swaps,
+            checks=counters.checks,
             requests=counters.requests,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
@@ -214,8 +244,20 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Compare the pool's books with the sequences. Raises `PoolError`; meant for tests and idle moments."""
+        """Compare the books with the sequences. Raises `PoolError`; meant for tests and idle moments."""
         self.scheduler.check()
+
+    def rest(self) -> None:
+        """Nothing is left to do: a moment to compare the books, at most every 30 seconds. Raises `PoolError`."""
+        now = self._clock()
+        if now - self._checked >= _CHECK_SECONDS:
+            self._checked = now
+            self.check()
+            self.counters.checks += 1
+
+    def reset_cache(self) -> None:
+        """Forget all prefixes: nothing computed so far is found by a request that comes after."""
+        self.scheduler.reset_cache()
 
     def _check_queue(self, count: int) -> None:
         scheduler = self.scheduler
@@ -234,8 +276,13 @@ class Engine:
 
     def _collect(self, plan: Plan, result: StepResult) -> list[Output]:
         self._rows.append(plan.samples, result.tokens)
-        outputs = []
+        outputs: list[Output] = []
         for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
+            if sequence.state is State.FINISHED:
+                continue  # with a sibling, whose logits were no numbers
+            if token < 0:
+                outputs += self._refuse_numbers(sequence)
+                continue
             sequence.total += 1
             reason: FinishReason | None = None
             stop: int | None = None
@@ -258,7 +305,63 @@ class Engine:
             )
             if reason is not None:
                 self._finish(sequence)
-        self.counters.generation_tokens += len(outputs)
+        self.counters.generation_tokens += sum(len(output.tokens) for output in outputs)
+        return outputs
+
+    def _alive(self, request: Request) -> bool:
+        sequences = self._requests.get(request.id)
+        return sequences is not None and sequences[0].request is request
+
+    def _expire(self, now: float) -> list[Output]:
+        """End the requests whose time is up: with what they have, or with an error when they have nothing."""
+        outputs = []
+        for request in self._deadlines.due(now):
+            sequences = self._requests[request.id]
+            begun = len(sequences) < request.sampling.n or any(s.total > s.prompt_len for s in sequences)
+            message = f"its time of {request.timeout:g} s was up before its first token; {self._waiting()}"
+            outputs += self._end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
+        return outputs
+
+    def _waiting(self) -> str:
+        scheduler = self.scheduler
+        return f"{len(scheduler.running)} sequences run and {len(scheduler.queue) + scheduler.pending_forks} wait"
+
+    def _save(self, plan: Plan) -> None:
+        """Copy preempted sequences to the host. One that cannot be copied is computed again."""
+        for sequence, blocks in plan.saves:
+            try:
+                self._failpoints.hit("swap.out")
+                sequence.host = self.backend.to_host(blocks)
+            except Exception:
+                log.exception("a preempted sequence could not be kept; it is computed again")
+                self.scheduler.drop_host(sequence)
+
+    def _restore(self, plan: Plan) -> None:
+        for sequence, first, blocks in plan.restores:
+            self._failpoints.hit("swap.in")
+            if blocks and sequence.host is not None:
+                self.backend.from_host(sequence.host[first : first + len(blocks)], blocks)
+            self.scheduler.drop_host(sequence)
+
+    def _gives_up(self) -> bool:
+        """Note that a step failed; whether it is one too many."""
+        self._failures += 1
+        self.counters.failed_steps += 1
+        return self._failures >= _MAX_FAILED_STEPS
+
+    def _refuse_numbers(self, sequence: Sequence) -> list[Output]:
+        """The model computed no numbers for a sequence: end its request, and let nobody find what it computed."""
+        request_id = sequence.request.id
+        log.error("request %s: the logits at token %d are not numbers", request_id, sequence.total)
+        held = set()
+        for sibling in self._requests[request_id]:
+            self.scheduler.distrust(sibling)
+            held.update(sibling.blocks)
+        message = "the model's output for this request is not a number (NaN or infinity); its weights may be damaged"
+        outputs = self._end(request_id, "error", message)
+        # The next to hold such a block reads what it has not written yet with weight 0, and 0 * NaN is NaN.
+        free = [block for block in held if self._pool.idle([block])]
+        self.backend.from_host(np.zeros_like(self.backend.to_host(free)), free)
         return outputs
 
     def _finish(self, sequence: Sequence) -> None:
@@ -268,18 +371,33 @@ class Engine:
         if not siblings:
             del self._requests[sequence.request.id]
 
-    def _fail(self, plan: Plan) -> list[Output]:
-        """End every request that had a part in the step: its KV may be half written."""
+    def _fail(self, sequences: list[Sequence]) -> list[Output]:
+        """End every request that had a part in a step: its KV may be half written."""
         # Clients get no word of the cause, which may name paths or addresses; the log has it.
         message = "the step this request was part of failed; the server's log says why"
-        ids = dict.fromkeys(s.request.id for s in [*plan.decodes, *(s for s, _ in plan.chunks), *plan.samples])
+        ids = dict.fromkeys(s.request.id for s in sequences)
+        return [output for request_id in ids for output in self._end(request_id, "error", message)]
+
+    def _end(
+        self, request_id: str, reason: FinishReason, error: str | None, stop_reason: str | None = None
+    ) -> list[Output]:
+        """End what is left of a request."""
         outputs = []
-        for request_id in ids:
-            for sequence in reversed(self._requests[request_id][:]):
-                outputs.append(
-                    Output(id=request_id, index=sequence.index, tokens=[], finish_reason="error", error=message)
+        # Siblings before their leader, or they would be queued when it goes.
+        for sequence in reversed(self._requests[request_id][:]):
+            outputs.append(
+                Output(
+                    id=request_id,
+                    index=sequence.index,
+                    tokens=[],
+                    logprobs=None if sequence.request.sampling.logprobs is None else [],
+                    finish_reason=reason,
+                    stop_reason=stop_reason,
+                    cached_tokens=sequence.cached,
+                    error=error,
                 )
-                self._finish(sequence)
+            )
+            self._finish(sequence)
         return outputs
 
 

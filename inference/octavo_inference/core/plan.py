@@ -12,8 +12,11 @@ class Plan:
     """One step: `decodes` compute one token each, `chunks` as many as stated; in this order in the batch.
 
     `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
-    request share one). `copies` are (source, destination) blocks to copy before the step; `preempted` sequences lost
-    their blocks and wait again. `idle_rows` are rows that finished sequences of a static batch keep from others.
+    request share one). `preempted` sequences lost their blocks and wait again. `idle_rows` are rows that finished
+    sequences of a static batch keep from others.
+
+    Before the step, in this order: `saves` are blocks of a preempted sequence to copy to the host; `restores` are
+    blocks into which to copy them back, from the stated one of the saved on; `copies` are (source, destination) blocks.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -22,6 +25,8 @@ class Plan:
     sample_rows: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    saves: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    restores: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)
     idle_rows: int = 0
 
     @property

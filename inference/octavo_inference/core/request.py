@@ -6,9 +6,15 @@ from typing import Literal
 
 import msgspec
 
+from octavo_inference.core.policy import PolicyName
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
+MAX_PRIORITY = 100
+MAX_TIMEOUT = 86400.0
+DEADLINE = "deadline"
+"""`Output.stop_reason` of a request that was ended because its time was up."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +54,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One prompt handed to the engine. `tokens` is the prompt; `salt` separates prefix caches of tenants.
 
-    `priority`: higher runs first; equal priorities run in order of arrival.
+    `priority`: higher starts first, see `core.waiting`. `tenant` is who shares fairly with others of that priority.
+    `cache_policy` says how long the prefix cache keeps its blocks; None is the engine's default. `timeout` is how many
+    seconds it may take; what it has by then is its answer.
     """
 
     id: str
@@ -56,6 +64,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     sampling: SamplingParams
     priority: int = 0
     salt: str = ""
+    tenant: str = ""
+    cache_policy: PolicyName | None = None
+    timeout: float | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -66,6 +77,10 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
     id: str
     index: int | None = None
+
+
+class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
+    """Forget all prefixes: no request behind this message finds what was computed before it."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +103,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop token id or string that ended it; None for end-of-sequence and length."""
+    """The stop token id or string that ended it, or `DEADLINE`; None for end-of-sequence and length."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache; final once the first token is out."""
     error: str | None = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from octavo_inference.core.blocks import BlockPool
+from octavo_inference.core.blocks import BlockPool, PoolError
+from octavo_inference.core.fairness import GENERATED_TOKEN, Ledger
 from octavo_inference.core.pace import Pace
 from octavo_inference.core.plan import Plan
 from octavo_inference.core.sequence import Sequence, State
 from octavo_inference.core.static import next_batch
-from octavo_inference.core.waiting import WaitingQueue
+from octavo_inference.core.waiting import WaitingQueue, level
+from octavo_inference.failpoints import Failpoints
 from octavo_inference.run.rows import RowTable
 from octavo_protocol.hashing import block_hash
 
@@ -25,6 +27,9 @@ class Scheduler:
     `static_wait`: None admits whoever fits at every step (continuous batching). A number of seconds makes batches
     static: one is formed when all rows can be filled or the longest wait reaches it, and the next one after all of it.
     `pace` may allow fewer prompt tokens beside running answers.
+
+    `host_blocks`: that many blocks of preempted sequences can be kept on the host; what does not fit there is computed
+    again.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class Scheduler:
         caching: bool,
         static_wait: float | None = None,
         pace: Pace | None = None,
+        host_blocks: int = 0,
+        failpoints: Failpoints | None = None,
     ) -> None:
         self.pool = pool
         self.rows = rows
@@ -49,7 +56,10 @@ class Scheduler:
         self.caching = caching
         self.static_wait = static_wait
         self.pace = pace
+        self.host_blocks = self.host_free = host_blocks
+        self._failpoints = failpoints or Failpoints("")
         self.queue = WaitingQueue()
+        self.ledger = Ledger()
         self.running: list[Sequence] = []
         self.pending_forks = 0
         # A static batch: its members that have not started, and how many have.
@@ -58,6 +68,7 @@ class Scheduler:
         # The last step left sequences waiting, for want of rows, blocks or budget.
         self.stalled = False
         self.preemptions = 0
+        self.swaps = 0
         self.hit_tokens = 0
 
     @property
@@ -78,8 +89,8 @@ class Scheduler:
             self._hash_prompt(sequence)
         sequence.state = State.WAITING
         sequence.enqueued = now
-        known = len(self.pool.match(sequence.hashes)) * self.block_size
-        self.queue.push(sequence, max(1, sequence.total - known))
+        known = len(self.pool.match(sequence.hashes, now)) * self.block_size
+        self.queue.push(sequence, max(1, sequence.total - max(known, sequence.kept)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
         """Let siblings wait for the prompt of `leader`, which waits or runs, to share its blocks."""
@@ -88,9 +99,12 @@ class Scheduler:
             fork.leader = leader
         self.pending_forks += len(forks)
 
-    def schedule(self, now: float) -> Plan:
-        """Plan one step and hold all the blocks it needs. Preempted sequences are queued again."""
-        plan = Plan()
+    def schedule(self, plan: Plan, now: float) -> None:
+        """Plan one step and hold all the blocks it needs. Preempted sequences are queued again.
+
+        What raises leaves an unfinished plan: then everything that runs is to be finished, and `saves` to be dropped.
+        """
+        self.pool.expire(now)
         self._plan_decodes(plan, now)
         left = self._prompt_tokens(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
@@ -102,16 +116,17 @@ class Scheduler:
         # After a preemption there is no room for more; admitting would only preempt again.
         while left > 0 and not plan.preempted:
             head = self._next(now)
-            take = 0 if head is None else self._admit(head, left)
+            take = 0 if head is None else self._admit(head, left, plan, now)
             if head is None or take == 0:
                 break
             plan.chunks.append((head, take))
             left -= take
         self._plan_samples(plan, now)
+        for sequence in plan.samples:
+            sequence.account.served += GENERATED_TOKEN
         if self.static_wait is not None:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
-        return plan
 
     def advance(self, plan: Plan) -> None:
         """The step was computed: count its tokens and make blocks it filled findable."""
@@ -128,7 +143,7 @@ class Scheduler:
         """Free all a sequence has, wherever it is: running, queued, or waiting for its leader's prompt."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-            self._free(sequence)
+            self._free(sequence, now)
         elif sequence in self.queue:
             self.queue.remove(sequence)
         elif sequence.leader is not None:
@@ -136,17 +151,43 @@ class Scheduler:
             sequence.leader = None
             self.pending_forks -= 1
         sequence.state = State.FINISHED
+        self.drop_host(sequence)
+        self.ledger.leave(sequence.account)
         if sequence.forks:
             # The prompt will not be computed by this one; the siblings stand on their own.
             self._release_forks(sequence, now)
+
+    def drop_host(self, sequence: Sequence) -> None:
+        """Give up what the host keeps of a sequence."""
+        self.host_free += self._blocks(sequence.kept)
+        sequence.kept = 0
+        sequence.host = None
+
+    def reset_cache(self) -> None:
+        """Let nothing computed so far be found by a request that comes after."""
+        self.pool.reset()
+        for sequence in self.running:
+            sequence.sealed = True
+        for sequence in self.queue:
+            sequence.sealed = sequence.kept > 0
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Let nobody find a running sequence's blocks any more: what is in them is not to be used."""
+        self.pool.forget(sequence.hashes[: sequence.registered])
+        sequence.sealed = True
 
     def uncached(self) -> int:
         """Prompt tokens, waiting and running, that still have to be computed."""
         return self.queue.uncached + sum(s.left for s in self.running if s.left > 1)
 
     def check(self) -> None:
-        """Compare the pool's books with the running sequences' blocks. Raises `PoolError`."""
+        """Compare the books of pool, rows and host with the sequences. Raises `PoolError`."""
         self.pool.check([s.blocks for s in self.running])
+        if self.rows.free != self.max_running - len(self.running):
+            raise PoolError(f"{self.rows.free} of {self.max_running} rows are free, {len(self.running)} sequences run")
+        kept = sum(self._blocks(s.kept) for s in (*self.queue, *self.running))
+        if self.host_free != self.host_blocks - kept:
+            raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
     def _prompt_tokens(self, decodes: int) -> int:
         """Tokens this step may spend on prompts."""
@@ -177,62 +218,98 @@ class Scheduler:
             sequence.tail_shared = False
             if not self.pool.shared(shared):
                 return  # the siblings have made their copies
-            [own] = self.pool.allocate(1) or []
+            [own] = self._allocate(1)
             self.pool.release([shared])
             sequence.blocks[last] = own
             self.rows.set_block(sequence, last, own)
             plan.copies.append((shared, own))
             return
-        [block] = self.pool.allocate(1) or []
+        [block] = self._allocate(1)
         sequence.tail_shared = False
         sequence.blocks.append(block)
         sequence.capacity += self.block_size
         self.rows.set_block(sequence, last + 1, block)
 
     def _preempt(self, plan: Plan, now: float) -> None:
-        """Take the blocks of the sequence that matters least: lowest priority, least lost work, newest."""
-        victim = min(self.running, key=lambda s: (s.request.priority, s.computed, -s.arrival))
+        """Take the blocks of the sequence that matters least: lowest level, least lost work, newest."""
+        victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
-        self._free(victim)
+        used = self._blocks(victim.computed)
+        if 0 < used <= self.host_free:
+            self.host_free -= used
+            victim.kept = victim.computed
+            plan.saves.append((victim, victim.blocks[:used]))
+            self.swaps += 1
+        else:
+            victim.sealed = False
+        self._free(victim, now)
         victim.computed = 0
         self.preemptions += 1
         self._batch_rows -= 1
         plan.preempted.append(victim)
         self.add(victim, now)
 
+    def _allocate(self, count: int) -> list[int]:
+        """Blocks that are known to be available."""
+        self._failpoints.hit("pool.allocate")
+        blocks = self.pool.allocate(count)
+        if blocks is None:
+            raise PoolError(f"{count} blocks were thought to be available, {self.pool.available} are")
+        return blocks
+
+    def _lost(self, sequence: Sequence) -> int:
+        """Blocks that would have to be computed again: not those that the host or the prefix cache keeps."""
+        if self._blocks(sequence.computed) <= self.host_free:
+            return 0
+        return sequence.computed // self.block_size - sequence.registered
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
     def _next(self, now: float) -> Sequence | None:
         """Whose turn it is to start."""
         if self.static_wait is None:
-            return self.queue.peek()
+            return self.queue.peek(now)
         if not self.running:
             self._batch.clear()
             self._batch_rows = 0
-            head = self.queue.peek()
+            head = self.queue.peek(now)
             if head is not None and self.delay(now) <= 0:
                 self._batch.extend(next_batch(self.queue, head, self.max_running))
         while self._batch and (self._batch[0] not in self.queue or self._batch_rows >= self.max_running):
             self._batch.popleft()
         return self._batch[0] if self._batch else None
 
-    def _admit(self, sequence: Sequence, left: int) -> int:
+    def _admit(self, sequence: Sequence, left: int, plan: Plan, now: float) -> int:
         """Start a waiting sequence if rows, blocks and budget allow; the number of tokens it computes, 0 if not."""
         growth = len(self.running)
         if growth >= self.max_running or self.pool.available <= growth:
             return 0
         # At least the last token is computed: its logits choose the next one.
-        hits = self.pool.match(sequence.hashes[: (sequence.total - 1) // self.block_size])
-        need = -(-sequence.total // self.block_size) - len(hits)
-        missing = sequence.total - len(hits) * self.block_size
+        hits = self.pool.match(sequence.hashes[: (sequence.total - 1) // self.block_size], now)
+        need = self._blocks(sequence.total) - len(hits)
+        computed = max(len(hits) * self.block_size, sequence.kept)
+        missing = sequence.total - computed
         if missing > left and not self.chunked:
             return 0
         # Every running sequence keeps a block to grow into, so that an admission does not end in a preemption.
         if need + self.pool.idle(hits) + growth > self.pool.available:
             return 0
-        self.queue.remove(sequence)
         self.pool.acquire(hits)
-        sequence.blocks = hits + (self.pool.allocate(need) or [])
+        try:
+            sequence.blocks = hits + self._allocate(need)
+        except BaseException:
+            self.pool.release(hits, sequence.policy, now)
+            raise
+        self.queue.remove(sequence)
         sequence.registered = len(hits)
-        self._start(sequence, len(hits) * self.block_size)
+        if sequence.kept:
+            saved = sequence.blocks[len(hits) : self._blocks(sequence.kept)]
+            plan.restores.append((sequence, len(hits), saved))
+        if not sequence.started:
+            self.ledger.choose(sequence.account, missing)
+        sequence.level = level(sequence, now)
+        self._start(sequence, computed)
         return min(missing, left)
 
     def _start(self, sequence: Sequence, computed: int) -> None:
@@ -277,6 +354,8 @@ class Scheduler:
             fork.registered = fork.total // self.block_size
             fork.started = True
             fork.cached = leader.cached
+            fork.level = leader.level
+            fork.sealed = leader.sealed
             fork.tail_shared = leader.tail_shared = fork.total % self.block_size != 0
             self._start(fork, fork.total)
             plan.samples.append(fork)
@@ -291,8 +370,8 @@ class Scheduler:
             fork.leader = None
             self.add(fork, now)
 
-    def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+    def _free(self, sequence: Sequence, now: float) -> None:
+        self.pool.release(sequence.blocks, sequence.policy, now)
         sequence.blocks = []
         sequence.capacity = 0
         sequence.tail_shared = False
@@ -308,7 +387,7 @@ class Scheduler:
             sequence.hashes.append(parent)
 
     def _register(self, sequence: Sequence) -> None:
-        if not self.caching:
+        if not self.caching or sequence.sealed:
             return
         full = sequence.computed // self.block_size
         if len(sequence.hashes) < full:

@@ -7,6 +7,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.core.fairness import Account
 from octavo_inference.core.request import Request
 from octavo_inference.run.batch import Int32
 
@@ -27,7 +28,9 @@ class Sequence:
     """
 
     __slots__ = (
+        "account",
         "arrival",
+        "arrived",
         "banned",
         "blocks",
         "cached",
@@ -37,16 +40,21 @@ class Sequence:
         "enqueued",
         "forks",
         "hashes",
+        "host",
         "index",
+        "kept",
         "leader",
+        "level",
         "limit",
         "min_total",
         "penalised",
+        "policy",
         "prompt_len",
         "registered",
         "request",
         "root",
         "row",
+        "sealed",
         "seed",
         "started",
         "state",
@@ -67,12 +75,23 @@ class Sequence:
         eos: frozenset[int],
         root: bytes,
         arrival: int,
+        arrived: float,
+        account: Account,
+        policy: int,
     ) -> None:
-        """`limit`: total tokens at which the sequence ends by length. `arrival`: order among equal priorities."""
+        """`limit`: total tokens at which the sequence ends by length. `arrival` numbers sequences, `arrived` is a time.
+
+        `account` is its tenant's, `policy` the index of the rule by which its blocks are kept.
+        """
         sampling = request.sampling
         self.request = request
         self.index = index
         self.arrival = arrival
+        self.arrived = arrived
+        self.account = account
+        self.policy = policy
+        # Its priority, aged, when it last started: it keeps while it runs what it gained by waiting.
+        self.level = request.priority
         self.enqueued = 0.0
         self.state = State.WAITING
         self.started = False
@@ -90,6 +109,11 @@ class Sequence:
         self.root = root
         self.hashes: list[bytes] = []
         self.registered = 0
+        # Blocks it computes from here on are not to be found by others: the cache was reset.
+        self.sealed = False
+        # Preempted by swap: the KV of its first `kept` tokens is in `host`.
+        self.kept = 0
+        self.host: NDArray[np.generic] | None = None
         # Shares its partial last block with siblings until the first of them writes into it.
         self.tail_shared = False
         # Siblings that wait for this sequence's prompt to be computed, to share its blocks.

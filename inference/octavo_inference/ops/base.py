@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo_inference.run.batch import Batch, Float32, StepResult
+
+HostBlocks = NDArray[np.generic]
 
 
 class Backend(Protocol):
@@ -23,6 +28,14 @@ class Backend(Protocol):
 
     def logits(self, batch: Batch) -> Float32:
         """The step without sampling: logits [R, vocab] in float32 of the sample rows. For tests and evaluation."""
+        ...
+
+    def to_host(self, blocks: Sequence[int]) -> HostBlocks:
+        """A copy of the KV of whole blocks, all layers, in the host's memory: an array [block, ...]."""
+        ...
+
+    def from_host(self, saved: HostBlocks, blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -186,6 +186,14 @@ class CpuBackend:
         for origin, target in pairs:
             self._kv[:, target] = self._kv[:, origin]
 
+    def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
+        """A copy of whole blocks, all layers: [block, layer, bytes]."""
+        return np.ascontiguousarray(self._kv[:, list(blocks)].swapaxes(0, 1))
+
+    def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
+        self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
+
     def _run(self, batch: Batch, sampling: abi.Sampling, *, choose: bool) -> None:
         native = abi.Batch(
             tokens=address(batch.tokens),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor as Torch
 from torch.nn.functional import gelu, linear, silu
 
@@ -90,6 +91,21 @@ class ReferenceBackend:
         for source, target in pairs:
             for pool in (self._keys, self._values):
                 pool[:, target * size : (target + 1) * size] = pool[:, source * size : (source + 1) * size]
+
+    def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
+        """A copy of whole blocks, all layers: [block, key or value, layer, token, head, dim]."""
+        pools = torch.stack(
+            [self._by_block(self._keys)[:, list(blocks)], self._by_block(self._values)[:, list(blocks)]]
+        )
+        return pools.permute(2, 0, 1, 3, 4, 5).numpy().copy()
+
+    def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
+        for number, pool in enumerate((self._keys, self._values)):
+            self._by_block(pool)[:, list(blocks)] = torch.from_numpy(saved[:, number].copy()).transpose(0, 1)
+
+    def _by_block(self, pool: Torch) -> Torch:
+        return pool.view(len(pool), self.num_blocks, self.block_size, *pool.shape[2:])
 
     def _attention(self, number: int, layer: _Layer, x: Torch, places: Torch, batch: Batch) -> Torch:
         config = self._config

@@ -52,6 +52,8 @@ class FakeEngine:
     pace: float = 0.0
     fail_at: int | None = None
     steps: int = 0
+    rests: int = 0
+    resets: int = 0
     sequences: list[FakeSequence] = field(default_factory=list)
     seen: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
@@ -62,6 +64,12 @@ class FakeEngine:
 
     def delay(self) -> float:
         return 0.0
+
+    def rest(self) -> None:
+        self.rests += 1
+
+    def reset_cache(self) -> None:
+        self.resets += 1
 
     def submit(self, request: Request) -> None:
         self.seen.append(request)

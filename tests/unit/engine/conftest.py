@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from octavo_inference.ops.sampling import mix
 from octavo_inference.run.batch import Batch, Float32, StepResult
 
 VOCAB = 61
+REQUEST_FIELDS = {"priority", "salt", "tenant", "cache_policy", "timeout"}
 EOS = 60
 CONFIG = ModelConfig(
     architecture="llama",
@@ -75,10 +75,28 @@ class EchoBackend:
     def logits(self, batch: Batch) -> Float32:
         raise AssertionError("the engine asks for tokens only")
 
+    def to_host(self, blocks: Sequence[int]) -> np.ndarray:
+        return self.kv[list(blocks)]
+
+    def from_host(self, saved: np.ndarray, blocks: Sequence[int]) -> None:
+        self.kv[list(blocks)] = saved
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
             self.kv[target] = self.kv[source]
             self.copies += 1
+
+
+class Ticks:
+    """A clock that moves on by `pace` whenever somebody looks."""
+
+    def __init__(self, pace: float) -> None:
+        self.now = 0.0
+        self.pace = pace
+
+    def __call__(self) -> float:
+        self.now += self.pace
+        return self.now
 
 
 @dataclass
@@ -86,13 +104,15 @@ class Runner:
     """An engine and what came out of it."""
 
     engine: Engine
+    clock: Ticks
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     final: dict[tuple[str, int], Output] = field(default_factory=dict)
     order: list[tuple[str, int]] = field(default_factory=list)
 
-    def submit(self, request_id: str, tokens: Sequence[int], *, priority: int = 0, **sampling: object) -> None:
-        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "seed": 1, **sampling})  # type: ignore[arg-type]
-        self.engine.submit(Request(id=request_id, tokens=list(tokens), sampling=params, priority=priority))
+    def submit(self, request_id: str, tokens: Sequence[int], **given: object) -> None:
+        about = {name: given.pop(name) for name in REQUEST_FIELDS & given.keys()}
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "seed": 1, **given})  # type: ignore[arg-type]
+        self.engine.submit(Request(id=request_id, tokens=list(tokens), sampling=params, **about))  # type: ignore[arg-type]
 
     def step(self) -> list[Output]:
         outputs = self.engine.step()
@@ -124,13 +144,14 @@ def make_runner(
     chunked: bool = True,
     caching: bool = True,
     static_wait: float | None = None,
+    host_blocks: int = 0,
+    pace: float = 1.0,
 ) -> Runner:
-    limits = EngineLimits(max_model_len, max_running, budget, max_queued, chunked, caching, static_wait)
-    ticks = itertools.count()
-    engine = Engine(
-        EchoBackend(blocks) if backend is None else backend, CONFIG, limits, clock=lambda: float(next(ticks))
+    limits = EngineLimits(
+        max_model_len, max_running, budget, max_queued, chunked, caching, static_wait, host_blocks=host_blocks
     )
-    return Runner(engine)
+    clock = Ticks(pace)
+    return Runner(Engine(EchoBackend(blocks) if backend is None else backend, CONFIG, limits, clock=clock), clock)
 
 
 @pytest.fixture(scope="session")

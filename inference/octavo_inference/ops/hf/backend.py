@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_inference.ops.hf import attention
@@ -71,6 +72,23 @@ class TransformersBackend:
         for source, target in pairs:
             for pool in (tensor for layer in self._pools for tensor in layer):
                 pool[target * size : (target + 1) * size] = pool[source * size : (source + 1) * size]
+
+    def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
+        """A copy of whole blocks, all layers: [block, bytes]."""
+        parts = [
+            pool.view(self.num_blocks, -1)[list(blocks)].view(torch.uint8) for pair in self._pools for pool in pair
+        ]
+        saved: NDArray[np.uint8] = torch.cat(parts, dim=1).numpy()
+        return saved
+
+    def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
+        start = 0
+        for pool in (tensor for pair in self._pools for tensor in pair):
+            by_block = pool.view(self.num_blocks, -1)
+            end = start + by_block.shape[1] * pool.element_size()
+            by_block[list(blocks)] = torch.from_numpy(saved[:, start:end].copy()).view(pool.dtype)
+            start = end
 
 
 def forward(module: Any, tokens: Int32, **arguments: Tensor) -> Tensor:

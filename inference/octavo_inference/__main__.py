@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from importlib.metadata import version
 
-from octavo_inference.api.auth import Keys
-from octavo_inference.errors import OctavoError
-from octavo_inference.settings import parse
-from octavo_inference.sockets import Sockets
 from octavo_inference.spawn import EngineProcess
 from octavo_inference.timeline import Timeline
 
@@ -16,22 +12,40 @@ from octavo_inference.timeline import Timeline
 def main() -> int:
     """Entry point; returns the exit status."""
     timeline = Timeline.of_process()
+    # Before anything else: its imports take longer than all that is done here meanwhile.
+    child = EngineProcess()
+    timeline.mark("engine started")
+    # Nothing made while loading becomes garbage, so looking for it only costs time; serving switches it on again.
+    gc.disable()
+    try:
+        return _main(child, timeline)
+    except SystemExit:  # --help
+        child.abandon()
+        raise
+
+
+def _main(child: EngineProcess, timeline: Timeline) -> int:
+    from octavo_inference.api.auth import Keys  # noqa: PLC0415 -- all of these while the engine imports its own
+    from octavo_inference.errors import OctavoError  # noqa: PLC0415
+    from octavo_inference.settings import parse  # noqa: PLC0415
+    from octavo_inference.sockets import Sockets  # noqa: PLC0415
+
     try:
         settings = parse(sys.argv[1:])
         sockets = Sockets(settings)
         keys = Keys(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
         admin_keys = Keys(settings.admin_key_file, "--admin-key-file") if settings.admin_key_file else None
     except OctavoError as error:
+        child.abandon()
         sys.stderr.write(f"octavo-server: {error}\n")
         return 2
-    # The engine process starts before the imports of this one, which take as long as half of its loading.
-    child = EngineProcess(settings)
-    timeline.mark("engine started")
+    child.load(settings)
+    timeline.mark("settings")
     from octavo_inference import logs, server  # noqa: PLC0415
 
     logs.configure(settings.log_format)
     timeline.mark("imports")
-    return server.run(settings, sockets, keys, admin_keys, child, timeline, version("octavo"))
+    return server.run(settings, sockets, keys, admin_keys, child, timeline)
 
 
 if __name__ == "__main__":

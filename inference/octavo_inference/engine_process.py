@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
+import importlib
 import logging
 import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ from octavo_inference.ipc import (
     encode_frame,
 )
 from octavo_inference.settings import Settings
+from octavo_inference.timeline import Timeline
 
 _RECEIVE_BYTES = 1 << 20
 log = logging.getLogger("octavo.engine")
@@ -81,10 +83,14 @@ class Channel:
             raise _PeerGoneError from None
 
 
-def serve(connection: socket.socket, load: Loader) -> int:
-    """Load what the peer asks for and run it until the peer goes. Returns the exit status."""
+def serve(connection: socket.socket, load: Loader, prepare: Callable[[], object] = lambda: None) -> int:
+    """Load what the peer asks for and run it until the peer goes. Returns the exit status.
+
+    `prepare` needs no settings and runs before they come.
+    """
     channel = Channel(connection)
     try:
+        prepare()
         _load_and_run(channel, load)
     except _PeerGoneError:
         return 0
@@ -130,11 +136,11 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
 def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
     """The real engine; see `octavo_inference.build`."""
     logs.configure(settings.log_format)
-    begin = time.perf_counter()
-    from octavo_inference.build import load_engine  # noqa: PLC0415 -- numpy and the kernels, timed as a phase
+    timeline = Timeline.of_process()
+    imported = timeline.now()
+    from octavo_inference.build import load_engine  # noqa: PLC0415
     from octavo_inference.config import PROFILES, EngineSettings  # noqa: PLC0415
 
-    imported = time.perf_counter()
     loaded = load_engine(
         EngineSettings(
             model=settings.model,
@@ -158,7 +164,9 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
             cache_policy=settings.cache_policy,
         )
     )
-    done = time.perf_counter()
+    # What is there now stays: the collector need not walk it again and again.
+    gc.freeze()
+    gc.enable()
     limits, backend = loaded.engine.limits, loaded.engine.backend
     info = EngineInfo(
         backend=backend.name,
@@ -175,7 +183,7 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
         preemption=settings.preemption,
         cache_policy=settings.cache_policy,
         swap_bytes=loaded.settings.swap_memory or 0,
-        phases=(("engine imports", imported - begin), ("weights and kernels", done - imported)),
+        phases=(("imports", imported), ("weights and kernels", timeline.now() - imported)),
     )
     return loaded.engine, info
 
@@ -187,7 +195,14 @@ def main() -> int:
     # The API process decides when to end: a Ctrl+C or a SIGTERM to the group must not cut answers that may finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return serve(socket.socket(fileno=int(sys.argv[1])), load_model)
+    # Nothing made while loading becomes garbage, so looking for it only costs time.
+    gc.disable()
+    return serve(socket.socket(fileno=int(sys.argv[1])), load_model, _prepare)
+
+
+def _prepare() -> None:
+    # numpy and the engine: most of what the process imports, while the other one still reads its settings.
+    importlib.import_module("octavo_inference.build")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Generator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +48,10 @@ def run(
     admin_keys: Keys | None,
     child: EngineProcess,
     timeline: Timeline,
-    version: str,
 ) -> int:
     """Serve until told to stop. Returns the exit status: 0 drained, 1 the engine could not load or died, 70 it hung."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(settings, sockets, child, timeline, version, keys, admin_keys))
+        return runner.run(_main(settings, sockets, child, timeline, keys, admin_keys))
 
 
 async def _main(
@@ -58,7 +59,6 @@ async def _main(
     sockets: Sockets,
     child: EngineProcess,
     timeline: Timeline,
-    version: str,
     keys: Keys | None,
     admin_keys: Keys | None,
 ) -> int:
@@ -71,7 +71,7 @@ async def _main(
     )
     process = _Process(service, settings.drain_timeout)
     servers = [
-        HttpServer(public_app(service, keys, version), sockets.api),
+        HttpServer(public_app(service, keys, version("octavo")), sockets.api),
         HttpServer(admin_app(service, admin_keys, process.drain), sockets.admin),
     ]
     process.handle_signals()
@@ -160,6 +160,9 @@ async def _start(service: Service, settings: Settings, timeline: Timeline, socke
     timeline.mark("first token")
     service.loaded = Loaded(text, info, longest)
     service.cold_start = timeline.now()
+    # What is there now stays: the collector need not walk it again and again.
+    gc.freeze()
+    gc.enable()
     service.ready = True
     os.nice(_NICENESS)
     _greet(service, settings, info, timeline, sockets)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
-from octavo_inference.ipc import Start, encode_frame
-from octavo_inference.settings import Settings
+if TYPE_CHECKING:
+    from octavo_inference.settings import Settings
 
 _SOCKET_BUFFER = 1 << 20
 
 
 class EngineProcess:
-    """A child that has begun to load, and our end of the socket pair to it."""
+    """A child that imports what it needs and waits for `load`, and our end of the socket pair to it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self) -> None:
         self.connection, theirs = socket.socketpair()
         for end in (self.connection, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
@@ -23,4 +24,15 @@ class EngineProcess:
         command = [sys.executable, "-P", "-m", "octavo_inference.engine_process", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
+
+    def load(self, settings: Settings) -> None:
+        """Tell it what to load."""
+        from octavo_inference.ipc import Start, encode_frame  # noqa: PLC0415 -- after the child is on its way
+
         self.connection.sendall(encode_frame(Start(settings=settings)))
+
+    def abandon(self) -> None:
+        """End it before `load`: there will be nothing to load."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()

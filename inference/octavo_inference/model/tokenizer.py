@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from octavo_inference.errors import ModelError
-from octavo_inference.model.gguf import GgufFile
+from octavo_inference.model.gguf_header import Value
 
 # Values of tokenizer.ggml.token_type
 _CONTROL = 3
@@ -26,6 +26,20 @@ _LLAMA3 = frozenset({"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"})
 _QWEN2 = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
+class Described(Protocol):
+    """A GGUF file, whole or its head alone."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        ...
+
+    @property
+    def metadata(self) -> dict[str, Value]:
+        """Its keys and values."""
+        ...
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """A `tokenizer.json`."""
     try:
@@ -34,7 +48,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise ModelError(f"{path}: not a tokenizer: {error}") from error
 
 
-def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
+def tokenizer_from_gguf(file: Described) -> Tokenizer:
     """The byte-level BPE tokenizer that a GGUF file describes. Raises `ModelError` naming a kind not supported."""
     metadata = file.metadata
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
@@ -47,7 +61,7 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     if not isinstance(tokens, list) or not isinstance(merges, list):
         raise ModelError(f"{file.path}: tokenizer.ggml.tokens or .merges is missing; {hint}")
     types = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
+    if not isinstance(types, memoryview) or len(types) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.token_type does not have one entry per token")
     pairs = []
     for merge in merges:
@@ -68,8 +82,8 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [tokens[i] for i in np.flatnonzero(types == _CONTROL)]
-    user = [tokens[i] for i in np.flatnonzero(types == _USER_DEFINED)]
+    special = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+    user = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in user])
     bos = token_at(file, "bos")
@@ -88,7 +102,7 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     return tokenizer
 
 
-def token_at(file: GgufFile, name: str) -> str | None:
+def token_at(file: Described, name: str) -> str | None:
     """The text of a named special token (`bos`, `eos`, `eot`), None when the file names none."""
     tokens, index = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get(f"tokenizer.ggml.{name}_token_id")
     if not isinstance(tokens, list) or not isinstance(index, int):

@@ -26,11 +26,11 @@ from octavo_inference.client import EngineClient, ProcessClient
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.errors import OctavoError
 from octavo_inference.ipc import EngineInfo
+from octavo_inference.model.words import check_vocabulary, load_words
 from octavo_inference.settings import Settings
 from octavo_inference.sockets import Sockets
 from octavo_inference.spawn import EngineProcess
 from octavo_inference.streams import EngineDiedError
-from octavo_inference.template import ChatTemplate
 from octavo_inference.timeline import Timeline
 
 log = logging.getLogger("octavo.server")
@@ -155,6 +155,7 @@ async def _start(service: Service, settings: Settings, timeline: Timeline, socke
     (text, longest), info = await asyncio.gather(
         asyncio.to_thread(_load_text, settings.model), _start_engine(service.client, timeline)
     )
+    check_vocabulary(text.tokenizer, info.vocab_size, settings.model)
     timeline.mark("tokenizer")
     await _warm_up(service.client, info)
     timeline.mark("first token")
@@ -177,15 +178,15 @@ async def _start_engine(client: EngineClient, timeline: Timeline) -> EngineInfo:
 
 
 def _load_text(model: str) -> tuple[TextModel, int]:
-    from octavo_inference.model.load import load_text  # noqa: PLC0415 -- numpy: while the engine loads, not before
+    from octavo_inference.template import ChatTemplate  # noqa: PLC0415 -- jinja: while the engine loads, not before
 
-    loaded = load_text(model)
+    words = load_words(model)
     template = None
-    if loaded.chat_template is not None:
+    if words.chat_template is not None:
         template = ChatTemplate(
-            loaded.chat_template, loaded.tokenizer, bos_token=loaded.bos_token, eos_token=loaded.eos_token
+            words.chat_template, words.tokenizer, bos_token=words.bos_token, eos_token=words.eos_token
         )
-    text = TextModel(loaded.tokenizer, template)
+    text = TextModel(words.tokenizer, template)
     return text, text.longest_token
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -25,7 +26,9 @@ from octavo_inference.api.responses import (
     chat_logprobs,
 )
 from octavo_inference.api.service import Service
-from octavo_inference.template import Message
+
+if TYPE_CHECKING:
+    from octavo_inference.template import Message
 
 CLIENT_GONE = 499
 _encode = msgspec.json.Encoder().encode

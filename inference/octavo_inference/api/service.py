@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
@@ -18,8 +18,10 @@ from octavo_inference.api.metrics import Metrics
 from octavo_inference.client import EngineClient
 from octavo_inference.errors import RequestError
 from octavo_inference.ipc import EngineInfo
-from octavo_inference.template import ChatTemplate, Message
 from octavo_protocol.load import LoadReport
+
+if TYPE_CHECKING:  # jinja is imported while the engine loads, not before
+    from octavo_inference.template import ChatTemplate, Message
 
 Result = TypeVar("Result")
 

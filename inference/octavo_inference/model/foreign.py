@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo_inference.errors import ModelError
-from octavo_inference.model.from_hf import eos_token_ids, optional_json
+from octavo_inference.model.from_hf import eos_token_ids
+from octavo_inference.model.jsonfile import optional_json
 
 # Attention that reads keys by their positions alone; other kinds of layers carry state or choose keys by content.
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})

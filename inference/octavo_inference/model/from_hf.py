@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from octavo_inference.errors import ModelError, UnsupportedModelError
 from octavo_inference.model.config import Activation, ModelConfig
 from octavo_inference.model.hf_rope import read_rope
-from octavo_inference.model.jsonfile import read_json
+from octavo_inference.model.jsonfile import optional_json
 from octavo_inference.model.safetensors import Checkpoint, RawTensor
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_values, exact_half
 
@@ -50,11 +50,6 @@ _TEXT_DEFAULTS: dict[str, Any] = {
 }
 # Where a language model stands in a checkpoint: alone, or inside a larger one, of today and of before.
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
-
-
-def optional_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} when there is no such file."""
-    return read_json(path, dict[str, Any], "a JSON object") if path.exists() else {}
 
 
 def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelConfig:

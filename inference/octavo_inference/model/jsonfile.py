@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,3 +27,8 @@ def read_json(path: Path, kind: type[T], what: str) -> T:
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     return decode_json(data, kind, path, what)
+
+
+def optional_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} when there is no such file."""
+    return read_json(path, dict[str, Any], "a JSON object") if path.exists() else {}

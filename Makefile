@@ -1,13 +1,17 @@
 # Octavo: `make demo` and `make test` do everything; `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit integration e2e generate images tools deps lock
+.PHONY: help demo demo-down test check lint types unit integration e2e bench generate images tools deps lock
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
 CLUSTER ?= local
 # With CLUSTER=current: a registry that both this machine and the cluster's nodes reach, such as localhost:5001.
 REGISTRY ?=
+
+# `make bench`: rounds, and the experiments to run (all of them when empty).
+ROUNDS ?= 3
+ONLY ?=
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +44,9 @@ integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and o
 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
 	@$(PY) -m pytest tests/e2e
+
+bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=3 ONLY="single prefill"); see bench/README.md
+	@$(PY) bench/run.py --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
 
 generate: .venv/.ready ## CRD and API reference from the types
 	@$(PY) -m octavo_operator.api.generate

@@ -10,40 +10,38 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Load:
-    """Prompts that arrive at once, and how many tokens each must produce."""
+    """Prompts that arrive at once, and how many tokens each must produce. `tokens` are those its rate counts."""
 
     name: str
     prompts: list[list[int]]
     output_lengths: list[int]
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens in."""
-        return sum(map(len, self.prompts))
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens out."""
-        return sum(self.output_lengths)
+    tokens: int
 
 
-def mix(count: int, seed: int = SEED) -> Load:
-    """Prompts of 50 to 300 tokens, outputs of 50 to 150: the offline throughput load."""
-    rng = random.Random(seed)
-    prompts = [_ids(rng, rng.randint(50, 300)) for _ in range(count)]
-    return Load(f"mix-{count}", prompts, [rng.randint(50, 150) for _ in range(count)])
+def mix(count: int) -> Load:
+    """Prompts of 50 to 300 tokens, outputs of 50 to 150: the throughput load. Output tokens count."""
+    rng = random.Random(SEED)
+    prompts = [ids(rng, rng.randint(50, 300)) for _ in range(count)]
+    lengths = [rng.randint(50, 150) for _ in range(count)]
+    return Load(f"mix-{count}", prompts, lengths, sum(lengths))
 
 
-def single(tokens: int, seed: int = SEED) -> Load:
-    """One stream: 64 tokens in."""
-    return Load(f"single-{tokens}", [_ids(random.Random(seed), 64)], [tokens])
+def single(tokens: int) -> Load:
+    """One stream: 64 tokens in. Output tokens count."""
+    return Load(f"single-{tokens}", [ids(random.Random(SEED), 64)], [tokens], tokens)
+
+
+def prefill(tokens: int) -> Load:
+    """One prompt and the first token of its answer. Prompt tokens count."""
+    return Load(f"prefill-{tokens}", [ids(random.Random(SEED), tokens)], [1], tokens)
 
 
 def load(name: str) -> Load:
-    """A load by name: "single-<tokens out>" or "mix-<requests>"."""
+    """A load by name: "single-<tokens out>", "mix-<requests>" or "prefill-<tokens in>"."""
     kind, _, count = name.partition("-")
-    return {"single": single, "mix": mix}[kind](int(count))
+    return {"single": single, "mix": mix, "prefill": prefill}[kind](int(count))
 
 
-def _ids(rng: random.Random, count: int) -> list[int]:
+def ids(rng: random.Random, count: int) -> list[int]:
+    """Random token ids that every vocabulary of interest has and that end nothing."""
     return [rng.randint(100, 40_000) for _ in range(count)]

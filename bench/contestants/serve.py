@@ -1,37 +1,41 @@
-"""How a contestant talks to the bench: a line names a load, one JSON object tells the measurement."""
+"""How a contestant talks to the bench: a line is a command with its arguments, one JSON object the measurement."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from loads import Load, load
 
+Command = Callable[..., dict[str, Any]]
 Generate = Callable[[Load], list[int]]
 
 
-def serve(started: float, versions: dict[str, str], generate: Generate) -> None:
-    """Run the loads named on standard input until it ends. `generate` returns how many tokens each prompt produced."""
+def serve(started: float, versions: dict[str, str], commands: Mapping[str, Command]) -> None:
+    """Run the commands on standard input until it ends. What a command does not time itself is timed here."""
     _tell({"ready_seconds": round(time.time() - started, 2), "versions": versions})
     for line in sys.stdin:
-        work = load(line.strip())
+        name, *arguments = line.split()
         start, cpu_start = time.perf_counter(), time.process_time()
-        produced = generate(work)
+        result = commands[name](*arguments)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        _tell({"seconds": round(seconds, 4), "cpu_seconds": round(cpu_seconds, 3)} | result)
+
+
+def loads(generate: Generate) -> Command:
+    """The command "load NAME" of an engine. `generate` returns how many tokens each prompt produced."""
+
+    def run(name: str) -> dict[str, Any]:
+        work = load(name)
+        produced = generate(work)
         if produced != work.output_lengths:
             sys.exit(f"{work.name}: wanted {work.output_lengths} tokens, got {produced}")
-        _tell(
-            {
-                "load": work.name,
-                "seconds": round(seconds, 3),
-                "cpu_seconds": round(cpu_seconds, 3),
-                "output_tokens": work.output_tokens,
-            }
-        )
+        return {"tokens": work.tokens}
+
+    return run
 
 
 def _tell(message: dict[str, object]) -> None:

@@ -16,14 +16,14 @@ os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
 import torch  # noqa: E402 (the environment is read on import)
 import vllm  # noqa: E402
-from serve import Load, serve  # noqa: E402
+from serve import Load, loads, serve  # noqa: E402
 
 
 def main() -> None:
     llm = vllm.LLM(
         sys.argv[1],
         dtype=sys.argv[3],
-        max_model_len=1024,
+        max_model_len=2048,
         max_num_seqs=64,
         enable_prefix_caching=False,
         enforce_eager="eager" in sys.argv[4:],
@@ -35,7 +35,7 @@ def main() -> None:
         prompts = [{"prompt_token_ids": ids} for ids in work.prompts]
         return [len(r.outputs[0].token_ids) for r in llm.generate(prompts, params, use_tqdm=False)]
 
-    serve(STARTED, {"vllm": vllm.__version__, "torch": torch.__version__}, generate)
+    serve(STARTED, {"vllm": vllm.__version__, "torch": torch.__version__}, {"load": loads(generate)})
 
 
 if __name__ == "__main__":

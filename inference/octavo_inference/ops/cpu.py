@@ -38,7 +38,8 @@ def kv_element_bytes(dtype: str) -> int:
 class CpuBackend:
     """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
 
-    `profile` sums the seconds each part of the steps took.
+    `profile` sums the seconds each part of the steps took; `weight_bytes`, `kv_bytes` and `working_bytes` are what is
+    allocated for packed weights, KV pool and buffers.
     """
 
     def __init__(
@@ -118,15 +119,16 @@ class CpuBackend:
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
         )
-        working = sum(b.nbytes for name, b in buffers.items() if name != "kv")
+        self.weight_bytes, self.kv_bytes = packed.size, self._kv.nbytes
+        self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv")
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
             self.name,
-            packed.size / 1e6,
-            self._kv.nbytes / 1e6,
+            self.weight_bytes / 1e6,
+            self.kv_bytes / 1e6,
             num_blocks,
             block_size,
-            working / 1e6,
+            self.working_bytes / 1e6,
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The CPU bench runs, small; its figures are for people with a quiet machine."""
+"""The benchmarks run, small; their figures are for people with a quiet machine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,33 @@ import pytest
 from octavo_inference.ops.native import library
 
 ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.skipif(
+    not library.available(), reason="no native kernels: `python -m octavo_inference.ops.native.build`"
+)
 
 
-@pytest.mark.skipif(not library.available(), reason="no native kernels: `python -m octavo_inference.ops.native.build`")
-def test_bench_of_the_cpu_engine_writes_its_report(tmp_path: Path) -> None:
-    output = tmp_path / "report.json"
-    subprocess.run(
-        [
-            *(sys.executable, "bench/cpu.py", "--alone", "--rounds", "1"),
-            *("--loads", "single-4", "mix-2", "--output", str(output)),
-        ],
-        cwd=ROOT,
-        check=True,
-    )
-    report = json.loads(output.read_text())
-    assert [r["load"] for r in report["rounds"]] == ["single-4", "mix-2"]
-    assert report["summary"]["single-4"]["tokens_per_second"]["octavo"]["median"] > 0
-    assert report["contestants"]["octavo"]["versions"]["backend"].startswith("cpu (")
+def bench(output: Path, *arguments: str) -> dict[str, dict[str, object]]:
+    """The records of a run without peers at 1/64 of the size, by experiment and contestant."""
+    command = [sys.executable, "bench/run.py", "--alone", "--rounds", "1", "--scale", "64", "--kv-memory", "256Mi"]
+    subprocess.run([*command, "--output", str(output), *arguments], cwd=ROOT, check=True, timeout=280)
+    records = json.loads(output.read_text())["records"]
+    assert [r["error"] for r in records if "error" in r] == []
+    return {f"{r['experiment']} {r['way']}": r for r in records}
+
+
+def test_every_load_runs_offline_and_over_http(tmp_path: Path) -> None:
+    found = bench(tmp_path / "loads.json", "--only", "mix-64", "prefill", "arrival", "idle")
+    assert found["mix-64 octavo-4bit"]["tokens"] == found["mix-64 octavo-4bit-http"]["tokens"]
+    assert found["prefill octavo-bf16"]["tokens"] == 16
+    assert found["arrival octavo-4bit-http"]["quiet_p99_ms"] > 0  # type: ignore[operator]
+    assert "| mix-64 over HTTP, to offline | ≥ 92 %" in (tmp_path / "loads.md").read_text()
+
+
+def test_memory_and_profile_are_measured_and_a_run_can_be_continued(tmp_path: Path) -> None:
+    output = tmp_path / "own.json"
+    first = bench(output, "--only", "memory")
+    found = bench(output, "--only", "memory", "profile", "roofline", "--resume", str(output))
+    assert found["memory octavo-4bit"] == first["memory octavo-4bit"]
+    steps = found["profile octavo-bf16"]["steps"]
+    assert set(steps) == {"decode 1", "decode 8", "decode 64", "prefill 256", "prefill 512"}  # type: ignore[call-overload]
+    assert "| bf16 | decode 64 |" in output.with_suffix(".md").read_text()

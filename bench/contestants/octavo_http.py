@@ -1,0 +1,148 @@
+"""`octavo-server` over HTTP: python octavo_http.py [FLAG ...], the flags being the server's. This is its client.
+
+One process beside the server's; it gives way to it (nice), and its CPU seconds are reported beside the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from statistics import median
+from typing import Any
+
+STARTED = time.time()
+
+import uvloop  # noqa: E402 (the clock starts before anything that takes long is imported)
+from loads import SEED, ids, load  # noqa: E402
+from octavo_latency import p99  # noqa: E402
+from octavo_server import Server  # noqa: E402
+from serve import Command, serve  # noqa: E402
+from sse import Answer, connect, message  # noqa: E402
+
+CONCURRENCY = 64
+PATIENCE = 600.0
+
+
+async def run_load(server: Server, name: str) -> dict[str, Any]:
+    """The load's requests, at most 64 at a time."""
+    work = load(name)
+    bodies = [message(p, n) for p, n in zip(work.prompts, work.output_lengths, strict=True)]
+    room = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(body: bytes) -> Answer:
+        async with room:
+            answer = await connect(server.port, body)
+            await answer.done
+            return answer
+
+    before, own = server.cpu_seconds(), time.process_time()
+    begin = time.perf_counter()
+    answers = await asyncio.gather(*map(one, bodies))
+    seconds = time.perf_counter() - begin
+    produced = [answer.completion_tokens for answer in answers]
+    if produced != work.output_lengths:
+        sys.exit(f"{name}: wanted {work.output_lengths} tokens, got {produced}")
+    return {
+        "tokens": work.tokens,
+        "seconds": round(seconds, 4),
+        "cpu_seconds": round(server.cpu_seconds() - before, 3),
+        "client_cpu_seconds": round(time.process_time() - own, 3),
+        "first_token_ms": round(1e3 * median(answer.times[0] - begin for answer in answers), 1),
+    }
+
+
+async def arrival(server: Server, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
+    """As `octavo_latency.arrival`, seen from the client."""
+    rng = random.Random(SEED)
+    running = [await connect(server.port, message(ids(rng, 128), 6000)) for _ in range(streams)]
+
+    async def until(tokens: int) -> None:
+        while min(len(answer.times) for answer in running) < tokens:
+            if any(answer.done.done() for answer in running):
+                sys.exit(f"a stream ended early: {running[0].tail!r}")
+            await asyncio.sleep(0.02)
+
+    await until(5)
+    first = min(len(answer.times) for answer in running)
+    await until(first + quiet_tokens)
+    begin = time.perf_counter()
+    long = await connect(server.port, message(ids(rng, prompt), 1))
+    await long.done
+    end = time.perf_counter()
+    for answer in running:
+        answer.stop()
+    times = [answer.times[4:] for answer in running]
+    gaps = [(later, later - earlier) for one in times for earlier, later in itertools.pairwise(one)]
+    quiet = p99([gap for at, gap in gaps if at < begin])
+    busy = p99([gap for at, gap in gaps if begin <= at < end])
+    return {
+        "quiet_p99_ms": round(1e3 * quiet, 2),
+        "busy_p99_ms": round(1e3 * busy, 2),
+        "times_quiet": round(busy / quiet, 3),
+        "long_prompt_first_token_s": round(end - begin, 3),
+    }
+
+
+async def idle(server: Server, seconds: int, requests: int) -> dict[str, Any]:
+    """CPU share with nothing to do, and how RSS grows over short requests (after as many to warm up, at most 200)."""
+    rng = random.Random(time.time_ns())
+
+    async def soak(count: int) -> None:
+        room = asyncio.Semaphore(CONCURRENCY)
+
+        async def one() -> None:
+            async with room:
+                await (await connect(server.port, message(ids(rng, 16), 4))).done
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    await soak(min(requests, 200))
+    await asyncio.sleep(1)
+    before, began = server.cpu_seconds(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    share = (server.cpu_seconds() - before) / (time.perf_counter() - began)
+    resident = server.resident()
+    await soak(requests)
+    growth = server.resident() - resident
+    return {
+        "cpu_percent": round(100 * share, 2),
+        "resident_mb": round(resident / 1e6, 1),
+        "growth_mb": round(growth / 1e6, 2),
+        "requests": requests,
+    }
+
+
+def main() -> None:
+    server = Server.start(sys.argv[1:])
+    os.nice(10)  # after the server has started: it would inherit this
+    server.ready()
+
+    def command(run: Callable[..., Coroutine[Any, Any, dict[str, Any]]], kind: type = int) -> Command:
+        async def bounded(*given: str) -> dict[str, Any]:
+            async with asyncio.timeout(PATIENCE):
+                return await run(server, *map(kind, given))
+
+        return lambda *given: uvloop.run(bounded(*given))
+
+    try:
+        serve(
+            STARTED,
+            {"octavo": version("octavo")},
+            {
+                "load": command(run_load, str),
+                "arrival": command(arrival),
+                "idle": command(idle),
+            },
+        )
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()

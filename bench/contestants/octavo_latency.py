@@ -1,0 +1,106 @@
+"""Times between tokens and to the first one, taken at the engine's step loop."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Any
+
+from loads import SEED, ids
+
+from octavo_inference import SamplingParams
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.request import Request
+
+FOREVER = None  # as long as the model's context
+
+
+def request(name: str, tokens: list[int], answer: int | None) -> Request:
+    """A greedy request that ends by length only."""
+    return Request(id=name, tokens=tokens, sampling=SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
+
+
+def drop(engine: Engine, names: list[str]) -> None:
+    """End requests, and step once so that nothing of them is left."""
+    for name in names:
+        engine.abort(name)
+    engine.step()
+
+
+def p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98] if len(values) > 1 else values[0]
+
+
+def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
+    """`streams` streams decode; inter-token times of `quiet_tokens` steps, then until a prompt has been read."""
+    rng = random.Random(SEED)
+    names = [f"stream-{i}" for i in range(streams)]
+    for name in names:
+        engine.submit(request(name, ids(rng, 128), FOREVER))
+    last: dict[str, float] = {}
+    while len(last) < streams:
+        now = time.perf_counter()
+        last |= {output.id: now for output in engine.step()}
+
+    def gaps(until: str | int) -> list[float]:
+        """Inter-token times of the streams for so many steps, or until a request has its first token."""
+        found: list[float] = []
+        steps = 0
+        while steps != until:
+            outputs = engine.step()
+            now = time.perf_counter()
+            steps += 1
+            for output in outputs:
+                if output.id == until:
+                    return found
+                found.append(now - last.get(output.id, now))
+                last[output.id] = now
+        return found
+
+    gaps(5)
+    quiet = gaps(quiet_tokens)
+    engine.submit(request("long", ids(rng, prompt), 1))
+    begin = time.perf_counter()
+    busy = gaps("long")
+    first = time.perf_counter() - begin
+    drop(engine, names)
+    return {
+        "quiet_p99_ms": round(1e3 * p99(quiet), 2),
+        "busy_p99_ms": round(1e3 * p99(busy), 2),
+        "times_quiet": round(p99(busy) / p99(quiet), 3),
+        "long_prompt_first_token_s": round(first, 3),
+    }
+
+
+def shared(engine: Engine, requests: int, common: int, alone: int) -> dict[str, Any]:
+    """Requests with `common` tokens in common: all at once, how much prefill is saved; `alone` ones, their first token.
+
+    The first of them, which has to compute what is common, is not counted among those alone.
+    """
+    rng = random.Random(time.time_ns())  # never seen before, or an earlier round would help this one
+    prefix = ids(rng, common)
+    prompts = [[*prefix, *ids(rng, rng.randint(20, 100))] for _ in range(requests)]
+    caching = engine.limits.prefix_caching
+    result: dict[str, Any] = {}
+    if caching:
+        hits = engine.scheduler.hit_tokens
+        begin = time.perf_counter()
+        _run(engine, prompts)
+        result["burst_s"] = round(time.perf_counter() - begin, 3)
+        result["saved"] = round(100 * (engine.scheduler.hit_tokens - hits) / sum(map(len, prompts)), 2)
+        prefix = ids(rng, common)
+        prompts = [[*prefix, *ids(rng, rng.randint(20, 100))] for _ in range(requests)]
+    times = []
+    for prompt in prompts[: alone + 1]:
+        begin = time.perf_counter()
+        _run(engine, [prompt])
+        times.append(1e3 * (time.perf_counter() - begin))
+    return result | {"first_token_ms": round(statistics.median(times[1:]), 2)}
+
+
+def _run(engine: Engine, prompts: list[list[int]]) -> None:
+    for i, prompt in enumerate(prompts):
+        engine.submit(request(f"request-{i}", prompt, 1))
+    while engine.has_work:
+        engine.step()

@@ -1,0 +1,22 @@
+"""What machine this is."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def host() -> dict[str, Any]:
+    """Processor, cores this process may use, instruction sets of interest, versions."""
+    info = Path("/proc/cpuinfo").read_text()
+    flags = info.partition("flags")[2].partition("\n")[0].split()
+    return {
+        "machine": platform.machine(),
+        "processor": info.partition("model name")[2].partition("\n")[0].lstrip("\t :"),
+        "cores": len(os.sched_getaffinity(0)),
+        "isa": [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f in flags],
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }

@@ -111,18 +111,18 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> _Built:
     if settings.backend == "reference":
         raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
     require_transformers(model)
+    dtype = _choose_foreign_dtype() if settings.dtype == "auto" else settings.dtype
+    element_bytes = 2 if dtype == "bfloat16" else 4
+    require_memory(model.folder, model.elements * element_bytes, available_memory())
     import torch  # noqa: PLC0415 -- seconds, and not in every image
 
     from octavo_inference.ops.hf import backend as hf  # noqa: PLC0415
     from octavo_inference.ops.hf.load import load_module  # noqa: PLC0415
     from octavo_inference.ops.hf.probe import prepare  # noqa: PLC0415
 
-    dtype = hf.choose_dtype() if settings.dtype == "auto" else settings.dtype
     threads = settings.threads or usable_cores()
     torch.set_num_threads(threads)
-    element_bytes = hf.DTYPES[dtype].itemsize
-    require_memory(model.folder, model.elements * element_bytes, available_memory())
-    module = load_module(model.folder, model.config, hf.DTYPES[dtype])
+    module = load_module(model.folder, model.config, getattr(torch, dtype))
     config, shapes = prepare(module, model.config, model.folder)
     sizes = fit(settings, config, element_bytes, hf.DEFAULT_BLOCK_SIZE, available_memory())
     name = f"transformers ({config.architecture}, {dtype}, {threads} thread{'s' if threads > 1 else ''})"
@@ -131,6 +131,13 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> _Built:
         name, module, shapes, vocab=config.vocab, num_blocks=sizes.num_blocks, block_size=sizes.block_size
     )
     return _Built(backend, config, sizes, "transformers", dtype, threads)
+
+
+def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
+    """bfloat16 where the processor multiplies it; elsewhere torch emulates that, at a fraction of float32's speed."""
+    from octavo_inference.ops.native.library import machine_flags  # noqa: PLC0415 -- reads /proc/cpuinfo
+
+    return "bfloat16" if machine_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"  # the last is ARM's
 
 
 def fit(

@@ -62,6 +62,8 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{file.path}: {heads} heads of a hidden size of {hidden}")
     layers, head_dim = int(number("block_count")), int(number("attention.key_length", hidden // heads))
+    if not 0 < layers <= len(file.tensors):
+        raise ModelError(f"{file.path}: block_count is {layers}, the file has {len(file.tensors)} tensors")
     rotary = int(number("rope.dimension_count", head_dim))
     _refuse_features(file, architecture, head_dim, rotary)
     embedding = _tensor(file, "token_embd.weight")

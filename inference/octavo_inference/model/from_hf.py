@@ -56,10 +56,11 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     """Sizes and flags of the decoder. Raises `ModelError`, for what is not supported `UnsupportedModelError`."""
     path = folder / "config.json"
     data = optional_json(path)
-    names = data.get("architectures") or [None]
-    if names[0] not in ARCHITECTURES:
+    names = data.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{path}: architecture {names[0]!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{path}: architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     if isinstance(data.get("text_config"), dict):
         data = _TEXT_DEFAULTS | data | data["text_config"]
@@ -78,13 +79,15 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
             raise ModelError(f"{path}: {key} is {value}, expected more than 0")
         return value
 
-    family = ARCHITECTURES[names[0]]
+    family = ARCHITECTURES[name]
     gemma = family in _GEMMA
     _refuse_features(path, data)
     heads, hidden = int(number("num_attention_heads")), int(number("hidden_size"))
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{path}: {heads} heads of a hidden size of {hidden}")
     layers, head_dim = int(number("num_hidden_layers")), int(number("head_dim", hidden // heads))
+    if not 0 < layers <= len(checkpoint.tensors):
+        raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights have {len(checkpoint.tensors)} tensors")
     rope = read_rope(path, data, head_dim, theta=_THETA.get(family, 10_000.0), partial=family == "phi3")
     if gemma:
         query_scale = number("query_pre_attn_scalar", 256) ** -0.5
@@ -227,7 +230,10 @@ def eos_token_ids(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:
     """All end-of-sequence ids: generation_config.json knows of more than config.json (Llama 3's <|eot_id|>)."""
     ids: list[int] = []
     for value in (data.get("eos_token_id"), optional_json(folder / "generation_config.json").get("eos_token_id")):
-        ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        given = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(token, int) for token in given):
+            raise ModelError(f"{folder}: eos_token_id is {value!r}, expected a token id or a list of them")
+        ids += given
     return tuple(dict.fromkeys(ids))
 
 
@@ -237,7 +243,8 @@ def _prefix(checkpoint: Checkpoint) -> str:
 
 def _refuse_features(path: Path, data: dict[str, Any]) -> None:
     if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method")
+        given = data["quantization_config"]
+        method = given.get("quant_method") if isinstance(given, dict) else given
         raise UnsupportedModelError(
             f"{path}: quantisation {method!r} is not supported; use bf16, f16 or f32 weights or a GGUF file"
         )

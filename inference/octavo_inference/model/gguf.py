@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,12 @@ def read_gguf(path: Path) -> GgufFile:
         if entry.name in tensors:
             raise damaged(path, f"tensor {entry.name} is there twice")
         tensors[entry.name] = _view(header, buffer, entry)
+    placed = sorted(
+        (entry.offset, entry.offset + tensors[entry.name].data.nbytes, entry.name) for entry in header.entries
+    )
+    for (_, end, first), (start, _, second) in pairwise(placed):
+        if start < end:
+            raise damaged(path, f"tensors {first} and {second} overlap")
     return GgufFile(path, header.metadata, tensors, buffer[: header.size], buffer)
 
 

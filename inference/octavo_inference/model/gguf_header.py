@@ -6,6 +6,7 @@ string) and trusts every count in the file. Format: https://github.com/ggml-org/
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -121,7 +122,10 @@ class _Cursor:
         if type_id != _ARRAY:
             if type_id not in _SCALARS:
                 raise self.fail(f"{what} has the unknown value type {type_id}")
-            return self.scalar(_SCALARS[type_id], what)
+            value = self.scalar(_SCALARS[type_id], what)
+            if not math.isfinite(value):
+                raise self.fail(f"{what} is {value}")
+            return value
         item = int(self.scalar("<I", f"array type of {what}"))
         if item == _STRING:
             return self.strings(what)
@@ -158,11 +162,21 @@ def read_header(path: Path) -> Header:
         key = cursor.string("a metadata key")
         if len(key) > _MAX_NAME:
             raise cursor.fail(f"a metadata key of {len(key)} characters")
+        if key in metadata:
+            raise cursor.fail(f"{key} is there twice")
         metadata[key] = cursor.value(int(cursor.scalar("<I", f"type of {key}")), key)
+    parts = metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise ModelError(
+            f"{path}: is one of {parts} parts of a model; merge them first: llama-gguf-split --merge FIRST-PART OUTPUT"
+        )
     entries = [_read_entry(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise cursor.fail(f"general.alignment is {alignment!r}, expected a power of two")
+    for entry in entries:
+        if entry.offset % alignment:
+            raise damaged(path, f"tensor {entry.name} is at {entry.offset}, expected a multiple of {alignment}")
     return Header(path, mapped, metadata, entries, cursor.offset, -(-cursor.offset // alignment) * alignment)
 
 

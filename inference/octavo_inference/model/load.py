@@ -22,6 +22,7 @@ from octavo_inference.model.foreign import ForeignConfig, describe
 from octavo_inference.model.from_gguf import config_from_gguf, weights_from_gguf
 from octavo_inference.model.from_hf import config_from_hf, weights_from_hf
 from octavo_inference.model.gguf import GgufFile, read_gguf
+from octavo_inference.model.refusing import refusing
 from octavo_inference.model.safetensors import Checkpoint, read_checkpoint
 from octavo_inference.model.weights import Weights
 from octavo_inference.model.words import Words, check_vocabulary, gguf_words, hf_words
@@ -44,7 +45,8 @@ class TextModel:
     @cached_property
     def words(self) -> Words:
         """Tokenizer and chat template. Raises `ModelError`, also when the tokenizer has more tokens than the model."""
-        words = self.read_words()
+        with refusing(self.path):
+            words = self.read_words()
         check_vocabulary(words.tokenizer, self.config.vocab, self.path)
         return words
 
@@ -89,12 +91,14 @@ def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
         if not native:
             raise SettingsError(f"{source}: the transformers backend reads safetensors folders, not GGUF", "backend")
         file = read_gguf(source)
-        text, described = _gguf_text(file)
-        return LoadedModel(text, described, weights_from_gguf(file, described))
+        with refusing(source):
+            text, described = _gguf_text(file)
+            return LoadedModel(text, described, weights_from_gguf(file, described))
     checkpoint = read_checkpoint(source)
-    text, config = _hf_text(source, checkpoint, native=native)
-    if isinstance(config, ModelConfig):
-        return LoadedModel(text, config, weights_from_hf(source, checkpoint, config))
+    with refusing(source):
+        text, config = _hf_text(source, checkpoint, native=native)
+        if isinstance(config, ModelConfig):
+            return LoadedModel(text, config, weights_from_hf(source, checkpoint, config))
     elements = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     return ForeignModel(text, config, source, elements)
 
@@ -112,7 +116,8 @@ def require_transformers(model: ForeignModel) -> None:
 def load_text(path: str) -> TextModel:
     """As `load_model`, without touching the weights."""
     source = find_model(path)
-    return _gguf_text(read_gguf(source))[0] if source.is_file() else _hf_text(source, read_checkpoint(source))[0]
+    with refusing(source):
+        return _gguf_text(read_gguf(source))[0] if source.is_file() else _hf_text(source, read_checkpoint(source))[0]
 
 
 def _gguf_text(file: GgufFile) -> tuple[TextModel, ModelConfig]:
@@ -170,6 +175,13 @@ def _check(model: TextModel) -> None:
         raise ModelError(
             f"{model.path}: {config.heads} heads over {config.kv_heads} key/value heads of {config.head_dim} do not fit"
         )
+    if isinstance(config, ModelConfig) and not (0 <= config.norm_eps < 1 < config.rope_theta < math.inf):
+        raise ModelError(
+            f"{model.path}: a norm's epsilon of {config.norm_eps} and a rotary base of {config.rope_theta}: expected "
+            "one from 0 to 1 and one above 1"
+        )
+    if config.max_positions < 1 or config.vocab < 1:
+        raise ModelError(f"{model.path}: a context of {config.max_positions} tokens, a vocabulary of {config.vocab}")
     for token in config.eos_token_ids:
         if not 0 <= token < config.vocab:
             raise ModelError(f"{model.path}: end-of-sequence token {token} is outside the vocabulary of {config.vocab}")

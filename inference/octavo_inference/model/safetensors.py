@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,7 @@ from octavo_inference.model.find import INDEX_NAME
 from octavo_inference.model.jsonfile import decode_json, read_json
 
 _MAX_HEADER = 100_000_000
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -65,16 +68,32 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                 raise ModelError(f"{index_path}: names {name}, which is not in {folder}")
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
+        _refuse_missing_shards(folder, names)
+        index = _Index({})
     checkpoint = Checkpoint({}, [], [])
+    places: dict[str, str] = {}
     for name in names:
         tensors, header, buffer = _read_file(folder / name)
+        places |= {tensor.name: name for tensor in tensors}
         for tensor in tensors:
             if tensor.name in checkpoint.tensors:
                 raise ModelError(f"{folder / name}: tensor {tensor.name} is also in another file of the folder")
             checkpoint.tensors[tensor.name] = tensor
         checkpoint.headers.append(header)
         checkpoint.buffers.append(buffer)
+    for tensor_name, name in index.weight_map.items():
+        if places.get(tensor_name) != name:
+            raise ModelError(f"{index_path}: says that {tensor_name} is in {name}, which does not have it")
     return checkpoint
+
+
+def _refuse_missing_shards(folder: Path, names: list[str]) -> None:
+    """Without an index, the names of shards still tell how many there must be."""
+    shards = [match for match in map(_SHARD.fullmatch, names) if match]
+    for match in shards:
+        found = sum(other["stem"] == match["stem"] for other in shards)
+        if found != int(match["count"]):
+            raise ModelError(f"{folder}: {match[0]} is one of {int(match['count'])} shards, {found} are there")
 
 
 def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[np.uint8]]:
@@ -89,6 +108,8 @@ def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[
     what = "a safetensors file, its header is damaged"
     header = decode_json(mapped[8 : 8 + length], dict[str, msgspec.Raw], path, what)
     header.pop("__metadata__", None)
+    if mapped[8 : 8 + length].count(b'"data_offsets"') > len(header):
+        raise ModelError(f"{path}: not {what}: a tensor is there twice")
     entries = {name: decode_json(raw, _Entry, path, what) for name, raw in header.items()}
     buffer = np.frombuffer(mapped, np.uint8)
     data = buffer[8 + length :]
@@ -104,4 +125,8 @@ def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[
                 f"{begin}..{end} of {len(data)}"
             )
         tensors.append(RawTensor(name, entry.dtype, tuple(entry.shape), data[begin:end]))
+    placed = sorted((entry.data_offsets, name) for name, entry in entries.items())
+    for ((_, end), first), ((begin, _), second) in pairwise(placed):
+        if begin < end:
+            raise ModelError(f"{path}: tensors {first} and {second} overlap")
     return tensors, buffer[: 8 + length], buffer

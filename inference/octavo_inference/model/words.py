@@ -12,6 +12,7 @@ from octavo_inference.errors import ModelError
 from octavo_inference.model.find import find_model
 from octavo_inference.model.gguf_header import read_header
 from octavo_inference.model.jsonfile import optional_json
+from octavo_inference.model.refusing import refusing
 from octavo_inference.model.tokenizer import Described, load_tokenizer, token_at, tokenizer_from_gguf
 
 
@@ -28,7 +29,8 @@ class Words:
 def load_words(path: str) -> Words:
     """The words of a model, `path` as for `find_model`. Raises `ModelError` saying what is missing or wrong."""
     source = find_model(path)
-    return gguf_words(read_header(source)) if source.is_file() else hf_words(source)
+    with refusing(source):
+        return gguf_words(read_header(source)) if source.is_file() else hf_words(source)
 
 
 def gguf_words(file: Described) -> Words:
@@ -72,7 +74,10 @@ def _hf_template(folder: Path) -> str | None:
     template = optional_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         # Several named templates: the one called "default" is the one for chat.
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+        template = next(
+            (entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"),
+            None,
+        )
     return template if isinstance(template, str) else None
 
 

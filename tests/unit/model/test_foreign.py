@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
 ) -> None:
     folder = write_hf(tmp_path / "m", tensors, architectures=["GPT2LMHeadModel"])
     monkeypatch.setattr("octavo_inference.build.available_memory", lambda: 1000)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # to import it would fail
+    monkeypatch.setattr("octavo_inference.build.require_transformers", lambda _: None)
     with pytest.raises(ModelError, match=r"its weights take .* GiB of memory, 0.00 GiB are available"):
         load_engine(EngineSettings(model=str(folder)))
 

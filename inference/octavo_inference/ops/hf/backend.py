@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +13,10 @@ from torch import Tensor
 
 from octavo_inference.ops.hf import attention
 from octavo_inference.ops.hf.attention import KvShape
-from octavo_inference.ops.native.library import machine_flags
 from octavo_inference.ops.sampling import sample
 from octavo_inference.run.batch import Batch, Float32, Int32, StepResult
 
 DEFAULT_BLOCK_SIZE = 32
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # the last is ARM's
-
-
-def choose_dtype() -> Literal["bfloat16", "float32"]:
-    """bfloat16 where the processor multiplies it; elsewhere torch emulates that, at a fraction of float32's speed."""
-    return "bfloat16" if machine_flags() & _BFLOAT16_FLAGS else "float32"
 
 
 class TransformersBackend:

@@ -31,7 +31,10 @@ _SWAP_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A ready engine and what was settled on the way: no field of `settings` is None or "auto"."""
+    """A ready engine and what was settled on the way: no field of `settings` is None.
+
+    `dtype` stays "auto" where weights are kept as the file stores them.
+    """
 
     engine: Engine
     text: TextModel
@@ -228,12 +231,12 @@ def _choose_backend(wanted: BackendName) -> Literal["cpu", "reference"]:
     return "cpu"
 
 
-def _choose_dtype(settings: EngineSettings, backend: str) -> Literal["bfloat16", "float32"]:
+def _choose_dtype(settings: EngineSettings, backend: str) -> Dtype:
     if backend == "reference":
         if settings.dtype == "bfloat16":
             raise SettingsError("the reference backend computes in float32 only", "dtype")
         return "float32"
-    return "bfloat16" if settings.dtype == "auto" else settings.dtype
+    return settings.dtype
 
 
 def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
@@ -247,16 +250,14 @@ def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
     return cpu.kv_element_bytes(dtype), cpu.DEFAULT_BLOCK_SIZE
 
 
-def _weight_bytes(weights: Weights, backend: str, dtype: str) -> int:
+def _weight_bytes(weights: Weights, backend: str, dtype: Dtype) -> int:
     """Bytes that a backend will hold of the weights, beside the mapped files."""
-    from octavo_inference.ops.native.packing import packed_bytes  # noqa: PLC0415 -- no kernels are loaded for it
+    from octavo_inference.ops.native.packing import WEIGHT_FORMATS, packed_bytes  # noqa: PLC0415 -- loads no kernels
 
-    return packed_bytes(weights, "f32" if backend == "reference" or dtype == "float32" else "bf16")
+    return packed_bytes(weights, "f32" if backend == "reference" else WEIGHT_FORMATS[dtype])
 
 
-def _create(
-    backend: str, dtype: Literal["bfloat16", "float32"], threads: int, model: LoadedModel, sizes: Sizes
-) -> Backend:
+def _create(backend: str, dtype: Dtype, threads: int, model: LoadedModel, sizes: Sizes) -> Backend:
     if backend == "reference":
         import torch  # noqa: PLC0415 -- only the reference needs it
 

@@ -17,7 +17,18 @@ from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights
 log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3")
-_FORMATS: dict[str, Format] = {"F32": "f32", "BF16": "bf16", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q8_0": "q8_0"}
+_FORMATS: dict[str, Format] = {
+    "F32": "f32",
+    "BF16": "bf16",
+    "Q4_0": "q4_0",
+    "Q4_1": "q4_1",
+    "Q5_0": "q5_0",
+    "Q5_1": "q5_1",
+    "Q8_0": "q8_0",
+    "Q4_K": "q4_k",
+    "Q5_K": "q5_k",
+    "Q6_K": "q6_k",
+}
 _GEMMA = frozenset({"gemma2", "gemma3"})
 # llama.cpp stores q and k of these for neighbouring rotary pairs.
 _PERMUTED = frozenset({"llama", "smollm3", "granite"})

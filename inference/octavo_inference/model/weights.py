@@ -8,14 +8,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Format = Literal["f32", "bf16", "q4_0", "q4_1", "q8_0"]
+from octavo_inference.model.blocks import BlockFormat, dequantize_blocks
+
+Format = Literal["f32", "bf16"] | BlockFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One matrix [rows, cols] or vector [rows] as stored: bf16 as uint16 bits, f32 as float32, q* as raw GGUF blocks.
 
-    `data` of a quantised matrix is uint8 [rows, bytes per row], blocks of 32 along the columns.
+    `data` of a quantised matrix is uint8 [rows, bytes per row], blocks of 32 or 256 along the columns.
     """
 
     format: Format
@@ -94,20 +96,9 @@ def exact_half(values: NDArray[np.float16]) -> Tensor:
 
 
 def dequantize(tensor: Tensor) -> NDArray[np.float32]:
-    """The tensor in float32, in its shape. Block formats as in ggml-quants.c: blocks of 32 along the columns."""
+    """The tensor in float32, in its shape. Block formats as in ggml-quants.c: blocks along the columns."""
     if tensor.format == "f32":
         return tensor.data.astype(np.float32, copy=False).reshape(tensor.shape)
     if tensor.format == "bf16":
         return bf16_values(tensor.data.astype(np.uint16, copy=False)).reshape(tensor.shape)
-    rows, columns = tensor.shape
-    blocks = tensor.data.view(np.uint8).reshape(rows * columns // 32, -1)
-    scale = blocks[:, 0:2].copy().view(np.float16).astype(np.float32)
-    if tensor.format == "q8_0":
-        return (blocks[:, 2:].view(np.int8).astype(np.float32) * scale).reshape(tensor.shape)
-    # Four-bit blocks: the low nibbles are elements 0..15, the high nibbles 16..31.
-    packed = blocks[:, 2 if tensor.format == "q4_0" else 4 :]
-    nibbles = np.concatenate([packed & 0x0F, packed >> 4], axis=1)
-    if tensor.format == "q4_0":
-        return ((nibbles.astype(np.float32) - 8.0) * scale).reshape(tensor.shape)
-    minimum = blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
-    return (nibbles.astype(np.float32) * scale + minimum).reshape(tensor.shape)
+    return dequantize_blocks(tensor.format, tensor.data).reshape(tensor.shape)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.config import Dtype
 from octavo_inference.errors import ModelError, SettingsError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Weights
@@ -18,21 +19,21 @@ from octavo_inference.ops.native import abi
 from octavo_inference.ops.native.cores import usable_cores
 from octavo_inference.ops.native.library import Kernels, load
 from octavo_inference.ops.native.memory import allocate
-from octavo_inference.ops.native.packing import ELEMENT_BYTES, Packed, address, pack
+from octavo_inference.ops.native.packing import ELEMENT_BYTES, WEIGHT_FORMATS, Packed, address, pack
 from octavo_inference.ops.native.sampling import native_sampling
 from octavo_inference.run.batch import Batch, Float32, StepResult
 
 DEFAULT_BLOCK_SIZE = 32
-Dtype = Literal["auto", "bfloat16", "float32"]
 
 _CHUNK = 32  # keys the attention kernel takes at a time
+_QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of any variant
 _LOG = logging.getLogger(__name__)
 
 
 def kv_element_bytes(dtype: str) -> int:
     """Bytes of one element of the KV pool."""
-    return ELEMENT_BYTES[_format(dtype)]
+    return ELEMENT_BYTES[_float_format(dtype)]
 
 
 class CpuBackend:
@@ -55,7 +56,7 @@ class CpuBackend:
         max_running: int,
         max_model_len: int,
         threads: int,
-        format_: str,
+        format_: Literal["f32", "bf16"],
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
@@ -77,6 +78,8 @@ class CpuBackend:
             kernels.library.octavo_attention_scratch(config.head_dim),
             packed.lm_head.rows,
         )
+        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate)
+        quantized_row = -(-widest // _QUANTIZED) * kernels.info.quantized_block_bytes
         buffers: dict[str, NDArray[Any]] = {
             "kv": self._kv,
             "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
@@ -87,6 +90,9 @@ class CpuBackend:
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, config.heads * config.head_dim), act),
             "activated": _zeros((tokens, config.intermediate), act),
+            "quantized": _zeros(
+                (max(tokens, max_running) if packed.quantized else 0, quantized_row), np.dtype(np.uint8)
+            ),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
         }
         self._buffers = buffers
@@ -100,7 +106,7 @@ class CpuBackend:
             **{name: address(buffer) for name, buffer in buffers.items()},
             num_blocks=num_blocks,
             scratch_floats=scratch,
-            format=abi.FORMATS["f32" if format_ == "f32" else "bf16"],
+            format=abi.FORMATS[format_],
             num_layers=config.layers,
             hidden=config.hidden,
             heads=config.heads,
@@ -153,10 +159,10 @@ class CpuBackend:
         Raises NativeUnavailableError (kernels not built), ModelError (sizes the kernels cannot run), SettingsError.
         """
         _check(config, block_size)
-        kernels, format_ = kernels or load(), _format(dtype)
+        kernels, format_ = kernels or load(), _float_format(dtype)
         count = threads or usable_cores()
         team = kernels.library.octavo_team_create(count)
-        packed = pack(kernels, team, config, weights, format_)
+        packed = pack(kernels, team, config, weights, WEIGHT_FORMATS[dtype])
         return cls(
             kernels,
             config,
@@ -213,7 +219,7 @@ class CpuBackend:
         )
 
 
-def _format(dtype: str) -> str:
+def _float_format(dtype: str) -> Literal["f32", "bf16"]:
     if dtype not in {"auto", "bfloat16", "float32"}:
         raise SettingsError(f"dtype is {dtype!r}; the CPU backend knows auto, bfloat16 and float32", "dtype")
     return "f32" if dtype == "float32" else "bf16"

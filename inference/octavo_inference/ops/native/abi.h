@@ -5,11 +5,25 @@
 
 namespace octavo {
 
-// Formats of stored tensors (model/weights.py) and of packed matrices (the first two).
-enum Format : int32_t { FORMAT_F32 = 0, FORMAT_BF16 = 1, FORMAT_Q4_0 = 2, FORMAT_Q4_1 = 3, FORMAT_Q8_0 = 4 };
+// Formats of stored tensors (model/weights.py), and of packed matrices: the first two and those of panels.h.
+enum Format : int32_t {
+  FORMAT_F32 = 0,
+  FORMAT_BF16 = 1,
+  FORMAT_Q4_0 = 2,
+  FORMAT_Q4_1 = 3,
+  FORMAT_Q8_0 = 4,
+  FORMAT_Q5_0 = 5,
+  FORMAT_Q5_1 = 6,
+  FORMAT_Q4_K = 7,
+  FORMAT_Q5_K = 8,
+  FORMAT_Q6_K = 9,
+  FORMAT_INT4 = 16,
+  FORMAT_INT6 = 17,
+  FORMAT_INT8 = 18,
+};
 
 struct Info {
-  int32_t abi_version, vector_floats, panel, max_rows, activation_bytes;
+  int32_t abi_version, vector_floats, panel, max_rows, activation_bytes, quantized_block_bytes;
 };
 
 // A tensor as the file has it: rows of `cols` elements, `row_bytes` apart.
@@ -19,7 +33,8 @@ struct Source {
   int32_t format;
 };
 
-// A packed matrix: panels of PANEL output columns, [rows/PANEL][cols/GROUP][PANEL][GROUP]. `rows` is padded to PANEL.
+// A packed matrix: panels of PANEL output columns; `rows` is padded to PANEL. Floats stand as
+// [rows/PANEL][cols/GROUP][PANEL][GROUP], quantised weights as panels.h says.
 struct Matrix {
   void* data;
   const float* bias;  // [rows] or null
@@ -48,6 +63,7 @@ struct Model {
   void* kv;  // [layers][num_blocks] blocks; a block is [kv_heads][K [dim/G][block][G], V [block/G][dim][G]]
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
+  void* quantized;                      // rows of Int8Block: the input of a quantised linear
   float* scratch;                       // per thread: scratch_floats
   int64_t num_blocks, scratch_floats;
   int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;

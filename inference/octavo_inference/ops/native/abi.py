@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from octavo_inference.model.config import Activation
 from octavo_inference.model.weights import Format
 
-VERSION = 3
-FORMATS: dict[Format, int] = {"f32": 0, "bf16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 4}
+PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
+VERSION = 4
+FORMATS: dict[Format, int] = {
+    "f32": 0,
+    "bf16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q8_0": 4,
+    "q5_0": 5,
+    "q5_1": 6,
+    "q4_k": 7,
+    "q5_k": 8,
+    "q6_k": 9,
+}
+PACKED: dict[PackedFormat, int] = {"f32": 0, "bf16": 1, "int4": 16, "int6": 17, "int8": 18}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 CONCATENATED, INTERLEAVED = 0, 1
 
@@ -21,7 +34,15 @@ class Info(ctypes.Structure):
     """What a variant was built for."""
 
     _fields_: ClassVar[Fields] = [
-        (name, c_int32) for name in ("abi_version", "vector_floats", "panel", "max_rows", "activation_bytes")
+        (name, c_int32)
+        for name in (
+            "abi_version",
+            "vector_floats",
+            "panel",
+            "max_rows",
+            "activation_bytes",
+            "quantized_block_bytes",
+        )
     ]
 
 
@@ -89,6 +110,7 @@ class Model(ctypes.Structure):
                 "normed",
                 "attended",
                 "activated",
+                "quantized",
                 "scratch",
             )
         ],

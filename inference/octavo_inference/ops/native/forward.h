@@ -55,7 +55,7 @@ class Forward final : public Job {
       rms_norm(state(s_.row[r]), m_.final_norm, normed + r * m_.hidden, m_.hidden, m_.norm_eps);
     });
     watch.lap(profile_.elementwise);
-    gemm<P>(m_.lm_head, normed, s_.count, StoreFloats{m_.logits, padded_vocab, nullptr}, lm_head_, team_size_);
+    linear(m_.lm_head, normed, s_.count, StoreFloats{m_.logits, padded_vocab, nullptr}, lm_head_);
     if (m_.logit_scale != 1 || m_.logit_softcap > 0)
       rows(finish_logits_, s_.count, [&](i64 r) { finish_logits(m_.logits + r * padded_vocab, padded_vocab); });
     watch.lap(profile_.lm_head);
@@ -68,8 +68,12 @@ class Forward final : public Job {
   }
 
  private:
+  struct LinearParts {
+    Part rounding, product;
+  };
   struct LayerParts {
-    Part input_norm, qkv, rope, attention, output, output_norm, post_norm, gate_up, down, down_norm;
+    Part input_norm, rope, attention, output_norm, post_norm, down_norm;
+    LinearParts qkv, output, gate_up, down;
   };
 
   void layer(size_t index, int rank, Stopwatch& watch) {
@@ -86,7 +90,7 @@ class Forward final : public Job {
     rows(parts.input_norm, tokens,
          [&](i64 t) { rms_norm(state(t), layer.input_norm, normed + t * hidden, hidden, m_.norm_eps); });
     watch.lap(profile_.elementwise);
-    gemm<P>(layer.qkv, normed, tokens, StoreFloats{m_.qkv, qkv_stride, layer.qkv.bias}, parts.qkv, team_size_);
+    linear(layer.qkv, normed, tokens, StoreFloats{m_.qkv, qkv_stride, layer.qkv.bias}, parts.qkv);
     watch.lap(profile_.linears);
     rows(parts.rope, tokens,
          [&](i64 t) { rope_and_store(m_, layer, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]); });
@@ -97,22 +101,22 @@ class Forward final : public Job {
     rows(parts.post_norm, tokens,
          [&](i64 t) { rms_norm(state(t), layer.post_norm, normed + t * hidden, hidden, m_.norm_eps); });
     watch.lap(profile_.elementwise);
-    gemm<P>(layer.gate_up, normed, tokens, gated, parts.gate_up, team_size_);
+    linear(layer.gate_up, normed, tokens, gated, parts.gate_up);
     watch.lap(profile_.linears);
     add_linear(layer.down, activated, layer.mlp_output_norm, parts.down, parts.down_norm, watch);
   }
 
   // A linear onto the residual stream. A norm behind it needs whole rows first, so they pass through `projected`.
-  void add_linear(const Matrix& matrix, const Act* input, const float* norm, Part& part, Part& norm_part,
+  void add_linear(const Matrix& matrix, const Act* input, const float* norm, LinearParts& parts, Part& norm_part,
                   Stopwatch& watch) {
     const i64 stride = matrix.rows;
     if (!norm) {
       const AddToResidual residual{m_.hidden_state, stride, matrix.bias, m_.residual_scale};
-      gemm<P>(matrix, input, b_.num_tokens, residual, part, team_size_);
+      linear(matrix, input, b_.num_tokens, residual, parts);
       watch.lap(profile_.linears);
       return;
     }
-    gemm<P>(matrix, input, b_.num_tokens, StoreFloats{m_.projected, stride, matrix.bias}, part, team_size_);
+    linear(matrix, input, b_.num_tokens, StoreFloats{m_.projected, stride, matrix.bias}, parts);
     watch.lap(profile_.linears);
     rows(norm_part, b_.num_tokens, [&](i64 t) {
       add_normed(m_.projected + t * stride, norm, state(t), m_.hidden, m_.norm_eps, m_.residual_scale);
@@ -124,6 +128,19 @@ class Forward final : public Job {
     if (m_.logit_scale != 1) scale_row(row, m_.logit_scale, width);
     if (m_.logit_softcap > 0)
       for (i64 i = 0; i < width; i += W) store(row + i, softcap(load(row + i), m_.logit_softcap));
+  }
+
+  // A quantised linear first rounds its rows to bytes.
+  template <class Epilogue>
+  void linear(const Matrix& matrix, const Act* input, i64 count, const Epilogue& epilogue, LinearParts& parts) {
+    const void* a = input;
+    if (is_quantized(matrix)) {
+      auto* blocks = static_cast<Int8Block*>(m_.quantized);
+      const i64 cols = matrix.cols;
+      rows(parts.rounding, count, [&](i64 r) { quantize_row(input + r * cols, cols, blocks + r * (cols / BLOCK)); });
+      a = blocks;
+    }
+    gemm<P>(matrix, a, count, epilogue, parts.product, team_size_);
   }
 
   // Work on single rows, in pieces of a few.
@@ -145,7 +162,8 @@ class Forward final : public Job {
   const int team_size_;
   Profile& profile_;
   const std::vector<Layer> layers_;
-  Part embed_, final_norm_, lm_head_, finish_logits_, sampling_;
+  Part embed_, final_norm_, finish_logits_, sampling_;
+  LinearParts lm_head_;
   std::vector<LayerParts> layer_parts_;
   const std::vector<AttentionItem> items_;
 };

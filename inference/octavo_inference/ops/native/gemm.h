@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "abi.h"
-#include "operands.h"
+#include "kernel.h"
 #include "threads.h"
 
 namespace octavo {
@@ -54,11 +54,11 @@ struct Gated {
   }
 };
 
-template <class P, int R, class Epilogue>
-static void gemm_tile(const typename P::Act* a, i64 inner, const typename P::Elem* panel, i64 row, i64 col,
+template <class Kernel, int R, class Epilogue>
+static void gemm_tile(const typename Kernel::Input* a, i64 cols, const uint8_t* panel, i64 row, i64 col,
                       const Epilogue& epilogue, Prefetch prefetch) {
   Vec acc[R][PANEL_VECS] = {};
-  dot_tile<P, R, PANEL_VECS>(a, inner, panel, PANEL * P::GROUP, inner / P::GROUP, acc, prefetch);
+  Kernel::template tile<R>(a, cols, panel, acc, prefetch);
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++) epilogue(row + r, col, acc[r]);
 }
@@ -67,17 +67,21 @@ static void gemm_tile(const typename P::Act* a, i64 inner, const typename P::Ele
 constexpr i64 ACTIVATION_BLOCK_BYTES = 256 * 1024;
 
 // Cuts a product into pieces: a run of panels for one block of rows.
-template <class P, class Epilogue>
+template <class Kernel, class Epilogue>
 struct Gemm {
+  using Input = typename Kernel::Input;
   const Matrix& matrix;
-  const typename P::Act* a;
+  const Input* a;
   i64 rows;
   Epilogue epilogue;
-  i64 panels, run, runs, blocks;
+  i64 row_length, panels, panel_bytes, run, runs, blocks;
 
-  Gemm(const Matrix& matrix, const typename P::Act* a, i64 rows, const Epilogue& epilogue, int team_size)
-      : matrix(matrix), a(a), rows(rows), epilogue(epilogue), panels(matrix.rows / PANEL) {
-    const i64 fitting = std::max<i64>(8 * MAX_ROWS, ACTIVATION_BLOCK_BYTES / (matrix.cols * i64(sizeof(*a))));
+  Gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue, int team_size)
+      : matrix(matrix), a(static_cast<const Input*>(a)), rows(rows), epilogue(epilogue),
+        row_length(Kernel::row_length(matrix.cols)), panels(matrix.rows / PANEL),
+        panel_bytes(Kernel::steps(matrix.cols) * Kernel::STEP_BYTES) {
+    const i64 fitting =
+        std::max<i64>(8 * Kernel::MAX_TILE, ACTIVATION_BLOCK_BYTES / (row_length * i64(sizeof(Input))));
     blocks = (rows + fitting - 1) / fitting;
     run = std::max<i64>(1, panels / (team_size * 6));
     runs = (panels + run - 1) / run;
@@ -93,30 +97,46 @@ struct Gemm {
 
  private:
   void panel(i64 index, i64 start, i64 count) const {
-    using Elem = typename P::Elem;
-    const i64 inner = matrix.cols;
-    const Elem* weights = static_cast<const Elem*>(matrix.data) + index * PANEL * inner;
-    const i64 tiles = (count + MAX_ROWS - 1) / MAX_ROWS;
+    const uint8_t* weights = static_cast<const uint8_t*>(matrix.data) + index * panel_bytes;
+    const i64 tiles = (count + Kernel::MAX_TILE - 1) / Kernel::MAX_TILE;
     // One tile streams its own panel ahead; several share the next panel among them.
-    const i64 line = PANEL * i64(sizeof(Elem)) * P::GROUP, stride = tiles == 1 ? line : line / tiles;
+    const i64 stride = tiles == 1 ? Kernel::STEP_BYTES : Kernel::STEP_BYTES / tiles;
     for (i64 tile = 0; tile < tiles; tile++) {
       const i64 first = start + count * tile / tiles, last = start + count * (tile + 1) / tiles;
-      const char* ahead =
-          tiles == 1 ? reinterpret_cast<const char*>(weights) + 4096
-                     : reinterpret_cast<const char*>(weights + PANEL * inner) + tile * stride * (inner / P::GROUP);
-      with_rows(int(last - first), [&]<int R>() {
-        gemm_tile<P, R>(a + first * inner, inner, weights, first, index * PANEL, epilogue, Prefetch{ahead, stride});
+      const uint8_t* ahead =
+          tiles == 1 ? weights + 4096 : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
+      with_rows<Kernel::MAX_TILE>(int(last - first), [&]<int R>() {
+        gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, first, index * PANEL, epilogue,
+                             Prefetch{reinterpret_cast<const char*>(ahead), stride});
       });
     }
   }
 };
 
-// Called by every thread of the team with the same arguments.
+// Calls f.template operator()<Kernel>() for the kernel of a packed matrix; `P` is the one for floats.
+template <class P, class F>
+static void with_kernel(const Matrix& matrix, F&& f) {
+  switch (matrix.format) {
+    case FORMAT_INT4:
+      return f.template operator()<Int8Kernel<Int4>>();
+    case FORMAT_INT6:
+      return f.template operator()<Int8Kernel<Int6>>();
+    case FORMAT_INT8:
+      return f.template operator()<Int8Kernel<Int8>>();
+    default:
+      return f.template operator()<FloatKernel<P>>();
+  }
+}
+
+inline bool is_quantized(const Matrix& matrix) { return matrix.format >= FORMAT_INT4; }
+
+// Called by every thread of the team with the same arguments. `a` holds rows of the kernel's input type.
 template <class P, class Epilogue>
-static void gemm(const Matrix& matrix, const typename P::Act* a, i64 rows, const Epilogue& epilogue, Part& part,
-                 int team_size) {
-  const Gemm<P, Epilogue> work(matrix, a, rows, epilogue, team_size);
-  part.share(work.pieces(), [&](i64 i) { work.piece(i); });
+static void gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue, Part& part, int team_size) {
+  with_kernel<P>(matrix, [&]<class Kernel>() {
+    const Gemm<Kernel, Epilogue> work(matrix, a, rows, epilogue, team_size);
+    part.share(work.pieces(), [&](i64 i) { work.piece(i); });
+  });
 }
 
 }  // namespace octavo

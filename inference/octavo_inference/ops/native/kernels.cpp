@@ -16,31 +16,49 @@ void run_forward(Team& team, const Model& model, const Batch& batch, const Sampl
 template <class P>
 void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, float* out) {
   const StoreFloats epilogue{out, matrix.rows, matrix.bias};
-  const Gemm<P, StoreFloats> work(matrix, static_cast<const typename P::Act*>(a), rows, epilogue, team.size());
-  team.share(work.pieces(), [&](i64 i, int) { work.piece(i); });
+  with_kernel<P>(matrix, [&]<class Kernel>() {
+    const Gemm<Kernel, StoreFloats> work(matrix, a, rows, epilogue, team.size());
+    team.share(work.pieces(), [&](i64 i, int) { work.piece(i); });
+  });
 }
 
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT void octavo_info(Info* info) { *info = Info{3, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act))}; }
+EXPORT void octavo_info(Info* info) {
+  *info = Info{4, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), int32_t(sizeof(Int8Block))};
+}
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
 EXPORT void octavo_team_destroy(Team* team) { delete team; }
 
-// Fills `matrix.data` from stored tensors; the caller allocated rows * cols elements.
+// Fills `matrix.data` from stored tensors; the caller allocated its zeroed bytes.
 EXPORT void octavo_pack(Team* team, const Matrix* matrix, const Source* sources, int32_t count, int32_t arrangement) {
   const auto kind = static_cast<Arrangement>(arrangement);
   team->share(matrix->rows / PANEL, [=](i64 panel, int) {
-    if (matrix->format == FORMAT_F32)
-      pack_panel<F32::Elem, F32::GROUP>(*matrix, sources, count, kind, panel);
-    else
-      pack_panel<Bf16::Elem, Bf16::GROUP>(*matrix, sources, count, kind, panel);
+    switch (matrix->format) {
+      case FORMAT_F32:
+        return pack_panel<F32::Elem, F32::GROUP>(*matrix, sources, count, kind, panel);
+      case FORMAT_BF16:
+        return pack_panel<Bf16::Elem, Bf16::GROUP>(*matrix, sources, count, kind, panel);
+      case FORMAT_INT4:
+        return pack_quantized_panel<Int4>(*matrix, sources, count, kind, panel);
+      case FORMAT_INT6:
+        return pack_quantized_panel<Int6>(*matrix, sources, count, kind, panel);
+      case FORMAT_INT8:
+        return pack_quantized_panel<Int8>(*matrix, sources, count, kind, panel);
+    }
   });
 }
 
-// One linear on its own, out [rows, matrix.rows] in fp32; `a` is in the activation type of the matrix's format.
+// Rows of the model's activation type as the input of quantised linears.
+EXPORT void octavo_quantize(const void* a, int64_t rows, int64_t cols, void* out) {
+  for (int64_t r = 0; r < rows; r++)
+    quantize_row(static_cast<const Bf16::Act*>(a) + r * cols, cols, static_cast<Int8Block*>(out) + r * (cols / BLOCK));
+}
+
+// One linear on its own, out [rows, matrix.rows] in fp32; `a` is the input type of the matrix's kernel.
 EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64_t rows, float* out) {
   if (matrix->format == FORMAT_F32)
     run_linear<F32>(*team, *matrix, a, rows, out);

@@ -19,7 +19,7 @@ from octavo_inference.ops.native.build import HERE, object_name
 
 # Best first, with what /proc/cpuinfo must list. The kernel lists only what it also saves on a context switch.
 NEEDS: dict[str, frozenset[str]] = {
-    "avx512bf16": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}),
+    "avx512bf16": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
     "portable": frozenset(),
@@ -85,6 +85,7 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
         "octavo_team_create": ([c_int32], c_void_p),
         "octavo_team_destroy": ([c_void_p], None),
         "octavo_pack": ([c_void_p, POINTER(abi.Matrix), POINTER(abi.Source), c_int32, c_int32], None),
+        "octavo_quantize": ([c_void_p, c_int64, c_int64, c_void_p], None),
         "octavo_linear": ([c_void_p, POINTER(abi.Matrix), c_void_p, c_int64, c_void_p], None),
         "octavo_attention_scratch": ([c_int32], c_int64),
         "octavo_step": (

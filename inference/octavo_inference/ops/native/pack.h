@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "abi.h"
+#include "operands.h"
+#include "panels.h"
 #include "quant.h"
-#include "simd.h"
 
 namespace octavo {
 
@@ -46,6 +47,23 @@ static void pack_panel(const Matrix& matrix, const Source* sources, int count, A
     else
       std::fill(row.begin(), row.end(), 0.0f);
     for (i64 k = 0; k < matrix.cols; k++) put(out + (k / GROUP * PANEL + lane) * GROUP + k % GROUP, row[size_t(k)]);
+  }
+}
+
+template <class Q>
+static void pack_quantized_panel(const Matrix& matrix, const Source* sources, int count, Arrangement arrangement,
+                                 i64 panel) {
+  const i64 blocks = matrix.cols / BLOCK;
+  uint8_t* out = static_cast<uint8_t*>(matrix.data) + panel * blocks * Q::BLOCK_BYTES;
+  for (i64 lane = 0; lane < PANEL; lane++) {
+    const RowOf from = packed_row(sources, count, arrangement, panel * PANEL + lane);
+    if (!from.source) continue;  // the memory is zero
+    const uint8_t* row = static_cast<const uint8_t*>(from.source->data) + from.row * from.source->row_bytes;
+    WeightBlock block;
+    for (i64 b = 0; b < blocks; b++) {
+      read_block(from.source->format, row, b, block);
+      Q::put(out + b * Q::BLOCK_BYTES, lane, block);
+    }
   }
 }
 

@@ -5,22 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.config import Dtype
 from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Tensor, Weights, dequantize
+from octavo_inference.model.weights import Format, Tensor, Weights, dequantize
 from octavo_inference.ops.native import abi
 from octavo_inference.ops.native.library import Kernels
 from octavo_inference.ops.native.memory import allocate, release
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
+# The smallest packed format that holds a stored one.
+_PACKED: dict[Format, abi.PackedFormat] = {
+    "q4_0": "int4",
+    "q4_1": "int4",
+    "q4_k": "int4",
+    "q5_0": "int6",
+    "q5_1": "int6",
+    "q5_k": "int6",
+    "q6_k": "int6",
+    "q8_0": "int8",
+}
+# What `dtype` means for weights: with "auto" quantised ones stay as they are, and all others become bf16.
+WeightFormat = Literal["auto", "bf16", "f32"]
+WEIGHT_FORMATS: dict[Dtype, WeightFormat] = {"auto": "auto", "bfloat16": "bf16", "float32": "f32"}
+# Bits of a packed weight, its share of the scales included (panels.h).
+BITS: dict[abi.PackedFormat, float] = {"f32": 32, "bf16": 16, "int8": 8.5, "int6": 8, "int4": 5}
 
 
 @dataclass(slots=True)
 class Packed:
-    """Weights the kernels can run. `keep` owns the memory that the structures point into."""
+    """Weights the kernels can run. `keep` owns the memory that the structures point into.
+
+    `size` is the bytes of all matrices; `quantized` says whether any of them is.
+    """
 
     layers: list[abi.Layer] = field(default_factory=list)
     embedding: abi.Source = field(default_factory=abi.Source)
@@ -28,6 +49,7 @@ class Packed:
     final_norm: int | None = None
     keep: list[object] = field(default_factory=list)
     size: int = 0
+    quantized: bool = False
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -41,13 +63,27 @@ def source(tensor: Tensor) -> abi.Source:
     return abi.Source(address(data), tensor.shape[0], tensor.shape[1], data.strides[0], abi.FORMATS[tensor.format])
 
 
+def packed_format(tensors: Sequence[Tensor], wanted: WeightFormat) -> abi.PackedFormat:
+    """The format of a matrix fused of `tensors`: with "auto" one that holds them as they are, else bf16.
+
+    Formats of up to six bits fit together (Q4_K_M files store V in Q6_K beside Q and K in Q4_K), bytes only among
+    themselves.
+    """
+    if wanted != "auto":
+        return wanted
+    formats = {_PACKED.get(tensor.format, "bf16") for tensor in tensors}
+    if formats == {"int4", "int6"}:
+        return "int6"
+    return formats.pop() if len(formats) == 1 else "bf16"
+
+
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Packs matrices to `format` ("bf16" or "f32") with a team of threads."""
+    """Packs matrices with a team of threads: to floats, or with "auto" to what keeps quantised tensors so."""
 
     kernels: Kernels
     team: int
-    format: str
+    weights: WeightFormat
     into: Packed
 
     def matrix(
@@ -60,8 +96,9 @@ class Packer:
         panel = self.kernels.info.panel
         rows = -(-sum(t.shape[0] for t in tensors) // panel) * panel
         cols = tensors[0].shape[1]
-        data = allocate(rows * cols * ELEMENT_BYTES[self.format])
-        result = abi.Matrix(address(data), None, rows, cols, abi.FORMATS["f32" if self.format == "f32" else "bf16"])
+        format_ = packed_format(tensors, self.weights)
+        data = allocate(int(rows * cols * BITS[format_] / 8))
+        result = abi.Matrix(address(data), None, rows, cols, abi.PACKED[format_])
         given = [dequantize(b).ravel() for b in biases if b is not None]
         if given:
             result.bias = self.own(self.bias(given, rows, arrangement))
@@ -71,6 +108,7 @@ class Packer:
             release(tensor.data)  # or the file's pages and their packed copy would be resident together
         self.own(data)
         self.into.size += data.nbytes
+        self.into.quantized |= format_ not in ELEMENT_BYTES
         return result
 
     def bias(self, values: Sequence[NDArray[np.float32]], rows: int, arrangement: int) -> NDArray[np.float32]:
@@ -96,16 +134,21 @@ class Packer:
         return address(array)
 
 
-def packed_bytes(weights: Weights, format_: str) -> int:
+def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
     """Bytes that `pack` will allocate for matrices, less the padding of their last panels."""
-    matrices = [m for la in weights.layers for m in (la.q, la.k, la.v, la.o, la.gate, la.up, la.down)]
-    return sum(math.prod(matrix.shape) * ELEMENT_BYTES[format_] for matrix in [*matrices, weights.lm_head])
+    fused = [m for la in weights.layers for m in ((la.q, la.k, la.v), (la.o,), (la.gate, la.up), (la.down,))]
+    bits = sum(
+        math.prod(tensor.shape) * BITS[packed_format(tensors, wanted)]
+        for tensors in [*fused, (weights.lm_head,)]
+        for tensor in tensors
+    )
+    return int(bits / 8)
 
 
-def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, format_: str) -> Packed:
+def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
     """All weights of a decoder. The embedding is read where it lies (a memory-mapped file, usually)."""
     packed = Packed()
-    packer = Packer(kernels, team, format_, packed)
+    packer = Packer(kernels, team, wanted, packed)
     norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
     for layer in weights.layers[: config.layers]:
         packed.layers.append(

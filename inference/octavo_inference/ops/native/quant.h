@@ -1,4 +1,5 @@
-// Rows of stored tensors to fp32: plain formats and GGUF blocks of 32 (ggml-quants.h of llama.cpp documents the blocks).
+// Rows of stored tensors to fp32, and GGUF blocks to 32 integers with scale and minimum (ggml-quants.c of llama.cpp
+// documents the blocks).
 #pragma once
 
 #include "abi.h"
@@ -16,44 +17,129 @@ inline float half_to_float(const uint8_t* p) {
   return h & 0x8000 ? -value : value;
 }
 
+// To the nearest half, ties to even; beyond its range to the largest one.
+inline uint16_t float_to_half(float value) {
+  const float size = std::fabs(value);
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (!(size < 65504.0f)) return sign | 0x7bff;
+  const int exponent = size < 0x1p-14f ? -14 : std::ilogb(size);
+  // In units of the last place; a carry out of the mantissa moves on into the exponent as it should.
+  const int units = int(std::nearbyint(std::ldexp(size, 10 - exponent)));
+  return sign | uint16_t(units + (exponent + 14) * 1024);
+}
+
+// 32 weights: scale[i / 16] * q[i] + minimum[i / 16]. q is 0..15 in the 4-bit formats, 0..31 in those of 5, 0..63 in
+// Q6_K, any byte in Q8_0, which has no minimum.
+struct WeightBlock {
+  int8_t q[32];
+  float scale[2], minimum[2];
+
+  void all(float d, float m) {
+    scale[0] = scale[1] = d;
+    minimum[0] = minimum[1] = m;
+  }
+};
+
+// Low nibbles are elements 0..15, high ones 16..31.
+inline void read_nibbles(const uint8_t* p, int8_t* q) {
+  for (int i = 0; i < 16; i++) {
+    q[i] = int8_t(p[i] & 15);
+    q[16 + i] = int8_t(p[i] >> 4);
+  }
+}
+
+inline void read_fifth_bits(const uint8_t* p, int8_t* q) {
+  for (int i = 0; i < 32; i++) q[i] = int8_t(q[i] | (p[i / 8] >> (i % 8) & 1) << 4);
+}
+
+// The six-bit scale and minimum of sub-block j out of the 12 bytes that hold eight of each.
+inline void read_scale_min(const uint8_t* p, i64 j, int& scale, int& minimum) {
+  if (j < 4) {
+    scale = p[j] & 63;
+    minimum = p[j + 4] & 63;
+  } else {
+    scale = (p[j + 4] & 15) | (p[j - 4] >> 6) << 4;
+    minimum = p[j + 4] >> 4 | (p[j] >> 6) << 4;
+  }
+}
+
+// Q4_K and Q5_K: d, dmin, 12 bytes of scales, [32 fifth bits,] 128 bytes of nibbles; 8 sub-blocks.
+inline void read_k(const uint8_t* p, i64 j, bool fifth, WeightBlock& out) {
+  int scale, minimum;
+  read_scale_min(p + 4, j, scale, minimum);
+  out.all(half_to_float(p) * float(scale), -(half_to_float(p + 2) * float(minimum)));
+  const uint8_t *high = p + 16, *nibbles = high + (fifth ? 32 : 0) + j / 2 * 32;
+  for (int i = 0; i < 32; i++) {
+    out.q[i] = int8_t(j % 2 ? nibbles[i] >> 4 : nibbles[i] & 15);
+    if (fifth) out.q[i] = int8_t(out.q[i] | (high[i] >> j & 1) << 4);
+  }
+}
+
+// Q6_K: 128 bytes of nibbles, 64 of pairs of upper bits, 16 signed scales (one per 16 elements), d.
+inline void read_q6_k(const uint8_t* p, i64 j, WeightBlock& out) {
+  const i64 half = j / 4, quarter = j % 4;
+  const uint8_t *nibbles = p + half * 64 + quarter % 2 * 32, *pairs = p + 128 + half * 32;
+  const float d = half_to_float(p + 208);
+  for (int i = 0; i < 32; i++) {
+    const int low = quarter < 2 ? nibbles[i] & 15 : nibbles[i] >> 4;
+    out.q[i] = int8_t(low | (pairs[i] >> (2 * quarter) & 3) << 4);
+  }
+  for (int i = 0; i < 2; i++) {
+    out.scale[i] = d * float(int8_t(p[192 + half * 8 + quarter * 2 + i]));
+    out.minimum[i] = -32.0f * out.scale[i];
+  }
+}
+
+// Block `b` (of 32) of a row that starts at p, in one of the block formats.
+inline void read_block(int32_t format, const uint8_t* p, i64 b, WeightBlock& out) {
+  switch (format) {
+    case FORMAT_Q4_0:  // d, nibbles, offset 8
+      p += b * 18;
+      read_nibbles(p + 2, out.q);
+      return out.all(half_to_float(p), -8.0f * half_to_float(p));
+    case FORMAT_Q4_1:  // d, minimum, nibbles
+      p += b * 20;
+      read_nibbles(p + 4, out.q);
+      return out.all(half_to_float(p), half_to_float(p + 2));
+    case FORMAT_Q5_0:  // d, 4 bytes of fifth bits, nibbles, offset 16
+      p += b * 22;
+      read_nibbles(p + 6, out.q);
+      read_fifth_bits(p + 2, out.q);
+      return out.all(half_to_float(p), -16.0f * half_to_float(p));
+    case FORMAT_Q5_1:  // d, minimum, 4 bytes of fifth bits, nibbles
+      p += b * 24;
+      read_nibbles(p + 8, out.q);
+      read_fifth_bits(p + 4, out.q);
+      return out.all(half_to_float(p), half_to_float(p + 2));
+    case FORMAT_Q8_0:  // d, signed bytes
+      p += b * 34;
+      std::memcpy(out.q, p + 2, 32);
+      return out.all(half_to_float(p), 0.0f);
+    case FORMAT_Q4_K:
+      return read_k(p + b / 8 * 144, b % 8, false, out);
+    case FORMAT_Q5_K:
+      return read_k(p + b / 8 * 176, b % 8, true, out);
+    case FORMAT_Q6_K:
+      return read_q6_k(p + b / 8 * 210, b % 8, out);
+  }
+}
+
 inline void dequantize_row(const Source& source, i64 row, float* out) {
   const uint8_t* p = static_cast<const uint8_t*>(source.data) + row * source.row_bytes;
-  const i64 cols = source.cols;
-  switch (source.format) {
-    case FORMAT_F32:
-      std::memcpy(out, p, size_t(cols) * 4);
-      break;
-    case FORMAT_BF16:
-      for (i64 i = 0; i < cols; i++) {
-        bf16 x;
-        std::memcpy(&x, p + 2 * i, 2);
-        out[i] = to_float(x);
-      }
-      break;
-    case FORMAT_Q4_0:  // fp16 scale, 16 bytes: low nibbles are elements 0..15, high nibbles 16..31, offset 8
-      for (i64 b = 0; b < cols; b += 32, p += 18) {
-        const float d = half_to_float(p);
-        for (int i = 0; i < 16; i++) {
-          out[b + i] = d * float((p[2 + i] & 15) - 8);
-          out[b + 16 + i] = d * float((p[2 + i] >> 4) - 8);
-        }
-      }
-      break;
-    case FORMAT_Q4_1:  // fp16 scale, fp16 minimum, 16 bytes
-      for (i64 b = 0; b < cols; b += 32, p += 20) {
-        const float d = half_to_float(p), m = half_to_float(p + 2);
-        for (int i = 0; i < 16; i++) {
-          out[b + i] = d * float(p[4 + i] & 15) + m;
-          out[b + 16 + i] = d * float(p[4 + i] >> 4) + m;
-        }
-      }
-      break;
-    case FORMAT_Q8_0:  // fp16 scale, 32 signed bytes
-      for (i64 b = 0; b < cols; b += 32, p += 34) {
-        const float d = half_to_float(p);
-        for (int i = 0; i < 32; i++) out[b + i] = d * float(int8_t(p[2 + i]));
-      }
-      break;
+  if (source.format == FORMAT_F32) {
+    std::memcpy(out, p, size_t(source.cols) * 4);
+  } else if (source.format == FORMAT_BF16) {
+    for (i64 i = 0; i < source.cols; i++) {
+      bf16 x;
+      std::memcpy(&x, p + 2 * i, 2);
+      out[i] = to_float(x);
+    }
+  } else {
+    WeightBlock block;
+    for (i64 b = 0; b < source.cols / 32; b++) {
+      read_block(source.format, p, b, block);
+      for (int i = 0; i < 32; i++) *out++ = block.scale[i / 16] * float(block.q[i]) + block.minimum[i / 16];
+    }
   }
 }
 

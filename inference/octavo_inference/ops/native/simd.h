@@ -7,7 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#include <utility>
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -96,22 +97,43 @@ OCTAVO_INLINE void store(bf16* p, Vec v) {
   std::memcpy(p, &half, sizeof half);
 }
 
+// W numbers in IEEE half precision; those outside its range (infinity, NaN) are not told apart from large ones.
+OCTAVO_INLINE Vec load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__) && !defined(OCTAVO_VECTOR_FLOATS)
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  HVec half;
+  std::memcpy(&half, p, sizeof half);
+  UVec bits = __builtin_convertvector(half, UVec);
+  // Rebiases the exponent by a multiplication, which also brings subnormal numbers into place.
+  Vec size = (Vec)((bits & 0x7fff) << 13) * 0x1p112f;
+  return (Vec)((UVec)size | ((bits & 0x8000) << 16));
+#endif
+}
+
 OCTAVO_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 OCTAVO_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
-OCTAVO_INLINE float sum(Vec v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int half = W / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-  return lanes[0];
+// The lanes of v, each `distance` (a power of two) from its place.
+template <int DISTANCE>
+OCTAVO_INLINE Vec swap_lanes(Vec v) {
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(v, v, (I ^ DISTANCE)...);
+  }(std::make_integer_sequence<int, W>());
 }
+template <int DISTANCE = W / 2>
+OCTAVO_INLINE float sum(Vec v) {
+  v += swap_lanes<DISTANCE>(v);
+  if constexpr (DISTANCE > 1) return sum<DISTANCE / 2>(v);
+  return v[0];
+}
+template <int DISTANCE = W / 2>
 OCTAVO_INLINE float highest(Vec v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int half = W / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  return lanes[0];
+  v = max(v, swap_lanes<DISTANCE>(v));
+  if constexpr (DISTANCE > 1) return highest<DISTANCE / 2>(v);
+  return v[0];
 }
 
 OCTAVO_INLINE IVec lane_numbers() {

@@ -127,7 +127,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="longest prompt plus answer (default: what the model was trained for)",
     )
-    model.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default=d.dtype)
+    model.add_argument(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        default=d.dtype,
+        help="auto keeps quantised weights as they are; bfloat16 converts them: more exact, more memory, slower",
+    )
     model.add_argument("--device", choices=("auto", "cpu"), default=d.device)
 
     engine = parser.add_argument_group("engine")

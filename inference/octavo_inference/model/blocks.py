@@ -32,7 +32,7 @@ def _nibbles(packed: Bytes) -> Bytes:
 def _five_bits(blocks: Bytes, at: int) -> Bytes:
     """4 bytes of fifth bits, then nibbles."""
     fifth = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
-    return _nibbles(blocks[:, at + 4 :]) | fifth << 4
+    return _nibbles(blocks[:, at + 4 :]) | (fifth << 4).astype(np.uint8)
 
 
 def _q4_0(blocks: Bytes) -> Floats:
@@ -92,8 +92,9 @@ def _q6_k(blocks: Bytes) -> Floats:
     shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
     upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3
     values = (low | upper << 4).astype(np.float32).reshape(-1, 16, 16) - 32.0
-    scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)
-    return (scale[:, :, None] * values).reshape(-1, 256)
+    scale: Floats = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)
+    result: Floats = (scale[:, :, None] * values).reshape(-1, 256)
+    return result
 
 
 # Bytes of a block, and its decoder.

@@ -79,7 +79,7 @@ class CpuBackend:
             packed.lm_head.rows,
         )
         widest = max(config.hidden, config.heads * config.head_dim, config.intermediate)
-        quantized_row = -(-widest // _QUANTIZED) * kernels.info.quantized_block_bytes
+        rounded = (max(tokens, max_running) if packed.quantized else 0, -(-widest // _QUANTIZED))
         buffers: dict[str, NDArray[Any]] = {
             "kv": self._kv,
             "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
@@ -90,9 +90,7 @@ class CpuBackend:
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, config.heads * config.head_dim), act),
             "activated": _zeros((tokens, config.intermediate), act),
-            "quantized": _zeros(
-                (max(tokens, max_running) if packed.quantized else 0, quantized_row), np.dtype(np.uint8)
-            ),
+            "quantized": _zeros(rounded, np.dtype((np.void, kernels.info.quantized_block_bytes))),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
         }
         self._buffers = buffers

@@ -1,4 +1,4 @@
-"""The layouts and tiles of AVX-512 BF16, compiled for whatever machine this is: only the last instruction differs."""
+"""The layouts and tiles of AVX-512, compiled for whatever machine this is: only the last instruction differs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from octavo_inference.ops.native import build
 ROOT = Path(__file__).parents[3]
 
 
-def test_wide_layouts_give_the_same_results() -> None:
+@pytest.mark.parametrize("dots", [("BF16", "BYTE"), ("BF16",)], ids=" and ".join)
+def test_wide_layouts_give_the_same_results(dots: tuple[str, ...]) -> None:
     native = ("-mavx2", "-mfma") if platform.machine() == "x86_64" else ()
     try:
         wide = build.compile_object(
-            "octavo_wide.so", (*native, "-O1", "-DOCTAVO_VECTOR_FLOATS=16", "-DOCTAVO_EMULATE_BF16_DOT")
+            "octavo_wide.so",
+            (*native, "-O1", "-DOCTAVO_VECTOR_FLOATS=16", *(f"-DOCTAVO_EMULATE_{dot}_DOT" for dot in dots)),
         )
     except build.CompilerMissingError as error:
         pytest.skip(str(error))

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo_inference.errors import ModelError, SettingsError
+from octavo_inference.model.blocks import BlockFormat
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.rope import Llama3Scaling
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
@@ -16,6 +17,8 @@ from octavo_inference.ops.cpu import CpuBackend, kv_element_bytes
 from octavo_inference.ops.native.library import Kernels
 from octavo_inference.ops.native.packing import packed_bytes
 from octavo_inference.run.batch import Batch, SampleRows
+
+from .test_quantised import random_blocks
 
 Float32 = NDArray[np.float32]
 TINY = ModelConfig(
@@ -245,13 +248,55 @@ def test_chunks_and_decode_give_what_one_prefill_gives(
         )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+# What makes their values about as large as random_weights'.
+QUANTISED_SCALES: dict[BlockFormat, float] = {"q4_0": 0.02, "q4_1": 0.01, "q5_0": 0.01, "q5_1": 0.005, "q8_0": 0.0015}
+
+
+def quantised_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
+    """Weights in the formats of a mixed GGUF file."""
+
+    def blocks(format_: BlockFormat, like: Tensor) -> Tensor:
+        return random_blocks(rng, format_, *like.shape, scale=QUANTISED_SCALES[format_])
+
+    weights = random_weights(config, rng)
+    layers = tuple(
+        replace(
+            layer,
+            q=blocks("q4_1", layer.q),
+            k=blocks("q4_1", layer.k),
+            v=blocks("q5_0", layer.v),
+            o=blocks("q8_0", layer.o),
+            gate=blocks("q4_0", layer.gate),
+            up=blocks("q4_0", layer.up),
+            down=blocks("q5_1", layer.down),
+        )
+        for layer in weights.layers
+    )
+    head = blocks("q8_0", weights.lm_head)
+    return replace(weights, layers=layers, embedding=head, lm_head=head)
+
+
+def test_quantised_weights_stay_near(kernels: Kernels, rng: np.random.Generator) -> None:
+    config = replace(TINY, intermediate=128)
+    weights = quantised_weights(config, rng)
+    given = stories(rng, [1, 40, 70])
+    expected = np.stack([oracle(config, weights, s.tokens)[-1] for s in given])
+    kept = create(config, weights, kernels, dtype="auto")
+    as_floats = create(config, weights, kernels, dtype="bfloat16")
+    for backend, bound in ((kept, 0.1), (as_floats, 0.03)):
+        error = np.linalg.norm(backend.logits(batch_of(given)) - expected) / np.linalg.norm(expected)
+        assert error < bound
+    assert kept._packed.size < 0.6 * as_floats._packed.size
+    assert packed_bytes(weights, "auto") <= kept._packed.size <= packed_bytes(weights, "auto") * 1.2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
 @pytest.mark.parametrize("changes", [{}, {"windows": (9, 33), "qk_norm": True, "output_norms": True}], ids=str)
 def test_a_token_does_not_depend_on_its_batch(
     kernels: Kernels, rng: np.random.Generator, changes: dict[str, object], dtype: str
 ) -> None:
-    config = replace(TINY, **changes)  # type: ignore[arg-type]
-    weights = random_weights(config, rng)
+    config = replace(TINY, intermediate=128, **changes)  # type: ignore[arg-type]
+    weights = quantised_weights(config, rng) if dtype == "auto" else random_weights(config, rng)
     backend = create(config, weights, kernels, dtype=dtype)
     given = stories(rng, [1, 2, 3, 4, 7, 40, 65, 100])
     together = backend.logits(batch_of(given))

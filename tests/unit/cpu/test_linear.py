@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo_inference.model.weights import Tensor, bf16_bits, dequantize
+from octavo_inference.model.weights import Tensor, bf16_bits
 from octavo_inference.ops.native import abi
 from octavo_inference.ops.native.library import Kernels
 from octavo_inference.ops.native.packing import Packed, Packer, address
@@ -65,17 +65,3 @@ def test_sources_one_after_the_other_and_interleaved(kernels: Kernels, team: int
     between = linear(kernels, team, packer.matrix((stored(first), stored(second)), abi.INTERLEAVED), a)
     expected = np.stack([first.reshape(-1, half, 16), second.reshape(-1, half, 16)], axis=1).reshape(-1, 16)
     np.testing.assert_array_equal(between, expected.T)
-
-
-@pytest.mark.parametrize(("format_", "block_bytes"), [("q4_0", 18), ("q4_1", 20), ("q8_0", 34)])
-def test_quantised_tensors_are_read_as_gguf_defines_them(
-    kernels: Kernels, team: int, rng: np.random.Generator, format_: str, block_bytes: int
-) -> None:
-    blocks = rng.integers(0, 256, (32, 2, block_bytes), dtype=np.uint8)
-    blocks[..., 0:2] = rng.standard_normal((32, 2, 1)).astype(np.float16).view(np.uint8)
-    if format_ == "q4_1":
-        blocks[..., 2:4] = rng.standard_normal((32, 2, 1)).astype(np.float16).view(np.uint8)
-    tensor = Tensor(format_, (32, 64), blocks.reshape(32, -1))  # type: ignore[arg-type]
-    packed = Packed()
-    matrix = Packer(kernels, team, "f32", packed).matrix((tensor,))
-    np.testing.assert_array_equal(linear(kernels, team, matrix, np.eye(64, dtype=np.float32)), dequantize(tensor).T)

@@ -11,7 +11,7 @@ from octavo_inference.ops.native.cores import usable_cores
 
 ALL = frozenset({"avx512bf16", "avx512", "avx2", "portable"})
 ZEN3 = frozenset({"avx2", "fma", "f16c"})
-SAPPHIRE = ZEN3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
+SAPPHIRE = ZEN3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
 
 
 def test_flags_are_read_from_cpuinfo() -> None:
@@ -27,6 +27,7 @@ def test_flags_are_read_from_cpuinfo() -> None:
     [
         (SAPPHIRE, "avx512bf16"),
         (SAPPHIRE - {"avx512_bf16"}, "avx512"),
+        (SAPPHIRE - {"avx512_vnni"}, "avx512"),
         (ZEN3, "avx2"),
         (ZEN3 - {"fma"}, "portable"),
         (frozenset(), "portable"),

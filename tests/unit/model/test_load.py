@@ -26,7 +26,7 @@ DOWN = "model.layers.0.mlp.down_proj.weight"
 Tensors = dict[str, np.ndarray]
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q5_0])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
 def test_every_gguf_format_gives_the_values_that_ggufs_own_reader_gives(
     tmp_path: Path, tensors: Tensors, kind: Kind
 ) -> None:
@@ -35,16 +35,28 @@ def test_every_gguf_format_gives_the_values_that_ggufs_own_reader_gives(
     def expected(name: str) -> np.ndarray:
         if kind is Kind.F32:
             return tensors[name]
-        values = gguf.quants.dequantize(gguf.quants.quantize(tensors[name], kind), kind)
-        if kind is Kind.Q5_0:  # no kernel for it: kept as bfloat16
-            return dequantize(Tensor("bf16", values.shape, bf16_bits(values)))
-        return values
+        return gguf.quants.dequantize(gguf.quants.quantize(tensors[name], kind), kind)
 
     layer = model.weights.layers[0]
     for got, name in ((layer.q, Q), (layer.down, DOWN), (model.weights.embedding, "model.embed_tokens.weight")):
         np.testing.assert_array_equal(dequantize(got), expected(name))
     assert model.weights.lm_head is model.weights.embedding
     np.testing.assert_array_equal(dequantize(model.weights.final_norm), tensors["model.norm.weight"])
+
+
+def test_formats_without_a_kernel_become_bfloat16(tmp_path: Path, tensors: Tensors) -> None:
+    blocks = np.random.default_rng(0).integers(0, 64, (40, 2, 18), dtype=np.uint8)
+    raw = blocks.reshape(40, 36)
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("output.weight", raw, raw_dtype=Kind.IQ4_NL)
+
+    model = load_model(str(write_gguf(tmp_path / "m.gguf", tensors, Kind.Q4_0, extra=add)))
+    values = gguf.quants.dequantize(raw, Kind.IQ4_NL)
+    assert model.weights.lm_head.format == "bf16"
+    np.testing.assert_array_equal(
+        dequantize(model.weights.lm_head), dequantize(Tensor("bf16", values.shape, bf16_bits(values)))
+    )
 
 
 def test_quantised_blocks_stay_views_of_the_file(tmp_path: Path, tensors: Tensors) -> None:

@@ -51,11 +51,17 @@ OCTAVO_INLINE UVec broadcast4(const int8_t* p) {
   return four - UVec{};
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(OCTAVO_EMULATE_BYTE_DOT)
+#define OCTAVO_BYTE_DOT
 
 // acc + the four products of unsigned bytes of u and signed bytes of s.
 OCTAVO_INLINE IVec add_products(IVec acc, UVec u, UVec s) {
+#if defined(__AVX512VNNI__)
   return (IVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+#else
+  for (int shift = 0; shift < 32; shift += 8) acc += (IVec)(u >> shift & 255) * ((IVec)(s << (24 - shift)) >> 24);
+  return acc;
+#endif
 }
 
 #else

@@ -68,7 +68,7 @@ struct Int8Kernel {
       }
   }
 
-#if defined(__AVX512VNNI__)
+#if defined(OCTAVO_BYTE_DOT)
   static constexpr int OFFSET = Q::SIGNED ? 128 : 0;  // makes signed bytes unsigned
   template <int V, int LAST, int R>
   static OCTAVO_INLINE void add_vectors(const Input* a, i64 stride, const uint8_t* block, IVec (&sums)[R][PANEL_VECS]) {

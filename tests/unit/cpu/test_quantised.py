@@ -1,0 +1,180 @@
+"""Quantised weights: kept as the file has them, multiplied as bytes, near the exact product on every kernel."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo_inference.model.blocks import BlockFormat
+from octavo_inference.model.weights import Tensor, bf16_bits, dequantize
+from octavo_inference.ops.native import abi
+from octavo_inference.ops.native.library import Kernels
+from octavo_inference.ops.native.packing import BITS, Packed, Packer, address, packed_format
+
+from .test_linear import Float32, stored
+
+# Bytes of a block, elements of it, where its fp16 numbers stand, and the packed format that keeps it.
+BLOCKS: dict[BlockFormat, tuple[int, int, tuple[int, ...], abi.PackedFormat]] = {
+    "q4_0": (18, 32, (0,), "int4"),
+    "q4_1": (20, 32, (0, 2), "int4"),
+    "q4_k": (144, 256, (0, 2), "int4"),
+    "q5_0": (22, 32, (0,), "int6"),
+    "q5_1": (24, 32, (0, 2), "int6"),
+    "q5_k": (176, 256, (0, 2), "int6"),
+    "q6_k": (210, 256, (208,), "int6"),
+    "q8_0": (34, 32, (0,), "int8"),
+}
+
+
+# Int8Block of int8.h.
+BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("half_sum", "f4", 2), ("sum", "f4")])
+
+
+@pytest.fixture
+def packed() -> Packed:
+    """Owns the memory of a test's matrices."""
+    return Packed()
+
+
+def random_blocks(rng: np.random.Generator, format_: BlockFormat, rows: int, cols: int, scale: float = 0.1) -> Tensor:
+    """A tensor of every bit pattern, but for the fp16 numbers."""
+    size, elements, halves, _ = BLOCKS[format_]
+    blocks = rng.integers(0, 256, (rows, cols // elements, size), dtype=np.uint8)
+    for at in halves:
+        values = (rng.standard_normal((rows, cols // elements, 1)) * scale).astype(np.float16)
+        blocks[..., at : at + 2] = values.view(np.uint8)
+    return Tensor(format_, (rows, cols), blocks.reshape(rows, -1))
+
+
+def round_rows(kernels: Kernels, a: Float32) -> NDArray[np.void]:
+    """The rows as the kernels round them, [rows, blocks] of `BLOCK`."""
+    given = np.ascontiguousarray(bf16_bits(a) if kernels.info.activation_bytes == 2 else a)
+    blocks = np.zeros((len(a), a.shape[1] // 32), BLOCK)
+    assert BLOCK.itemsize == kernels.info.quantized_block_bytes
+    kernels.library.octavo_quantize(address(given), *a.shape, address(blocks))
+    return blocks
+
+
+def values(blocks: NDArray[np.void]) -> NDArray[np.float64]:
+    return (blocks["q"].astype(np.float64) * blocks["scale"][..., None]).reshape(len(blocks), -1)
+
+
+def product(kernels: Kernels, team: int, matrix: abi.Matrix, blocks: NDArray[np.void]) -> Float32:
+    out = np.full((len(blocks), matrix.rows), np.nan, np.float32)
+    kernels.library.octavo_linear(team, matrix, address(blocks), len(blocks), address(out))
+    return out
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_activations_are_rounded_to_127ths_of_the_largest(
+    kernels: Kernels, rng: np.random.Generator, scale: float
+) -> None:
+    a = rng.standard_normal((7, 96), np.float32) * np.float32(scale)
+    a[:, 32:64] = 0
+    blocks = round_rows(kernels, a)
+    exact = (bf16_bits(a).astype(np.uint32) << 16).view(np.float32) if kernels.info.activation_bytes == 2 else a
+    exact = exact.reshape(7, 3, 32)
+    np.testing.assert_allclose(blocks["scale"], np.abs(exact).max(-1) / 127, rtol=1e-6)
+    assert (np.abs(values(blocks).reshape(exact.shape) - exact) <= blocks["scale"][..., None] * 0.5001).all()
+    halves = blocks["q"].reshape(7, 3, 2, 16).sum(-1, dtype=np.int64)
+    np.testing.assert_allclose(blocks["half_sum"], halves * blocks["scale"][..., None], rtol=1e-6)
+    np.testing.assert_allclose(blocks["sum"], halves.sum(-1) * blocks["scale"], rtol=1e-5, atol=scale * 1e-5)
+
+
+@pytest.mark.parametrize("format_", BLOCKS)
+def test_blocks_mean_what_gguf_says(format_: BlockFormat, rng: np.random.Generator) -> None:
+    tensor = random_blocks(rng, format_, 16, 512)
+    kind = gguf.GGMLQuantizationType[format_.upper()]
+    expected = gguf.quants.dequantize(tensor.data, kind).reshape(tensor.shape)
+    np.testing.assert_array_equal(dequantize(tensor), expected)
+
+
+@pytest.mark.parametrize("format_", BLOCKS)
+def test_native_rows_are_those_of_numpy(
+    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator, format_: BlockFormat
+) -> None:
+    tensor = random_blocks(rng, format_, 32, 256)
+    matrix = Packer(kernels, team, "f32", packed).matrix((tensor,))
+    out = np.empty((256, matrix.rows), np.float32)
+    one_by_one = np.eye(256, dtype=np.float32)
+    kernels.library.octavo_linear(team, matrix, address(one_by_one), 256, address(out))
+    np.testing.assert_array_equal(out[:, :32], dequantize(tensor).T)
+
+
+@pytest.mark.parametrize("format_", BLOCKS)
+def test_a_product_is_that_of_the_rounded_activations(
+    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator, format_: BlockFormat
+) -> None:
+    tensor = random_blocks(rng, format_, 72, 512)
+    matrix = Packer(kernels, team, "auto", packed).matrix((tensor,), biases=(stored(np.ones(72, np.float32)),))
+    assert matrix.format == abi.PACKED[BLOCKS[format_][3]]
+    assert packed.quantized
+    assert packed.size == matrix.rows * 512 * BITS[BLOCKS[format_][3]] / 8
+    exact_weights = dequantize(tensor).astype(np.float64)
+    for rows in [*range(1, 14), 61, 130]:
+        a = rng.standard_normal((rows, 512), np.float32)
+        a[:, 32:64] = 0  # a block without a largest element
+        blocks = round_rows(kernels, a)
+        out = product(kernels, team, matrix, blocks)
+        expected = values(blocks) @ exact_weights.T + 1
+        # Scales that are products of two numbers are rounded to halves: 2^-11 of each term at most.
+        slack = np.abs(values(blocks)) @ np.abs(exact_weights).T * (2.0**-10 if format_.endswith("k") else 1e-5)
+        assert (np.abs(out[:, :72] - expected) <= slack + 1e-4).all()
+        np.testing.assert_array_equal(out[:, 72:], 0.0)
+
+
+@pytest.mark.parametrize("format_", ["q4_1", "q6_k", "q8_0"])
+def test_the_largest_bytes_do_not_overflow(packed: Packed, kernels: Kernels, team: int, format_: BlockFormat) -> None:
+    size, elements, halves, _ = BLOCKS[format_]
+    block = np.full((16, 512 // elements, size), 0x80 if format_ == "q8_0" else 0xFF, np.uint8)
+    for at in halves:
+        block[..., at : at + 2] = np.float16(1).reshape(1).view(np.uint8)
+    tensor = Tensor(format_, (16, 512), block.reshape(16, -1))
+    matrix = Packer(kernels, team, "auto", packed).matrix((tensor,))
+    for value in (1.0, -1.0):
+        a = np.full((5, 512), value, np.float32)
+        out = product(kernels, team, matrix, round_rows(kernels, a))[:, :16]
+        np.testing.assert_allclose(out, a @ dequantize(tensor).T, rtol=1e-4)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(
+    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator
+) -> None:
+    for format_ in ("q4_k", "q6_k", "q8_0"):
+        matrix = Packer(kernels, team, "auto", packed).matrix((random_blocks(rng, format_, 48, 768),))
+        a = rng.standard_normal((70, 768), np.float32)
+        together = product(kernels, team, matrix, round_rows(kernels, a))
+        for start, end in ((0, 1), (1, 3), (3, 8), (8, 70)):
+            np.testing.assert_array_equal(
+                product(kernels, team, matrix, round_rows(kernels, a[start:end])), together[start:end]
+            )
+
+
+def test_a_matrix_fused_of_several_formats_keeps_them_when_it_can(
+    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator
+) -> None:
+    q, v = random_blocks(rng, "q4_k", 64, 256), random_blocks(rng, "q6_k", 32, 256)
+    mixed = Packer(kernels, team, "auto", packed).matrix((q, v))
+    assert mixed.format == abi.PACKED["int6"]
+    blocks = round_rows(kernels, rng.standard_normal((3, 256), np.float32))
+    expected = values(blocks) @ np.concatenate([dequantize(q), dequantize(v)]).T
+    got = product(kernels, team, mixed, blocks)[:, :96]
+    np.testing.assert_allclose(got, expected, atol=2e-3 * np.abs(expected).max())
+    assert packed_format((q, random_blocks(rng, "q8_0", 32, 256)), "auto") == "bf16"
+    assert packed_format((q, stored(np.zeros((4, 256), np.float32))), "auto") == "bf16"
+    assert packed_format((q, v), "bf16") == "bf16"
+    assert packed_format((q, q), "f32") == "f32"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_does_not_vanish(
+    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator, bad: float
+) -> None:
+    matrix = Packer(kernels, team, "auto", packed).matrix((random_blocks(rng, "q4_0", 32, 64),))
+    a = rng.standard_normal((2, 64), np.float32)
+    a[1, 37] = bad
+    out = product(kernels, team, matrix, round_rows(kernels, a))
+    assert np.isfinite(out[0, :32]).all()
+    assert np.isnan(out[1, :32]).all()

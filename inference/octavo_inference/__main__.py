@@ -11,6 +11,10 @@ from octavo_inference.timeline import Timeline
 
 def main() -> int:
     """Entry point; returns the exit status."""
+    if sys.argv[1:2] == ["tune"]:
+        from octavo_inference.tune import command  # noqa: PLC0415 -- no server, none of its processes
+
+        return command.main(sys.argv[2:])
     timeline = Timeline.of_process()
     # Before anything else: its imports take longer than all that is done here meanwhile.
     child = EngineProcess()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from octavo_inference import logs
+from octavo_inference.config import PROFILES, EngineSettings
 from octavo_inference.core.blocks import PoolError
 from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.engine_loop import Engine, EngineLoop, report
@@ -133,37 +134,39 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
         frames = channel.receive(pause)
 
 
+def engine_settings(settings: Settings) -> EngineSettings:
+    """A server's settings as its engine takes them: a server bounds how much prompts slow its answers."""
+    return EngineSettings(
+        model=settings.model,
+        backend=settings.device,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        kv_memory=settings.kv_memory,
+        block_size=settings.block_size,
+        prefix_caching=settings.prefix_caching,
+        max_running_requests=settings.max_running_requests,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        chunked_prefill=settings.chunked_prefill,
+        prefill_slowdown=settings.prefill_slowdown or PROFILES[settings.profile].prefill_slowdown,
+        threads=settings.threads,
+        profile=settings.profile,
+        batching=settings.batching,
+        static_wait_ms=settings.static_wait_ms,
+        preemption=settings.preemption,
+        swap_memory=settings.swap_memory,
+        cache_policy=settings.cache_policy,
+    )
+
+
 def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
     """The real engine; see `octavo_inference.build`."""
     logs.configure(settings.log_format)
     timeline = Timeline.of_process()
     imported = timeline.now()
     from octavo_inference.build import load_engine  # noqa: PLC0415
-    from octavo_inference.config import PROFILES, EngineSettings  # noqa: PLC0415
 
-    loaded = load_engine(
-        EngineSettings(
-            model=settings.model,
-            backend=settings.device,
-            dtype=settings.dtype,
-            max_model_len=settings.max_model_len,
-            kv_memory=settings.kv_memory,
-            block_size=settings.block_size,
-            prefix_caching=settings.prefix_caching,
-            max_running_requests=settings.max_running_requests,
-            max_batched_tokens=settings.max_batched_tokens,
-            max_queued_requests=settings.max_queued_requests,
-            chunked_prefill=settings.chunked_prefill,
-            prefill_slowdown=settings.prefill_slowdown or PROFILES[settings.profile].prefill_slowdown,
-            threads=settings.threads,
-            profile=settings.profile,
-            batching=settings.batching,
-            static_wait_ms=settings.static_wait_ms,
-            preemption=settings.preemption,
-            swap_memory=settings.swap_memory,
-            cache_policy=settings.cache_policy,
-        )
-    )
+    loaded = load_engine(engine_settings(settings))
     # What is there now stays: the collector need not walk it again and again.
     gc.freeze()
     gc.enable()

@@ -98,11 +98,11 @@ class _Parser(argparse.ArgumentParser):
         return f"; did you mean {near[0]}?" if near else "; octavo-server --help lists all"
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The flags. Each engine knob has the name of its CRD field."""
+def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """The flags of a model and its engine. Each engine knob has the name of its CRD field."""
     parser = _Parser(
-        prog="octavo-server",
-        description="Serve a language model over the OpenAI API.",
+        prog=prog,
+        description=description,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
         allow_abbrev=False,
     )
@@ -228,6 +228,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="compute threads (default: the cores it may use)",
     )
 
+    return parser
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of a server."""
+    parser = engine_parser("octavo-server", "Serve a language model over the OpenAI API.")
+    d = Settings()
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default=d.host, help=f"address of the API (default: {d.host})")
     http.add_argument(

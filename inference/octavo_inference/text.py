@@ -6,9 +6,9 @@ Knows no HTTP and no engine: the API process and the offline `LLM` use it alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -23,8 +23,7 @@ _MAX_PENDING = 8
 _UNFINISHED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one engine output adds to a sequence's answer.
 
     `text` may be empty while characters or a possible stop string are held back. `tokens` and `logprobs` are the

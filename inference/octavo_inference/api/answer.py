@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
@@ -15,28 +15,20 @@ from octavo_inference.api.http import KEEP_ALIVE_SECONDS, NOTES, TENANT
 from octavo_inference.api.requests import Common, timeout
 from octavo_inference.api.responses import Usage
 from octavo_inference.api.service import Loaded, Service
-from octavo_inference.core.request import SamplingParams, TokenLogprobs
+from octavo_inference.core.request import SamplingParams
 from octavo_inference.text import Delta
 from octavo_protocol.names import HEADER_TIMEOUT
 
 
-@dataclass(slots=True)
-class Piece:
-    """A stretch of one choice's answer."""
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Append."""
-        self.text += delta.text
-        self.tokens += delta.tokens
-        self.logprobs += delta.logprobs or []
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
+def joined(first: Delta, then: Delta) -> Delta:
+    """Two stretches of one choice's answer as one."""
+    return Delta(
+        first.text + then.text,
+        first.tokens + then.tokens,
+        None if first.logprobs is None and then.logprobs is None else [*(first.logprobs or ()), *(then.logprobs or ())],
+        then.finish_reason,
+        then.stop_reason,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +98,16 @@ class Prompts:
             )
 
 
-async def pieces(generation: Generation) -> AsyncIterator[list[tuple[int, Piece]] | None]:
+async def pieces(generation: Generation) -> AsyncIterator[list[tuple[int, Delta]] | None]:
     """Pieces worth an event, per choice: with text, or the last. None after a while of nothing."""
-    pending: dict[int, Piece] = {}
+    pending: dict[int, Delta] = {}
     while not generation.finished:
         deltas = await generation.deltas(KEEP_ALIVE_SECONDS)
         if not deltas:
             yield None
             continue
         for choice, delta in deltas:
-            pending.setdefault(choice, Piece()).add(delta)
+            pending[choice] = joined(pending[choice], delta) if choice in pending else delta
         ready = [(choice, piece) for choice, piece in pending.items() if piece.text or piece.finish_reason]
         for choice, _ in ready:
             del pending[choice]
@@ -123,13 +115,22 @@ async def pieces(generation: Generation) -> AsyncIterator[list[tuple[int, Piece]
             yield ready
 
 
-async def whole(generation: Generation, choices: int) -> list[Piece]:
+async def whole(generation: Generation, choices: int) -> list[Delta]:
     """All answers, complete."""
-    answers = [Piece() for _ in range(choices)]
+    parts: list[list[Delta]] = [[] for _ in range(choices)]
     while not generation.finished:
         for choice, delta in await generation.deltas():
-            answers[choice].add(delta)
-    return answers
+            parts[choice].append(delta)
+    return [
+        Delta(
+            "".join(delta.text for delta in deltas),
+            [token for delta in deltas for token in delta.tokens],
+            [entry for delta in deltas for entry in delta.logprobs or ()],
+            deltas[-1].finish_reason,
+            deltas[-1].stop_reason,
+        )
+        for deltas in parts
+    ]
 
 
 def usage(generation: Generation) -> Usage:

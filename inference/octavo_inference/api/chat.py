@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo_inference.api import requests
-from octavo_inference.api.answer import Piece, Prompts, pieces, usage, whole
+from octavo_inference.api.answer import Prompts, pieces, usage, whole
 from octavo_inference.api.errors import invalid
+from octavo_inference.api.events import MARK, event, template
 from octavo_inference.api.http import EventStream, json_response, read_json, until_disconnect
 from octavo_inference.api.requests import ChatRequest
 from octavo_inference.api.responses import (
@@ -23,9 +24,11 @@ from octavo_inference.api.responses import (
     ChatMessage,
     ChatResponse,
     ChunkChoice,
+    Usage,
     chat_logprobs,
 )
 from octavo_inference.api.service import Service
+from octavo_inference.text import Delta
 
 if TYPE_CHECKING:
     from octavo_inference.template import Message
@@ -74,37 +77,42 @@ async def _whole(prompts: Prompts) -> bytes:
 async def _events(prompts: Prompts, *, include_usage: bool) -> AsyncGenerator[bytes | None]:
     empty = None if include_usage else UNSET
 
-    def chunk(choice: ChunkChoice) -> bytes:
-        return _encode(ChatChunk(prompts.id, prompts.created, prompts.model, [choice], usage=empty))
+    def chunk(choices: list[ChunkChoice], counts: Usage | UnsetType | None = empty) -> bytes:
+        return _encode(ChatChunk(prompts.id, prompts.created, prompts.model, choices, usage=counts))
 
+    plain = [template(chunk([ChunkChoice(index, ChatDelta(content=MARK))])) for index in range(prompts.choices)]
     with prompts.running() as generation:
         introduced = False
         async for ready in pieces(generation):
             if ready is None:
                 yield None
                 continue
+            events = []
             if not introduced:
                 introduced = True
-                for index in range(prompts.choices):
-                    yield chunk(ChunkChoice(index, ChatDelta("assistant", "")))
+                greetings = (ChunkChoice(index, ChatDelta("assistant", "")) for index in range(prompts.choices))
+                events += [event(chunk([greeting])) for greeting in greetings]
             for index, piece in ready:
-                yield chunk(
-                    ChunkChoice(
-                        index,
-                        ChatDelta(content=piece.text or None),
-                        _piece_logprobs(prompts, piece),
-                        piece.finish_reason,
-                        piece.stop_reason if piece.finish_reason else UNSET,
-                    )
+                if piece.finish_reason is None and piece.logprobs is None:
+                    events.append(plain[index](piece.text))
+                    continue
+                choice = ChunkChoice(
+                    index,
+                    ChatDelta(content=piece.text or None),
+                    _piece_logprobs(prompts, piece),
+                    piece.finish_reason,
+                    piece.stop_reason if piece.finish_reason else UNSET,
                 )
+                events.append(event(chunk([choice])))
+            yield b"".join(events)
         if include_usage:
-            yield _encode(ChatChunk(prompts.id, prompts.created, prompts.model, [], usage=usage(generation)))
+            yield event(chunk([], usage(generation)))
 
 
-def _piece_logprobs(prompts: Prompts, piece: Piece) -> ChatLogprobs | None:
+def _piece_logprobs(prompts: Prompts, piece: Delta) -> ChatLogprobs | None:
     if prompts.sampling[0].logprobs is None:
         return None
-    return ChatLogprobs(chat_logprobs(prompts.loaded.text.tokenizer, piece.tokens, piece.logprobs))
+    return ChatLogprobs(chat_logprobs(prompts.loaded.text.tokenizer, piece.tokens, piece.logprobs or []))
 
 
 def _template_message(message: requests.Message) -> Message:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo_inference.api import requests
-from octavo_inference.api.answer import Piece, Prompts, pieces, usage, whole
+from octavo_inference.api.answer import Prompts, pieces, usage, whole
 from octavo_inference.api.chat import CLIENT_GONE
 from octavo_inference.api.errors import invalid
+from octavo_inference.api.events import MARK, event, template
 from octavo_inference.api.http import EventStream, json_response, read_json, until_disconnect
 from octavo_inference.api.requests import CompletionRequest
-from octavo_inference.api.responses import CompletionLogprobs, TextChoice, TextResponse, completion_logprobs
+from octavo_inference.api.responses import CompletionLogprobs, TextChoice, TextResponse, Usage, completion_logprobs
 from octavo_inference.api.service import Loaded, Service
 from octavo_inference.core.request import SamplingParams
+from octavo_inference.text import Delta
 
 # The OpenAI API's default for this endpoint.
 DEFAULT_TOKENS = 16
@@ -64,30 +66,41 @@ async def _events(prompts: Prompts, heads: list[str], *, include_usage: bool) ->
     empty = None if include_usage else UNSET
     n = prompts.sampling[0].n
     lengths = [0] * prompts.choices
+
+    def chunk(choices: list[TextChoice], counts: Usage | UnsetType | None = empty) -> bytes:
+        return _encode(TextResponse(prompts.id, prompts.created, prompts.model, choices, usage=counts))
+
+    plain = [template(chunk([TextChoice(index, MARK)])) for index in range(prompts.choices)]
     with prompts.running() as generation:
         async for ready in pieces(generation):
             if ready is None:
                 yield None
                 continue
+            events = []
             for index, piece in ready:
                 head = "" if lengths[index] else heads[index // n]
-                choice = TextChoice(
-                    index,
-                    head + piece.text,
-                    _piece_logprobs(prompts, piece, lengths[index]),
-                    piece.finish_reason,
-                    piece.stop_reason if piece.finish_reason else UNSET,
-                )
-                lengths[index] += len(head) + len(piece.text)
-                yield _encode(TextResponse(prompts.id, prompts.created, prompts.model, [choice], usage=empty))
+                text = head + piece.text
+                if piece.finish_reason is None and piece.logprobs is None:
+                    events.append(plain[index](text))
+                else:
+                    choice = TextChoice(
+                        index,
+                        text,
+                        _piece_logprobs(prompts, piece, lengths[index]),
+                        piece.finish_reason,
+                        piece.stop_reason if piece.finish_reason else UNSET,
+                    )
+                    events.append(event(chunk([choice])))
+                lengths[index] += len(text)
+            yield b"".join(events)
         if include_usage:
-            yield _encode(TextResponse(prompts.id, prompts.created, prompts.model, [], usage=usage(generation)))
+            yield event(chunk([], usage(generation)))
 
 
-def _piece_logprobs(prompts: Prompts, piece: Piece, offset: int) -> CompletionLogprobs | None:
+def _piece_logprobs(prompts: Prompts, piece: Delta, offset: int) -> CompletionLogprobs | None:
     if prompts.sampling[0].logprobs is None:
         return None
-    return completion_logprobs(prompts.loaded.text.tokenizer, piece.tokens, piece.logprobs, offset)
+    return completion_logprobs(prompts.loaded.text.tokenizer, piece.tokens, piece.logprobs or [], offset)
 
 
 def _sampling(body: CompletionRequest, loaded: Loaded, prompt: int) -> SamplingParams:

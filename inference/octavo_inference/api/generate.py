@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -91,11 +90,7 @@ class Generation:
         """
         if self._failure is not None:
             raise self._failure
-        try:
-            async with asyncio.timeout(patience):
-                outputs = await self._stream.outputs()
-        except TimeoutError:
-            return []
+        outputs = await self._stream.outputs(patience)
         now = self._service.clock()
         deltas = []
         for output in outputs:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_inference.api.auth import Keys, presented_key
 from octavo_inference.api.errors import ApiError, internal
+from octavo_inference.api.events import event
 from octavo_protocol.names import HEADER_REQUEST_ID
 
 log = logging.getLogger("octavo.http")
@@ -34,6 +35,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # What the routes find in `request.scope` about the request at hand.
 REQUEST_ID = "octavo.request_id"
 TENANT = "octavo.tenant"
+SEND = "octavo.send"
+"""The server's own `send`."""
 NOTES = "octavo.notes"
 """A dict of numbers for the access log: tokens, never text."""
 
@@ -68,7 +71,7 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         notes: dict[str, int] = {}
-        scope.update({REQUEST_ID: request_id, TENANT: "", NOTES: notes, "app": self})
+        scope.update({REQUEST_ID: request_id, TENANT: "", NOTES: notes, SEND: send, "app": self})
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -182,7 +185,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events: `data: {json}` each, comments while nothing comes, an error event when it ends badly.
 
-    `events` yields JSON documents; None asks for a comment, which keeps proxies from closing a silent connection.
+    `events` yields one or more events at a time, as they are sent (`api.events`); None asks for a comment, which keeps
+    proxies from closing a silent connection.
     Headers go out with the first event, so an error before it is still an HTTP error.
     """
 
@@ -200,25 +204,27 @@ class EventStream(Response):
 
     async def _send(self, scope: Scope, send: Send) -> None:
         started = False
+        # Past the layers that only care for a response's start: this is sent for every token.
+        write: Send = scope[SEND]
         try:
             async with contextlib.aclosing(self._events) as events:
-                async for event in events:
+                async for data in events:
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    await _send_chunk(send, b": keep-alive\n\n" if event is None else b"data: " + event + b"\n\n")
-            await _send_chunk(send, b"data: [DONE]\n\n")
+                    await _send_chunk(write, b": keep-alive\n\n" if data is None else data)
+            await _send_chunk(write, b"data: [DONE]\n\n")
         except ApiError as error:
             if not started:
                 raise
-            await _send_chunk(send, b"data: " + error.body + b"\n\n")
+            await _send_chunk(write, event(error.body))
         except Exception:
             if not started:
                 raise
             request_id = scope[REQUEST_ID]
             log.exception("stream failed", extra={"request_id": request_id})
-            await _send_chunk(send, b"data: " + internal(request_id).body + b"\n\n")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await _send_chunk(write, event(internal(request_id).body))
+        await write({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _send_chunk(send: Send, body: bytes) -> None:

@@ -93,7 +93,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a step produced for one sequence: usually one token."""
 
     id: str

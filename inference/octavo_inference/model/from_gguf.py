@@ -263,7 +263,7 @@ def _windows(file: GgufFile, architecture: str, layers: int) -> tuple[int | None
             raise ModelError(f"{file.path}: a sliding window ({window} of {context} tokens) of {architecture} models")
         return ()
     pattern = file.metadata.get(f"{key}_pattern", _WINDOW_PATTERN.get(architecture, 0))
-    if isinstance(pattern, np.ndarray):
+    if isinstance(pattern, memoryview):
         if len(pattern) < layers:
             raise ModelError(f"{file.path}: {key}_pattern has {len(pattern)} entries for {layers} layers")
         return tuple(window if local else None for local in pattern[:layers].tolist())

@@ -1,4 +1,4 @@
-"""Tokenizers: `tokenizer.json` as it is, or built from the vocabulary and merges a GGUF file carries."""
+"""Tokenizers: `tokenizer.json` as it is, or built from the vocabulary that a GGUF file carries."""
 
 from __future__ import annotations
 
@@ -9,21 +9,42 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from octavo_inference.errors import ModelError
 from octavo_inference.model.gguf_header import Value
+from octavo_inference.model.spm_tokenizer import sentencepiece_tokenizer
 
 # Values of tokenizer.ggml.token_type
 _CONTROL = 3
 _USER_DEFINED = 4
+_HINT = "put the model's tokenizer.json beside the file"
 
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+# Words end where lower case becomes upper case.
+_TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+_GPT4O_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    + _CONTRACTED
+    + r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _CONTRACTED
+    + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # Names of tokenizer.ggml.pre with the same splitting rule (llama.cpp: llama_vocab_pre_type).
-_GPT2 = frozenset({"gpt-2", "default", "gpt2"})
+_GPT2 = frozenset({"gpt-2", "default", "gpt2", "phi-2"})
 _DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
-_LLAMA3 = frozenset({"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"})
-_QWEN2 = frozenset({"qwen2", "deepseek-r1-qwen"})
+_LLAMA3 = frozenset({"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "falcon3", "pixtral"})
+_QWEN2 = frozenset({"qwen2", "deepseek-r1-qwen", "megrez"})
+_TEKKEN = frozenset({"tekken"})
+_GPT4O = frozenset({"gpt-4o", "llama4"})
+_KNOWN = _GPT2 | _DIGITS | _LLAMA3 | _QWEN2 | _TEKKEN | _GPT4O
+# A piece that is a whole token is that token, whatever its merges say.
+_WHOLE = _LLAMA3 | _TEKKEN
 
 
 class Described(Protocol):
@@ -49,20 +70,42 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_from_gguf(file: Described) -> Tokenizer:
-    """The byte-level BPE tokenizer that a GGUF file describes. Raises `ModelError` naming a kind not supported."""
+    """The tokenizer that a GGUF file describes. Raises `ModelError` naming a kind not supported."""
     metadata = file.metadata
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    hint = "put the model's tokenizer.json beside the file"
-    if kind != "gpt2":
-        raise ModelError(f"{file.path}: tokenizer model {kind!r} is not supported (gpt2 is); {hint}")
-    if not isinstance(pre, str) or pre not in _GPT2 | _DIGITS | _LLAMA3 | _QWEN2:
-        raise ModelError(f"{file.path}: pre-tokenizer {pre!r} is not supported; {hint}")
-    tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
-    if not isinstance(tokens, list) or not isinstance(merges, list):
-        raise ModelError(f"{file.path}: tokenizer.ggml.tokens or .merges is missing; {hint}")
-    types = metadata.get("tokenizer.ggml.token_type")
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise ModelError(f"{file.path}: tokenizer model {kind!r} is not supported (gpt2 and llama are); {_HINT}")
+    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(tokens, list):
+        raise ModelError(f"{file.path}: tokenizer.ggml.tokens is missing; {_HINT}")
     if not isinstance(types, memoryview) or len(types) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.token_type does not have one entry per token")
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    steps: list[processors.PostProcessor] = []
+    if kind == "llama":
+        tokenizer, adds_bos = sentencepiece_tokenizer(file.path, metadata, tokens, types), True
+    else:
+        # Llama 3 and Tekken files leave add_bos_token out and mean it.
+        tokenizer, adds_bos = _byte_level_tokenizer(file, tokens, types, pre), pre in _WHOLE
+        steps.append(processors.ByteLevel(trim_offsets=False))
+    bos = token_at(file, "bos")
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
+        steps.append(
+            processors.TemplateProcessing(
+                single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
+            )
+        )
+    if steps:
+        tokenizer.post_processor = processors.Sequence(steps)
+    return tokenizer
+
+
+def _byte_level_tokenizer(file: Described, tokens: list[str], types: memoryview, pre: object) -> Tokenizer:
+    if not isinstance(pre, str) or pre not in _KNOWN:
+        raise ModelError(f"{file.path}: pre-tokenizer {pre!r} is not supported; {_HINT}")
+    merges = file.metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise ModelError(f"{file.path}: tokenizer.ggml.merges is missing; {_HINT}")
     pairs = []
     for merge in merges:
         left, separator, right = merge.partition(" ")
@@ -71,9 +114,7 @@ def tokenizer_from_gguf(file: Described) -> Tokenizer:
         pairs.append((left, right))
     try:
         model = models.BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=pairs,
-            ignore_merges=pre in _LLAMA3,
+            vocab={token: index for index, token in enumerate(tokens)}, merges=pairs, ignore_merges=pre in _WHOLE
         )
     except Exception as error:
         raise ModelError(f"{file.path}: vocabulary and merges do not fit: {error}") from error
@@ -86,19 +127,6 @@ def tokenizer_from_gguf(file: Described) -> Tokenizer:
     user = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in user])
-    bos = token_at(file, "bos")
-    # Llama 3 files leave add_bos_token out and mean it.
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3):
-        tokenizer.post_processor = processors.Sequence(
-            [
-                processors.ByteLevel(trim_offsets=False),
-                processors.TemplateProcessing(
-                    single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
-                ),
-            ]
-        )
-    else:
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
 
 
@@ -118,7 +146,8 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
         return byte_level
     if pre in _DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    split = _QWEN2_SPLIT if pre in _QWEN2 else _LLAMA3_SPLIT
+    splits = ((_QWEN2, _QWEN2_SPLIT), (_TEKKEN, _TEKKEN_SPLIT), (_GPT4O, _GPT4O_SPLIT), (_LLAMA3, _LLAMA3_SPLIT))
+    split = next(rule for names, rule in splits if pre in names)
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(split), behavior="isolated"),

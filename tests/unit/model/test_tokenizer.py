@@ -30,6 +30,8 @@ def pieces(tmp_path: Path, tensors: dict[str, np.ndarray], pre: str, text: str) 
         ("qwen2", "It'S 1234 ok", ["It", "'S", "Ġ", "1", "2", "3", "4", "Ġok"]),
         ("llama-bpe", "a\n\n  b  c", ["a", "ĊĊ", "Ġ", "Ġb", "Ġ", "Ġc"]),
         ("qwen2", "e\u0301", ["Ã©"]),  # composed first
+        ("tekken", "camelCase 1234 ok", ["camel", "Case", "Ġ", "1", "2", "3", "4", "Ġok"]),
+        ("gpt-4o", "camelCase's 1234 ok", ["camel", "Case's", "Ġ", "123", "4", "Ġok"]),
     ],
 )
 def test_text_is_split_as_the_models_merges_were_learned(
@@ -72,3 +74,65 @@ def test_an_unknown_splitting_rule_is_refused_unless_a_tokenizer_lies_beside(
         _ = load_text(str(path)).tokenizer
     load_text(str(write_gguf(tmp_path / "ok.gguf", tensors))).tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert load_text(str(path)).tokenizer.get_vocab_size() == len(TOKENS)
+
+
+SPM = [("<unk>", 2), ("<s>", 3), *((f"<0x{byte:02X}>", 6) for byte in range(256))]
+SPM += [(piece, 1) for piece in ("\u2581a", "ab", "bc", "\u2581abc", "a", "b", "c", "\u2581")]
+
+
+def write_spm(path: Path, tensors: dict[str, np.ndarray], pieces: list[tuple[str, int]], **keys: bool) -> Path:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        for key in ("model", "tokens", "token_type"):
+            del writer.kv_data[0][f"tokenizer.ggml.{key}"]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([piece for piece, _ in pieces])
+        writer.add_token_types([kind for _, kind in pieces])
+        writer.add_token_scores([-float(i) for i in range(len(pieces))])
+        writer.add_bos_token_id(1)
+        for key, value in keys.items():
+            getattr(writer, f"add_{key}")(value)
+
+    rows = np.zeros((len(pieces), tensors["model.embed_tokens.weight"].shape[1]), np.float32)
+    return write_gguf(path, tensors | {"model.embed_tokens.weight": rows}, extra=extra)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "expected"),
+    [
+        # The best piece merges first: "\u2581a" before "ab".
+        ({}, "abc", ["<s>", "\u2581abc"]),
+        ({}, "aab", ["<s>", "\u2581a", "ab"]),
+        ({"add_space_prefix": False}, "abc a", ["<s>", "ab", "c", "\u2581a"]),
+        ({"add_bos_token": False}, "b", ["\u2581", "b"]),
+        ({"add_bos_token": False}, "b\n", ["\u2581", "b", "<0x0A>"]),
+        ({}, "<s>a", ["<s>", "<s>", "\u2581a"]),
+    ],
+)
+def test_sentencepiece_vocabularies_merge_by_score(
+    tmp_path: Path, tensors: dict[str, np.ndarray], keys: dict[str, bool], text: str, expected: list[str]
+) -> None:
+    tokenizer = load_text(str(write_spm(tmp_path / "m.gguf", tensors, SPM, **keys))).tokenizer
+    encoded = tokenizer.encode(text)
+    assert encoded.tokens == expected
+    assert tokenizer.decode(encoded.ids) == text.removeprefix("<s>")
+
+
+def test_bytes_of_a_character_outside_the_vocabulary_come_back(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
+    tokenizer = load_text(str(write_spm(tmp_path / "m.gguf", tensors, SPM))).tokenizer
+    assert tokenizer.encode("\u00e9").tokens == ["<s>", "\u2581", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("a\u00e9 \U0001f600").ids) == "a\u00e9 \U0001f600"
+
+
+def test_sentencepiece_vocabularies_that_cannot_work_are_refused(
+    tmp_path: Path, tensors: dict[str, np.ndarray]
+) -> None:
+    with pytest.raises(ModelError, match="neither an unknown token nor one for each byte"):
+        load_text(str(write_spm(tmp_path / "a.gguf", tensors, [("a", 1), ("<s>", 3)]))).tokenizer.get_vocab_size()
+    with pytest.raises(ModelError, match="a piece of 2000 characters"):
+        load_text(str(write_spm(tmp_path / "b.gguf", tensors, [*SPM, ("x" * 2000, 1)]))).tokenizer.get_vocab_size()
+
+    def unigram(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.model"].value = "t5"
+
+    with pytest.raises(ModelError, match="tokenizer model 't5' is not supported \\(gpt2 and llama are\\)"):
+        load_text(str(write_gguf(tmp_path / "c.gguf", tensors, extra=unigram))).tokenizer.get_vocab_size()

@@ -54,8 +54,10 @@ struct Gated {
   }
 };
 
+// A function of its own: inlined into the choice among row counts, GCC keeps part of the accumulators in memory and the
+// tile loses up to a third of its speed.
 template <class Kernel, int R, class Epilogue>
-static void gemm_tile(const typename Kernel::Input* a, i64 cols, const uint8_t* panel, i64 row, i64 col,
+static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a, i64 cols, const uint8_t* panel, i64 row, i64 col,
                       const Epilogue& epilogue, Prefetch prefetch) {
   Vec acc[R][PANEL_VECS] = {};
   Kernel::template tile<R>(a, cols, panel, acc, prefetch);

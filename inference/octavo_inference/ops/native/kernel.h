@@ -94,7 +94,10 @@ struct Int8Kernel {
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-      for (int c = 0; c < PANEL_VECS; c++) sums[r][c] += add_pairs(words[r][c]);
+      for (int c = 0; c < PANEL_VECS; c++) {
+        sums[r][c] += add_pairs(words[r][c]);
+        compute_now(sums[r][c]);
+      }
     if constexpr (END < LAST) add_vectors<END, LAST, R>(a, stride, block, sums);
   }
   template <int V, int END, int R>
@@ -106,8 +109,10 @@ struct Int8Kernel {
     for (int r = 0; r < R; r++) {
       const UVec x = broadcast4(a[r * stride].q + 4 * V);
 #pragma GCC unroll 4
-      for (int c = 0; c < PANEL_VECS; c++)
+      for (int c = 0; c < PANEL_VECS; c++) {
         words[r][c] += Q::SIGNED ? multiply_signed_pairs(w[c], x) : multiply_pairs(w[c], x);
+        compute_now(words[r][c]);
+      }
     }
     if constexpr (V + 1 < END) add_words<V + 1, END, R>(a, stride, block, words);
   }

@@ -48,6 +48,14 @@ typedef int32_t IVec __attribute__((vector_size(4 * W), may_alias));
 typedef uint32_t UVec __attribute__((vector_size(4 * W), may_alias));
 typedef uint16_t HVec __attribute__((vector_size(2 * W), may_alias));
 
+// Has v computed here: else GCC collects the operands of several sums first and runs out of registers for them.
+template <class V>
+OCTAVO_INLINE void compute_now([[maybe_unused]] V& v) {
+#if defined(__AVX512F__) || (defined(__AVX2__) && !defined(OCTAVO_VECTOR_FLOATS))
+  asm("" : "+v"(v));
+#endif
+}
+
 OCTAVO_INLINE Vec splat(float x) { return x - Vec{}; }
 OCTAVO_INLINE IVec splat_int(int32_t x) { return x - IVec{}; }
 

@@ -156,6 +156,22 @@ def test_answers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert tight.engine.scheduler.preemptions > 0
 
 
+def test_preemption_by_swap(tmp_path: Path) -> None:
+    """Layers whose K and V differ in width, as latent attention has."""
+    model = write_model(tmp_path, "DeepseekV3", **ARCHITECTURES["DeepseekV3"])
+    bytes_per_block = load(tmp_path).engine.config.kv_bytes_per_token(4) * BLOCK
+    tight = load(
+        tmp_path,
+        kv_memory=6 * bytes_per_block,
+        max_model_len=80,
+        prefix_caching=False,
+        preemption="swap",
+        swap_memory=40 * bytes_per_block,
+    )
+    check(model, tight)
+    assert tight.engine.scheduler.swaps > 0
+
+
 def test_several_answers_share_their_prompt_and_go_their_own_ways(tmp_path: Path) -> None:
     write_model(tmp_path, "GptOss", **ARCHITECTURES["GptOss"])
     llm = load(tmp_path)
@@ -169,12 +185,14 @@ def test_several_answers_share_their_prompt_and_go_their_own_ways(tmp_path: Path
     assert [output.token_ids for output in again.outputs] == answers
 
 
-def test_half_precision_stays_near(tmp_path: Path) -> None:
-    model = write_model(tmp_path, "GPTNeoX")
+@pytest.mark.parametrize("name", ["GPTNeoX", "GptOss", "DeepseekV3", "Llama4Text"])
+def test_half_precision_is_as_near_as_that_of_transformers(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path, name, **ARCHITECTURES[name])
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path), dtype=torch.bfloat16)
     llm = load(tmp_path, dtype="bfloat16")
     [result] = llm.generate([prompts()[0]], SamplingParams(temperature=0.0, max_tokens=1, logprobs=0), use_tqdm=False)
     with torch.inference_mode():
-        plain = torch.log_softmax(model(torch.tensor([prompts()[0]])).logits[0, -1], dim=-1)
+        plain = torch.log_softmax(model(torch.tensor([prompts()[0]])).logits[0, -1].float(), dim=-1)
     [entry] = result.outputs[0].logprobs or []
     assert abs(entry.logprob - float(plain[result.outputs[0].token_ids[0]])) < 0.1
 

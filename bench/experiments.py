@@ -28,13 +28,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One command for each of `ways`, in this order. `seconds` is about what a round takes on two AVX2 cores."""
+    """One command for each of `ways`, in this order. `seconds` is about what a round takes on two AVX2 cores.
+
+    `once`: one round is enough in a run of everything, because it compares nothing or takes very long.
+    """
 
     name: str
     command: str
     ways: tuple[str, ...]
     lines: tuple[Line, ...]
     seconds: int
+    once: bool = False
 
 
 def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
@@ -59,17 +63,17 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
                 Line("mix-64, 4-bit weights, to the best vLLM", "octavo-4bit", fast, must=1.8, aim=2.2),
                 Line("mix-64 over HTTP, to offline", "octavo-4bit-http", ("octavo-4bit",), unit="%", must=92, aim=97),
             ),
-            170,
+            130,
         ),
         Experiment(
             "single",
             f"load single-{max(4, 128 // scale)}",
-            ("octavo-bf16", "octavo-4bit", "llama-4bit", *fast, *slow),
+            ("octavo-bf16", "octavo-4bit", "llama-4bit", *fast),
             (
                 Line("single stream, 4-bit, to llama.cpp", "octavo-4bit", ("llama-4bit",), must=3, aim=3.8),
-                Line("single stream, bf16, to the best vLLM", "octavo-bf16", (*fast, *slow), must=3),
+                Line("single stream, bf16, to the best vLLM", "octavo-bf16", fast, must=3),
             ),
-            30,
+            15,
         ),
         Experiment(
             "prefill",
@@ -110,7 +114,7 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
                 )
                 for way, where in (("octavo-4bit", "step loop"), ("octavo-4bit-http", "over HTTP"))
             ),
-            40,
+            60,
         ),
         Experiment(
             "shared",
@@ -151,6 +155,7 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
                 ),
             ),
             60,
+            once=True,
         ),
         Experiment(
             "memory",
@@ -163,8 +168,16 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
                 Line("KV slots without a token", "octavo-4bit", value="waste_percent", unit="%", must=4, at_most=True),
             ),
             15,
+            once=True,
         ),
-        Experiment("profile", f"profile {max(4, 24 // scale)} {210 // scale}", ("octavo-bf16", "octavo-4bit"), (), 20),
+        Experiment(
+            "profile",
+            f"profile {max(4, 24 // scale)} {210 // scale}",
+            ("octavo-bf16", "octavo-4bit"),
+            (),
+            40,
+            once=True,
+        ),
         Experiment("roofline", "limits", ("roofline",), (), 5),
         Experiment(
             "mix-256",
@@ -172,10 +185,11 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
             ("octavo-bf16", *fast),
             (Line("mix-256, bf16, to the best vLLM", "octavo-bf16", fast, must=1.8, aim=2.1),),
             300,
+            once=True,
         ),
     ]
     if slow:
         title = "mix-8, bf16, to vLLM bfloat16 (no fast kernels here)"
         line = Line(title, "octavo-bf16", slow)
-        found.append(Experiment("mix-8", f"load {mix(8)}", ("octavo-bf16", *slow), (line,), 40))
+        found.append(Experiment("mix-8", f"load {mix(8)}", ("octavo-bf16", *slow), (line,), 40, once=True))
     return found

@@ -8,6 +8,7 @@ after every turn can be continued with --resume. The table goes to standard outp
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -41,13 +42,15 @@ def main() -> None:
     report = resumed(given) if given.resume else new_report(given)
     output: Path = given.resume or given.output or HERE / "results" / f"cpu-{time.strftime('%Y-%m-%d-%H%M')}.json"
     contestants = ways(report["threads"], given.kv_memory, eager=given.eager)
-    wanted = sorted({w for e in chosen for w in e.ways if not given.alone or w.startswith("octavo") or w == "roofline"})
+    unwanted = [*given.without, *(("vllm", "llama") if given.alone else ())]
+    wanted = sorted({w for e in chosen for w in e.ways if not any(word in w for word in unwanted)})
     for name in wanted:
         if contestants[name].missing:
             print(f"{name} is left out: {contestants[name].missing}\n", flush=True)
-    seconds = sum(e.seconds for e in chosen) * given.rounds / given.scale
-    print(f"{len(chosen)} experiments, {given.rounds} rounds: about {seconds / 60 + 4:.0f} minutes", flush=True)
-    measure(chosen, given.rounds, {w: contestants[w] for w in wanted}, report, output)
+    rounds = {e.name: 1 if e.once and e.name not in given.only else given.rounds for e in chosen}
+    seconds = sum(e.seconds * rounds[e.name] for e in chosen) / given.scale
+    print(f"{len(chosen)} experiments: about {seconds / 60 + 4:.0f} minutes on two quiet cores", flush=True)
+    measure(chosen, rounds, {w: contestants[w] for w in wanted}, report, output)
     publish(chosen, report, output, "cpu_seconds" if given.cpu_time else "seconds", given.plot)
 
 
@@ -55,6 +58,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="experiments to run (see --list)")
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="WORD", help="leave out contestants with this in their names"
+    )
     parser.add_argument("--list", action="store_true", help="name the experiments and leave")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each contestant")
     parser.add_argument("--kv-memory", default="1Gi", metavar="SIZE", help="of each of Octavo's engines")
@@ -82,7 +88,11 @@ def resumed(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(
-    chosen: Sequence[Experiment], rounds: int, contestants: dict[str, Way], report: dict[str, Any], output: Path
+    chosen: Sequence[Experiment],
+    rounds: dict[str, int],
+    contestants: dict[str, Way],
+    report: dict[str, Any],
+    output: Path,
 ) -> None:
     """Run what the report does not have yet; it is written after every turn."""
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -90,21 +100,20 @@ def measure(
     records: list[Record] = report["records"]
     warm: set[str] = set()
     with Contestants({name: way.command for name, way in contestants.items()}, CACHE) as running:
-        for number in range(1, rounds + 1):
-            for experiment in chosen:
-                # A round stands or falls as a whole: half of one was taken at another time of the day.
-                done = {r["way"] for r in records if (r["experiment"], r["round"]) == (experiment.name, number)}
-                able = [w for w in experiment.ways if w in contestants and not contestants[w].missing]
-                if done >= set(able):
-                    continue
-                records[:] = [r for r in records if (r["experiment"], r["round"]) != (experiment.name, number)]
-                for way in able:
-                    record = {"experiment": experiment.name, "round": number, "way": way}
-                    records.append(record | turn(running, way, contestants[way], experiment.command, warm))
-                    say(records[-1])
-                    report["contestants"] |= running.ready
-                    report["commands"][way] = [Path(part).name for part in contestants[way].command]
-                    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        for number, experiment in itertools.product(range(1, max(rounds.values()) + 1), chosen):
+            able = [w for w in experiment.ways if w in contestants and not contestants[w].missing]
+            here = [r for r in records if (r["experiment"], r["round"]) == (experiment.name, number)]
+            if number > rounds[experiment.name] or {r["way"] for r in here if "error" not in r} >= set(able):
+                continue
+            # A round stands or falls as a whole: half of one was taken at another time of the day.
+            records[:] = [r for r in records if r not in here]
+            for way in able:
+                record = {"experiment": experiment.name, "round": number, "way": way}
+                records.append(record | turn(running, way, contestants[way], experiment.command, warm))
+                say(records[-1])
+                report["contestants"] |= running.ready
+                report["commands"][way] = [Path(part).name for part in contestants[way].command]
+                output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def turn(running: Contestants, name: str, way: Way, command: str, warm: set[str]) -> dict[str, Any]:

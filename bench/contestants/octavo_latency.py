@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 import time
@@ -10,6 +11,7 @@ from typing import Any
 from loads import SEED, ids
 
 from octavo_inference import SamplingParams
+from octavo_inference.config import PROFILES
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request
 
@@ -33,7 +35,12 @@ def p99(values: list[float]) -> float:
 
 
 def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
-    """`streams` streams decode; inter-token times of `quiet_tokens` steps, then until a prompt has been read."""
+    """`streams` streams decode; inter-token times of `quiet_tokens` steps, then until a prompt has been read.
+
+    On an engine that bounds what prompts cost answers, as a server's does by default.
+    """
+    limits = dataclasses.replace(engine.limits, prefill_slowdown=PROFILES["balanced"].prefill_slowdown)
+    engine = Engine(engine.backend, engine.config, limits, clock=time.perf_counter)
     rng = random.Random(SEED)
     names = [f"stream-{i}" for i in range(streams)]
     for name in names:

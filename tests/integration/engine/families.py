@@ -142,12 +142,12 @@ def save(model: Any, folder: Path) -> None:
     Tokenizer(models.BPE({f"t{i}": i for i in range(VOCAB)}, [])).save(str(folder / "tokenizer.json"))
 
 
-def backends(path: Path, max_model_len: int, only_best: bool = False) -> list[Any]:
+def backends(path: Path, max_model_len: int, only_best: bool = False, dtype: str = "float32") -> list[Any]:
     """The reference and the native kernels over one loaded model."""
     model = load_model(str(path))
     sizes = {"num_blocks": 24, "block_size": BLOCK, "max_model_len": max_model_len}
     result: list[Any] = [ReferenceBackend(model.config, model.weights, **sizes)]
-    cpu = {"max_batched_tokens": 256, "max_running": 8, "dtype": "float32", "threads": 2} | sizes
+    cpu = {"max_batched_tokens": 256, "max_running": 8, "dtype": dtype, "threads": 2} | sizes
     for variant in library.available()[: 1 if only_best else None]:
         kernels = library.load(variant)
         result += [CpuBackend.create(model.config, model.weights, kernels=kernels, **cpu)]
@@ -187,7 +187,7 @@ def spans(length: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def compare(family: Family, model: Any, backend: Any) -> None:
+def compare(family: Family, model: Any, backend: Any, tolerance: float = 2e-4) -> None:
     """Logits after every chunk and decode step of several prompts that advance side by side."""
     rng = np.random.default_rng(0)
     tokens = [rng.integers(3, VOCAB, length).tolist() for length in family.prompts]
@@ -204,4 +204,4 @@ def compare(family: Family, model: Any, backend: Any) -> None:
         for i, (_, end), row in zip(active, now, got, strict=True):
             wanted = expected[i][end - 1]
             assert np.abs(wanted).max() > 0.05
-            np.testing.assert_allclose(row, wanted, atol=2e-4 * np.abs(wanted).max() + 2e-5, err_msg=backend.name)
+            np.testing.assert_allclose(row, wanted, atol=tolerance * np.abs(wanted).max() + 2e-5, err_msg=backend.name)

@@ -7,6 +7,9 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
+
+Kind = gguf.GGMLQuantizationType
 
 # The architecture in GGUF of each kind of decoder that has one.
 GGUF = {
@@ -32,8 +35,8 @@ _PERMUTED = {"llama", "smollm3", "granite"}
 _GEMMA = {"gemma2", "gemma3"}
 
 
-def write_gguf(path: Path, model: Any, architecture: str) -> Path:
-    """The weights in float32, the metadata that the converter writes."""
+def write_gguf(path: Path, model: Any, architecture: str, kind: Kind = Kind.F32) -> Path:
+    """Matrices in the format `kind`, vectors in float32, and the metadata that the converter writes."""
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -69,7 +72,7 @@ def write_gguf(path: Path, model: Any, architecture: str) -> Path:
     writer.add_token_types([1] * config.vocab_size)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(2)
-    _tensors(writer, architecture, model)
+    _tensors(writer, architecture, model, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -102,10 +105,11 @@ def _rope(writer: gguf.GGUFWriter, architecture: str, config: Any, dim: int) -> 
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
 
-def _tensors(writer: gguf.GGUFWriter, architecture: str, model: Any) -> None:
+def _tensors(writer: gguf.GGUFWriter, architecture: str, model: Any, kind: Kind) -> None:
     config = model.config
-    kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(
+        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), config.num_hidden_layers
+    )
     tensors = dict(model.state_dict())
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
@@ -118,8 +122,20 @@ def _tensors(writer: gguf.GGUFWriter, architecture: str, model: Any) -> None:
             values = _permute(values, heads)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        writer.add_tensor(target, np.ascontiguousarray(values))
+        values = np.ascontiguousarray(values)
+        if values.ndim == 2 and kind is not Kind.F32:
+            writer.add_tensor(target, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(target, values)
 
 
 def _permute(values: np.ndarray, heads: int) -> np.ndarray:
     return values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def round_weights(model: Any, kind: Kind) -> None:
+    """Give a model the values that its matrices have in a format."""
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            values = gguf.quants.quantize(parameter.detach().numpy(), kind)
+            parameter.data.copy_(torch.from_numpy(gguf.quants.dequantize(values, kind)))

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from .families import FAMILIES, backends, build, compare, save
-from .gguf_files import GGUF, write_gguf
+from .gguf_files import GGUF, Kind, round_weights, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -29,6 +29,19 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
     for backend in backends(path, family.max_model_len, only_best=True):
         compare(family, model, backend)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1])
+@pytest.mark.parametrize("name", ["llama-biases", "phi3", "gemma2"])
+def test_from_quantised_gguf(name: str, kind: Kind, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    model = build(family)
+    round_weights(model, kind)
+    path = write_gguf(tmp_path / "model.gguf", model, GGUF[name], kind)
+    reference, cpu = backends(path, family.max_model_len, only_best=True, dtype="auto")
+    compare(family, model, reference)
+    # Activations are rounded to bytes, and random weights forgive less than trained ones; a wrong row is off by 1.
+    compare(family, model, cpu, tolerance=0.2)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gemma3"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Weights
+from octavo_inference.model.weights import Tensor, Weights
 from octavo_inference.run.batch import Batch, SampleRows
 
 torch = pytest.importorskip("torch", reason="the reference backend needs torch")
@@ -57,7 +58,40 @@ def chunk(tokens: list[int], first: int, last: int, blocks: list[int], size: int
     )
 
 
-def test_a_prompt_in_chunks_gives_the_same_bits_as_at_once(tiny: Tiny) -> None:
+def with_everything(tiny: Tiny) -> Tiny:
+    """The model with windows, norms and caps in all places that have one."""
+    config, weights = tiny
+    rng = np.random.default_rng(2)
+
+    def norm(size: int) -> Tensor:
+        return Tensor("f32", (size,), 1 + 0.3 * rng.standard_normal(size).astype(np.float32))
+
+    layers = tuple(
+        replace(
+            layer,
+            q_norm=norm(config.head_dim),
+            k_norm=norm(config.head_dim),
+            attention_output_norm=norm(config.hidden),
+            mlp_output_norm=norm(config.hidden),
+        )
+        for layer in weights.layers
+    )
+    config = replace(
+        config,
+        windows=(5, None),
+        local_rope_theta=100.0,
+        attention_softcap=4.0,
+        logit_softcap=6.0,
+        activation="gelu_tanh",
+        qk_norm=True,
+        output_norms=True,
+    )
+    return config, replace(weights, layers=layers)
+
+
+@pytest.mark.parametrize("change", [lambda tiny: tiny, with_everything], ids=["plain", "with everything"])
+def test_a_prompt_in_chunks_gives_the_same_bits_as_at_once(tiny: Tiny, change: Callable[[Tiny], Tiny]) -> None:
+    tiny = change(tiny)
     tokens = np.random.default_rng(1).integers(0, 60, 23).tolist()
     whole = backend(tiny).logits(chunk(tokens, 0, 23, [3, 1, 4, 0, 5, 9]))
     parts = backend(tiny)

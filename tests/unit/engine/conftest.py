@@ -1,157 +1,15 @@
-"""A backend that needs no model, a model of a few thousand weights, and a way to run an engine to the end."""
+"""Fixtures over the pieces in `echo`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights
-from octavo_inference.ops.base import Backend
-from octavo_inference.ops.sampling import mix
-from octavo_inference.run.batch import Batch, Float32, StepResult
+from octavo_inference.model.weights import Weights
 
-VOCAB = 61
-REQUEST_FIELDS = {"priority", "salt", "tenant", "cache_policy", "timeout"}
-EOS = 60
-CONFIG = ModelConfig(
-    architecture="llama",
-    layers=2,
-    hidden=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    vocab=VOCAB,
-    max_positions=256,
-    rope_theta=10000.0,
-    norm_eps=1e-5,
-    tied_embeddings=True,
-    eos_token_ids=(EOS,),
-    digest="tiny",
-)
-
-
-class EchoBackend:
-    """Its KV of a token is the token itself; the next token is a hash of all it can read through the block table.
-
-    So a wrong slot, a wrong block, a block shared with someone who overwrote it or a copy forgotten changes the answer.
-    """
-
-    name = "echo"
-    vocab_size = VOCAB
-
-    def __init__(self, num_blocks: int, block_size: int = 4) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.kv = np.full((num_blocks, block_size), -1, np.int64)
-        self.batches: list[Batch] = []
-        self.copies = 0
-
-    def step(self, batch: Batch) -> StepResult:
-        self.batches.append(batch)
-        self.kv.reshape(-1)[batch.slots] = batch.tokens
-        chosen = []
-        for row, position, seed in zip(batch.sample.row, batch.sample.position, batch.sample.seed, strict=True):
-            owner = int(np.searchsorted(batch.query_start, row, side="right")) - 1
-            seen = int(batch.positions[row]) + 1
-            assert seen == position
-            context = self.kv[batch.block_table[owner]].reshape(-1)[:seen]
-            assert (context >= 0).all(), "reads what nobody wrote"
-            value = int(seed)
-            for token in context.tolist():
-                value = mix(value ^ token)
-            chosen.append(value % (VOCAB - 1))  # never end-of-sequence
-        count = len(chosen)
-        return StepResult(
-            np.array(chosen, np.int32), np.zeros(count, np.float32), np.ones(count, np.int32), [None] * count
-        )
-
-    def logits(self, batch: Batch) -> Float32:
-        raise AssertionError("the engine asks for tokens only")
-
-    def to_host(self, blocks: Sequence[int]) -> np.ndarray:
-        return self.kv[list(blocks)]
-
-    def from_host(self, saved: np.ndarray, blocks: Sequence[int]) -> None:
-        self.kv[list(blocks)] = saved
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for source, target in pairs:
-            self.kv[target] = self.kv[source]
-            self.copies += 1
-
-
-class Ticks:
-    """A clock that moves on by `pace` whenever somebody looks."""
-
-    def __init__(self, pace: float) -> None:
-        self.now = 0.0
-        self.pace = pace
-
-    def __call__(self) -> float:
-        self.now += self.pace
-        return self.now
-
-
-@dataclass
-class Runner:
-    """An engine and what came out of it."""
-
-    engine: Engine
-    clock: Ticks
-    tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    final: dict[tuple[str, int], Output] = field(default_factory=dict)
-    order: list[tuple[str, int]] = field(default_factory=list)
-
-    def submit(self, request_id: str, tokens: Sequence[int], **given: object) -> None:
-        about = {name: given.pop(name) for name in REQUEST_FIELDS & given.keys()}
-        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "seed": 1, **given})  # type: ignore[arg-type]
-        self.engine.submit(Request(id=request_id, tokens=list(tokens), sampling=params, **about))  # type: ignore[arg-type]
-
-    def step(self) -> list[Output]:
-        outputs = self.engine.step()
-        self.engine.check()
-        for output in outputs:
-            key = (output.id, output.index)
-            self.tokens.setdefault(key, []).extend(output.tokens)
-            if output.finish_reason is not None:
-                self.final[key] = output
-                self.order.append(key)
-        return outputs
-
-    def finish(self, limit: int = 5000) -> dict[tuple[str, int], list[int]]:
-        for _ in range(limit):
-            if not self.engine.has_work:
-                return self.tokens
-            self.step()
-        raise AssertionError(f"not finished after {limit} steps")
-
-
-def make_runner(
-    backend: Backend | None = None,
-    *,
-    blocks: int = 64,
-    max_model_len: int = 64,
-    max_running: int = 8,
-    budget: int = 16,
-    max_queued: int = 1000,
-    chunked: bool = True,
-    caching: bool = True,
-    static_wait: float | None = None,
-    host_blocks: int = 0,
-    pace: float = 1.0,
-) -> Runner:
-    limits = EngineLimits(
-        max_model_len, max_running, budget, max_queued, chunked, caching, static_wait, host_blocks=host_blocks
-    )
-    clock = Ticks(pace)
-    return Runner(Engine(EchoBackend(blocks) if backend is None else backend, CONFIG, limits, clock=clock), clock)
+from .echo import EchoBackend, Runner, make_runner, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -166,28 +24,4 @@ def echo() -> Callable[..., EchoBackend]:
 
 @pytest.fixture(scope="session")
 def tiny() -> tuple[ModelConfig, Weights]:
-    """A random decoder with weights large enough that its choices differ."""
-    rng = np.random.default_rng(7)
-
-    def matrix(*shape: int) -> Tensor:
-        return Tensor("f32", shape, (rng.standard_normal(shape) * 0.3).astype(np.float32))
-
-    def norm() -> Tensor:
-        return Tensor("f32", (32,), (1 + 0.1 * rng.standard_normal(32)).astype(np.float32))
-
-    layers = tuple(
-        LayerWeights(
-            input_norm=norm(),
-            q=matrix(32, 32),
-            k=matrix(16, 32),
-            v=matrix(16, 32),
-            o=matrix(32, 32),
-            post_norm=norm(),
-            gate=matrix(48, 32),
-            up=matrix(48, 32),
-            down=matrix(32, 48),
-        )
-        for _ in range(2)
-    )
-    embedding = matrix(VOCAB, 32)
-    return CONFIG, Weights(embedding, layers, norm(), embedding)
+    return tiny_model()

@@ -14,7 +14,7 @@ from octavo_inference.errors import ModelError, SettingsError
 from octavo_inference.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.run.memory import available_memory
 
-from .conftest import CONFIG
+from .echo import CONFIG
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 2 * 32  # K and V, layers, heads, dim, bytes, tokens
 GIB = 2**30

@@ -13,7 +13,7 @@ from octavo_inference.core.pace import Pace, chunk_limit
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.run.batch import Batch, StepResult
 
-from .conftest import CONFIG, EchoBackend
+from .echo import CONFIG, EchoBackend
 
 BUDGET = 512
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from octavo_inference.core.blocks import BlockPool, PoolError
+from octavo_inference.core.blocks import BlockPool, Keep, PoolError
 from octavo_protocol.hashing import block_hash, root_hash
 
 BLOCKS = 12
@@ -19,17 +19,22 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(BLOCKS)
+        # One policy keeps few blocks for a short time, the other all for a long one.
+        self.pool = BlockPool(BLOCKS, [Keep(5.0, 2), Keep(50.0, BLOCKS)])
+        self.now = 0.0
+        self.until: dict[int, float] = {}
         self.held: list[list[int]] = []
         self.content: dict[int, tuple[int, ...]] = {}
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
     def start(self, tokens: list[int]) -> None:
         keys = chain(tokens)
-        hits = self.pool.match(keys)
-        # What is found is really the same beginning.
+        hits = self.pool.match(keys, self.now)
+        # What is found is really the same beginning, and held or not yet expired.
+        in_use = {block for blocks in self.held for block in blocks}
         for i, block in enumerate(hits):
             assert self.content[block] == tuple(tokens[: i + 1])
+            assert block in in_use or self.until[block] > self.now
         need = len(tokens) - len(hits)
         if need + self.pool.idle(hits) > self.pool.available:
             return
@@ -41,6 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = hits + fresh
         for i in range(len(hits), len(tokens)):
             self.content[blocks[i]] = tuple(tokens[: i + 1])
+            self.until[blocks[i]] = 0.0
             self.pool.register(blocks[i], keys[i], keys[i - 1] if i else ROOT)
         self.held.append(blocks)
 
@@ -52,10 +58,29 @@ class PoolMachine(RuleBasedStateMachine):
         self.held.append(list(blocks))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def stop(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), policy=st.integers(0, 1))
+    def stop(self, data: st.DataObject, policy: int) -> None:
         index = data.draw(st.integers(0, len(self.held) - 1))
-        self.pool.release(self.held.pop(index))
+        blocks = self.held.pop(index)
+        self.pool.release(blocks, policy, self.now)
+        for block in blocks:
+            self.until[block] = max(self.until.get(block, 0.0), self.now + (5.0, 50.0)[policy])
+
+    @rule(seconds=st.sampled_from([1.0, 4.0, 30.0]), freed=st.booleans())
+    def wait(self, seconds: float, *, freed: bool) -> None:
+        self.now += seconds
+        if freed:
+            self.pool.expire(self.now)
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def forget(self, tokens: list[int]) -> None:
+        self.pool.forget(chain(tokens))
+        assert self.pool.match(chain(tokens), self.now) == []
+
+    @rule()
+    def reset(self) -> None:
+        self.pool.reset()
+        assert self.pool.cached == 0
 
     @rule(count=st.integers(1, BLOCKS + 1))
     def take_all_or_nothing(self, count: int) -> None:
@@ -159,3 +184,41 @@ def test_check_finds_a_leak() -> None:
     pool.allocate(1)
     with pytest.raises(PoolError, match="has ref 1, 0 sequences hold it"):
         pool.check([])
+
+
+def test_what_has_expired_is_not_found_even_before_it_is_freed() -> None:
+    pool = BlockPool(4, [Keep(10.0, 4), Keep(100.0, 4)])
+    keys = chain([1, 2])
+    blocks = pool.allocate(2) or []
+    pool.register(blocks[0], keys[0], ROOT)
+    pool.register(blocks[1], keys[1], keys[0])
+    pool.release(blocks, 0, now=0.0)
+    assert pool.match(keys, now=9.0) == blocks
+    assert pool.match(keys, now=10.0) == []
+    assert pool.cached == 2
+    pool.expire(10.0)
+    assert pool.cached == 0
+    pool.check([])
+
+
+def test_a_block_lives_as_long_as_anybody_promised_it() -> None:
+    pool = BlockPool(4, [Keep(10.0, 4), Keep(100.0, 4)])
+    [block] = pool.allocate(1) or []
+    [key] = chain([1])
+    pool.register(block, key, ROOT)
+    pool.release([block], 1, now=0.0)
+    pool.acquire([block])
+    pool.release([block], 0, now=5.0)
+    assert pool.match([key], now=99.0) == [block]
+    assert pool.match([key], now=100.0) == []
+
+
+def test_a_forgotten_block_is_free_or_stays_with_its_holder() -> None:
+    pool = BlockPool(4)
+    held, idle = run_through(pool, [1, 2])
+    pool.acquire([held])
+    pool.forget(chain([1, 2, 3]))
+    pool.check([[held]])
+    assert pool.match(chain([1, 2])) == []
+    assert (pool.cached, pool.free.size) == (0, 3)
+    assert idle != held

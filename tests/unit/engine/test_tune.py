@@ -16,7 +16,7 @@ from octavo_inference.tune import command, trials
 from octavo_inference.tune.search import Candidate, Verdict, final, grid, halving
 from octavo_inference.tune.trials import Load, Shape, run
 
-from .conftest import CONFIG, EchoBackend, Engine
+from .echo import CONFIG, EchoBackend, Engine
 
 DEFAULT = Candidate(threads=2, block_size=32, max_batched_tokens=512, max_running_requests=64)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from octavo_inference.model.load import ForeignModel, LoadedModel, TextModel, lo
 from octavo_inference.model.weights import Weights
 from octavo_inference.ops.base import Backend
 from octavo_inference.ops.native.cores import usable_cores
-from octavo_inference.run.memory import available_memory, require_memory
+from octavo_inference.run.memory import MemoryPlan, available_memory, require_memory, resident_memory
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 _KV_SHARE = 0.25
 # Of the pool's size: a few preempted sequences are all there is to keep at a time.
 _SWAP_SHARE = 0.25
+# A token in the row table.
+_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class LoadedEngine:
     engine: Engine
     text: TextModel
     settings: EngineSettings
+    memory: MemoryPlan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class _Built:
     name: BackendName
     dtype: Dtype
     threads: int
+    memory: MemoryPlan | None = None
 
 
 def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
@@ -94,7 +99,7 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         threads=built.threads,
         swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
     )
-    return LoadedEngine(engine, model.text, resolved)
+    return LoadedEngine(engine, model.text, resolved, built.memory)
 
 
 def _build_native(settings: EngineSettings, model: LoadedModel) -> _Built:
@@ -106,7 +111,27 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> _Built:
     sizes = fit(settings, model.config, element_bytes, default_block, free)
     # The reference's tiles are too small to share: forks and joins cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
-    return _Built(_create(name, dtype, threads, model, sizes), model.config, sizes, name, dtype, threads)
+    process = resident_memory(os.getpid())
+    backend = _create(name, dtype, threads, model, sizes)
+    memory = _plan(backend, model, sizes, process, free)
+    return _Built(backend, model.config, sizes, name, dtype, threads, memory)
+
+
+def _plan(backend: Backend, model: LoadedModel, sizes: Sizes, process: int, free: int) -> MemoryPlan | None:
+    """What will be in use; None for the reference, which takes what it needs as it goes."""
+    from octavo_inference.ops.cpu import CpuBackend  # noqa: PLC0415
+
+    if not isinstance(backend, CpuBackend):
+        return None
+    rows = sizes.max_running * sizes.max_model_len * _TOKEN_BYTES
+    return MemoryPlan(
+        weights=backend.weight_bytes + model.weights.embedding.data.nbytes,
+        kv_pool=backend.kv_bytes,
+        activations=backend.working_bytes + rows,
+        swap=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
+        process=process,
+        available=free,
+    )
 
 
 def _build_foreign(settings: EngineSettings, model: ForeignModel) -> _Built:

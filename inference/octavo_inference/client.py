@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import threading
@@ -77,7 +76,7 @@ class ProcessClient(asyncio.Protocol):
             self._transport.close()
         else:
             self._child.connection.close()
-        if not self._ready.done():
+        if not self._ready.done() or self._ready.cancelled():
             self._child.process.kill()  # busy with loading, it would not notice the closed socket for a while
         await asyncio.to_thread(self._reap)
 
@@ -94,7 +93,8 @@ class ProcessClient(asyncio.Protocol):
                 self.hub.deliver(message)
             elif isinstance(message, Ready):
                 self.hub.loaded(message.report)
-                self._ready.set_result(message.info)
+                if not self._ready.done():  # whoever waited may have given up
+                    self._ready.set_result(message.info)
             elif isinstance(message, Failure):
                 self._last_words = message
 
@@ -136,7 +136,7 @@ class ProcessClient(asyncio.Protocol):
 
     async def _watch(self) -> None:
         """Count the time without a sign of life while work is pending, in ticks: a suspended host is not a hang."""
-        tick = min(1.0, self._stall_seconds / 10)
+        tick = self._stall_seconds / 10
         quiet = 0.0
         heartbeat = self.hub.heartbeat
         while True:
@@ -148,7 +148,7 @@ class ProcessClient(asyncio.Protocol):
             if quiet >= self._stall_seconds:
                 break
         pending = self.hub.sequences
-        os.kill(self._child.process.pid, DUMP_SIGNAL)
+        self._child.process.send_signal(DUMP_SIGNAL)
         await asyncio.sleep(0.5)  # for the dump to be written
         self._child.process.kill()
         self.hub.fail(

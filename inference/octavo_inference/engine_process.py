@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import importlib
 import logging
+import os
 import select
 import signal
 import socket
@@ -186,6 +187,8 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
         preemption=settings.preemption,
         cache_policy=settings.cache_policy,
         swap_bytes=loaded.settings.swap_memory or 0,
+        memory=loaded.memory,
+        pid=os.getpid(),
         phases=(("imports", imported), ("weights and kernels", timeline.now() - imported)),
     )
     return loaded.engine, info

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
+from octavo_inference.run.memory import MemoryPlan
 from octavo_inference.settings import Settings
 from octavo_protocol.load import LoadReport
 
@@ -50,6 +51,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     preemption: str = "recompute"
     cache_policy: str = "chat"
     swap_bytes: int = 0
+    memory: MemoryPlan | None = None
+    pid: int = 0
     phases: tuple[tuple[str, float], ...] = ()
 
 

@@ -27,6 +27,7 @@ from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.errors import ModelError, OctavoError
 from octavo_inference.ipc import EngineInfo
 from octavo_inference.model.words import check_vocabulary, load_words
+from octavo_inference.run.memory import resident_memory
 from octavo_inference.settings import Settings
 from octavo_inference.sockets import Sockets
 from octavo_inference.spawn import EngineProcess
@@ -164,6 +165,7 @@ async def _start(service: Service, settings: Settings, timeline: Timeline, socke
     # What is there now stays: the collector need not walk it again and again.
     gc.freeze()
     gc.enable()
+    service.own_memory = resident_memory(os.getpid())
     service.ready = True
     os.nice(_NICENESS)
     _greet(service, settings, info, timeline, sockets)
@@ -223,6 +225,12 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
         f" ({info.swap_bytes / 2**20:.0f} MiB)" if info.swap_bytes else "",
         info.cache_policy,
     )
+    memory = {part: f"{size / 2**20:,.0f} MiB" for part, size in service.memory().items()}
+    if memory:
+        log.info(
+            "memory: weights %s, KV pool %s, activations %s, swap %s, processes %s; %s when all is in use; reserve %s",
+            *(memory[part] for part in ("weights", "kv_pool", "activations", "swap", "processes", "in_all", "reserve")),
+        )
     key = " -H 'Authorization: Bearer KEY'" if settings.api_key_file else ""
     log.info("%s is ready at %s/v1", service.names[0], sockets.url)
     log.info(
@@ -239,6 +247,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
         self._socket = listening
+        self._stop = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -259,6 +268,23 @@ class HttpServer(uvicorn.Server):
     async def run(self) -> None:  # type: ignore[override]
         """Serve until `should_exit`."""
         await self.serve(sockets=[self._socket])
+
+    @property
+    def should_exit(self) -> bool:
+        """Set it to end."""
+        return self._stop.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._stop.set()
+
+    async def main_loop(self) -> None:
+        """Keep the Date header right. Once a second is enough for that; uvicorn wakes up ten times."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 1.0)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

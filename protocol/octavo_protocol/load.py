@@ -31,6 +31,10 @@ class StepSums(msgspec.Struct, frozen=True, kw_only=True):
     seconds_context: float = 0.0
     idle_rows: int = 0
     """Rows that finished sequences of a static batch kept from others; always 0 with continuous batching."""
+    held_rows: int = 0
+    """Rows that sequences held, decoding or not."""
+    unused_slots: int = 0
+    """Token slots of KV blocks that sequences held and had not filled."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +74,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Preempted sequences whose KV was kept on the host; the other preemptions are computed again."""
     checks: int = 0
     """Times the pool's books were compared with the sequences and found right."""
+    unused_slots: int = 0
+    """Token slots of KV blocks that sequences hold and have not filled."""
+    recomputed: int = 0
+    """Tokens computed again because their sequence was preempted."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
 
     @property

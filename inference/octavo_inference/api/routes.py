@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -16,7 +18,6 @@ from octavo_inference.api.chat import chat_completions
 from octavo_inference.api.completions import completions
 from octavo_inference.api.errors import ApiError, model_not_found, not_ready
 from octavo_inference.api.http import Gate, json_response
-from octavo_inference.api.metrics import exposition
 from octavo_inference.api.responses import Model, ModelList
 from octavo_inference.api.service import Service
 from octavo_protocol import load, names
@@ -52,9 +53,15 @@ def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) ->
 
     For the cluster, not for clients: without `keys` whoever reaches it may use it, so a NetworkPolicy keeps others out.
     """
-    render = exposition(service.metrics, service.report, service.settings, service.names[0])
+
+    @functools.cache
+    def renderer() -> Callable[[], bytes]:
+        from octavo_inference.api.exposition import exposition  # noqa: PLC0415 -- not before the first token
+
+        return exposition(service)
 
     async def get_metrics(_: Service, __: Request) -> Response:
+        render = await asyncio.to_thread(renderer)
         return Response(render(), media_type=METRICS_TYPE)
 
     async def post_drain(_: Service, __: Request) -> Response:

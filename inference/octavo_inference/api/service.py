@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from octavo_inference.api.metrics import Metrics
 from octavo_inference.client import EngineClient
 from octavo_inference.errors import RequestError
 from octavo_inference.ipc import EngineInfo
+from octavo_inference.run.memory import resident_memory
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not before
@@ -57,6 +59,8 @@ class Service:
     """The model is loaded and has generated a token."""
     draining: bool = False
     cold_start: float = 0.0
+    own_memory: int = 0
+    """Bytes this process had in RAM when it was ready."""
     loaded: Loaded | None = None
     _sequence: int = 0
 
@@ -105,6 +109,27 @@ class Service:
         sizes = ("max_running_requests", "max_batched_tokens", "max_model_len", "num_blocks", "swap_bytes")
         names = ("backend", "profile", "batching", "preemption", "cache_policy", *sizes)
         return {name: str(getattr(info, name)) for name in names}
+
+    def memory(self) -> dict[str, int]:
+        """Bytes planned at start, by part; `in_all` is their sum, `reserve` what it leaves. Empty without a plan."""
+        plan = None if self.loaded is None else self.loaded.info.memory
+        if plan is None:
+            return {}
+        processes = plan.process + self.own_memory
+        return {
+            "weights": plan.weights,
+            "kv_pool": plan.kv_pool,
+            "activations": plan.activations,
+            "swap": plan.swap,
+            "processes": processes,
+            "in_all": plan.grows + processes,
+            "reserve": max(0, plan.available - plan.grows),
+        }
+
+    def memory_in_use(self) -> dict[str, int]:
+        """Bytes in RAM now, by process."""
+        engine = {} if self.loaded is None else {"engine": resident_memory(self.loaded.info.pid)}
+        return {"api": resident_memory(os.getpid()), **engine}
 
     @property
     def is_ready(self) -> bool:

@@ -17,6 +17,8 @@ class Counters:
         self._steps = 0
         self._seconds = 0.0
         self._idle_rows = 0
+        self._held_rows = 0
+        self._unused_slots = 0
         # Sums of x, of x*y for x <= y, and of seconds*x, over x, y in (prefill, rows, context).
         self._single = [0, 0, 0]
         self._products = [0, 0, 0, 0, 0, 0]
@@ -42,6 +44,11 @@ class Counters:
         for i, value in enumerate(products):
             self._products[i] += value
 
+    def add_state(self, held_rows: int, unused_slots: int) -> None:
+        """Rows in use during a step, and the token slots of their blocks that were still empty after it."""
+        self._held_rows += held_rows
+        self._unused_slots += unused_slots
+
     def steps(self) -> StepSums:
         """The sums so far."""
         pp, pr, pc, rr, rc, cc = self._products
@@ -61,4 +68,6 @@ class Counters:
             seconds_rows=self._timed[1],
             seconds_context=self._timed[2],
             idle_rows=self._idle_rows,
+            held_rows=self._held_rows,
+            unused_slots=self._unused_slots,
         )

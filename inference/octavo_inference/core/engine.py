@@ -197,6 +197,7 @@ class Engine:
             return outputs + self._fail([*plan.decodes, *(s for s, _ in plan.chunks), *plan.samples])
         self._failures = 0
         self.scheduler.advance(plan)
+        self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots())
         outputs += self._collect(plan, result)
         prefill = sum(taken for _, taken in plan.chunks)
         decodes = len(plan.decodes)
@@ -230,6 +231,8 @@ class Engine:
             preemptions=scheduler.preemptions,
             swaps=scheduler.swaps,
             checks=counters.checks,
+            unused_slots=scheduler.unused_slots(),
+            recomputed=scheduler.recomputed,
             requests=counters.requests,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,

@@ -70,6 +70,7 @@ class Scheduler:
         self.preemptions = 0
         self.swaps = 0
         self.hit_tokens = 0
+        self.recomputed = 0
 
     @property
     def has_work(self) -> bool:
@@ -176,6 +177,10 @@ class Scheduler:
         self.pool.forget(sequence.hashes[: sequence.registered])
         sequence.sealed = True
 
+    def unused_slots(self) -> int:
+        """Token slots of the running sequences' blocks that are not filled."""
+        return sum(s.capacity - s.computed for s in self.running)
+
     def uncached(self) -> int:
         """Prompt tokens, waiting and running, that still have to be computed."""
         return self.queue.uncached + sum(s.left for s in self.running if s.left > 1)
@@ -243,7 +248,7 @@ class Scheduler:
         else:
             victim.sealed = False
         self._free(victim, now)
-        victim.computed = 0
+        victim.reached, victim.computed = victim.computed, 0
         self.preemptions += 1
         self._batch_rows -= 1
         plan.preempted.append(victim)
@@ -319,6 +324,8 @@ class Scheduler:
             sequence.started = True
             sequence.cached = min(computed, sequence.prompt_len)
             self.hit_tokens += sequence.cached
+        self.recomputed += max(0, sequence.reached - computed)
+        sequence.reached = 0
         sequence.state = State.RUNNING
         self.rows.enter(sequence)
         self.running.append(sequence)

@@ -50,6 +50,7 @@ class Sequence:
         "penalised",
         "policy",
         "prompt_len",
+        "reached",
         "registered",
         "request",
         "root",
@@ -100,6 +101,8 @@ class Sequence:
         self.prompt_len = len(prompt)
         self.total = len(prompt)
         self.computed = 0
+        # What had been computed when it was preempted.
+        self.reached = 0
         self.cached = 0
         self.limit = limit
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from octavo_inference.errors import ModelError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.gguf import GgufFile, GgufTensor
+from octavo_inference.model.gguf_header import Strings
 from octavo_inference.model.gguf_rope import read_scaling
 from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, bf16_bits, exact_half
 
@@ -276,8 +277,8 @@ def _eos(file: GgufFile) -> tuple[int, ...]:
     """All tokens that end an answer."""
     ids = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if ids[1] is None and isinstance(tokens, list):
-        ids += [index for index, token in enumerate(tokens) if token in _END_OF_TURN]
+    if ids[1] is None and isinstance(tokens, Strings):
+        ids += [index for index, token in enumerate(tokens.read()) if token in _END_OF_TURN]
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))
 
 

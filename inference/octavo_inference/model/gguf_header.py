@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from octavo_inference.errors import ModelError
 
-Value: TypeAlias = "int | float | bool | str | list[str] | memoryview"
+Value: TypeAlias = "int | float | bool | str | Strings | memoryview"
 
 # GGUF type -> struct code; without its byte order also memoryview's
 _SCALARS = {
@@ -59,6 +59,29 @@ class Header:
     data_start: int
 
 
+class Strings:
+    """An array of strings that lies inside `data`, decoded when first read: vocabularies have 100,000 and more."""
+
+    __slots__ = ("_count", "_data", "_start", "_values")
+
+    def __init__(self, data: mmap.mmap, start: int, count: int) -> None:
+        self._data = data
+        self._start = start
+        self._count = count
+        self._values: list[str] | None = None
+
+    def read(self) -> list[str]:
+        """All of them."""
+        if self._values is None:
+            values, data, offset = [], self._data, self._start
+            for _ in range(self._count):
+                start = offset + 8
+                offset = start + int.from_bytes(data[offset:start], "little")
+                values.append(data[start:offset].decode("utf-8", errors="replace"))
+            self._values = values
+        return self._values
+
+
 def damaged(path: Path, what: str) -> ModelError:
     """What to raise when a file contradicts itself."""
     return ModelError(f"{path}: damaged GGUF file: {what}")
@@ -100,11 +123,11 @@ class _Cursor:
         # Byte-level vocabularies are valid UTF-8; damaged ones must not stop the load of the rest.
         return raw.decode("utf-8", errors="replace")
 
-    def strings(self, what: str) -> list[str]:
-        """An array of strings. A vocabulary has 100,000: `string` for each of them takes most of the load time."""
-        values, data, end = [], self.data, len(self.data)
+    def strings(self, what: str) -> Strings:
+        """An array of strings: checked, not yet decoded."""
+        data, end = self.data, len(self.data)
         count = self.count(f"array length of {what}", 8)
-        offset = self.offset
+        first = offset = self.offset
         for _ in range(count):
             start = offset + 8
             # Short reads at the end give a small number and are found by the next line.
@@ -112,9 +135,8 @@ class _Cursor:
             if offset > end:
                 self.offset = start
                 raise self.fail(f"{what} reaches past the end")
-            values.append(data[start:offset].decode("utf-8", errors="replace"))
         self.offset = offset
-        return values
+        return Strings(data, first, count)
 
     def value(self, type_id: int, what: str) -> Value:
         if type_id == _STRING:

@@ -8,7 +8,7 @@ from typing import Protocol
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from octavo_inference.errors import ModelError
-from octavo_inference.model.gguf_header import Value
+from octavo_inference.model.gguf_header import Strings, Value
 from octavo_inference.model.spm_tokenizer import sentencepiece_tokenizer
 
 # Values of tokenizer.ggml.token_type
@@ -75,9 +75,10 @@ def tokenizer_from_gguf(file: Described) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(f"{file.path}: tokenizer model {kind!r} is not supported (gpt2 and llama are); {_HINT}")
-    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(tokens, list):
+    vocabulary, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(vocabulary, Strings):
         raise ModelError(f"{file.path}: tokenizer.ggml.tokens is missing; {_HINT}")
+    tokens = vocabulary.read()
     if not isinstance(types, memoryview) or len(types) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.token_type does not have one entry per token")
     pre = metadata.get("tokenizer.ggml.pre", "default")
@@ -104,10 +105,10 @@ def _byte_level_tokenizer(file: Described, tokens: list[str], types: memoryview,
     if not isinstance(pre, str) or pre not in _KNOWN:
         raise ModelError(f"{file.path}: pre-tokenizer {pre!r} is not supported; {_HINT}")
     merges = file.metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
+    if not isinstance(merges, Strings):
         raise ModelError(f"{file.path}: tokenizer.ggml.merges is missing; {_HINT}")
     pairs = []
-    for merge in merges:
+    for merge in merges.read():
         left, separator, right = merge.partition(" ")
         if not separator or not right:
             raise ModelError(f"{file.path}: merge {merge!r} is not two tokens separated by a space")
@@ -132,9 +133,11 @@ def _byte_level_tokenizer(file: Described, tokens: list[str], types: memoryview,
 
 def token_at(file: Described, name: str) -> str | None:
     """The text of a named special token (`bos`, `eos`, `eot`), None when the file names none."""
-    tokens, index = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if not isinstance(tokens, list) or not isinstance(index, int):
+    vocabulary = file.metadata.get("tokenizer.ggml.tokens")
+    index = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if not isinstance(vocabulary, Strings) or not isinstance(index, int):
         return None
+    tokens = vocabulary.read()
     if not 0 <= index < len(tokens):
         raise ModelError(f"{file.path}: {name} token {index} is outside the vocabulary of {len(tokens)}")
     return tokens[index]

@@ -1,11 +1,34 @@
-"""How much memory this process may still take: the machine's and its control group's word, the smaller one."""
+"""How much memory this process may still take, by the machine's and its control group's word, and what it plans to."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+import msgspec
+
 from octavo_inference.errors import ModelError
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process will have in RAM once all of it is used, in bytes.
+
+    `process` is the interpreter and its libraries before the model was loaded; `available` what could be had then.
+    `weights` counts the embedding although it may stay in the mapped file: its rows come into RAM as they are read.
+    """
+
+    weights: int = 0
+    kv_pool: int = 0
+    activations: int = 0
+    swap: int = 0
+    process: int = 0
+    available: int = 0
+
+    @property
+    def grows(self) -> int:
+        """Taken of what was available."""
+        return self.weights + self.kv_pool + self.activations + self.swap
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -20,6 +43,12 @@ def available_memory(root: Path = Path("/")) -> int:
             base = root / "sys/fs/cgroup/memory"
             found += _group(base, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return max(0, min(found))
+
+
+def resident_memory(pid: int) -> int:
+    """Bytes of a process that are in RAM; 0 when it is gone."""
+    fields = _read(Path(f"/proc/{pid}/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
 
 def require_memory(model: object, needed: int, available: int) -> None:

@@ -53,3 +53,14 @@ def test_every_step_of_the_ladder_runs(tmp_path: Path) -> None:
     assert found["naive"]["most_at_once"] == 1
     assert found["paged"]["most_at_once"] == 2
     assert "<svg" in (tmp_path / "ladder.svg").read_text()
+
+
+def test_formats_are_compared(tmp_path: Path) -> None:
+    output = tmp_path / "formats.json"
+    command = [sys.executable, "bench/formats.py", "--scale", "64", "--output", str(output)]
+    printed = subprocess.run(command, cwd=ROOT, check=True, timeout=280, capture_output=True, text=True).stdout
+    formats = json.loads(output.read_text())["formats"]
+    assert formats["q4_1"]["bits"] == 5
+    assert 0.001 < formats["q4_k"]["error"] < 0.02
+    assert formats["q8_0"]["kl"] < 0.05
+    assert "| Q6_K | 8.0 |" in printed

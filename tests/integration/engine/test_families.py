@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
-from .families import FAMILIES, backends, build, compare, save
+from octavo_inference import LLM, SamplingParams
+
+from .families import FAMILIES, VOCAB, backends, build, compare, save
 from .gguf_files import GGUF, Kind, round_weights, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
@@ -52,3 +56,19 @@ def test_the_gguf_files_of_these_tests_are_read_alike_by_transformers(name: str,
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").state_dict()
     for key, tensor in model.state_dict().items():
         assert (theirs[key] - tensor).abs().max() < 1e-6, key
+
+
+@pytest.mark.parametrize("name", ["qwen3", "phi3", "gemma2", "gemma3"])
+def test_the_engine_answers_like_generate(name: str, tmp_path: Path) -> None:
+    model = build(FAMILIES[name])
+    save(model, tmp_path)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, VOCAB, length).tolist() for length in (40, 40, 7, 70, 33)]
+    prompts[1][:36] = prompts[0][:36]
+    llm = LLM(str(tmp_path), backend="cpu", dtype="float32", max_model_len=128, kv_memory="4Mi")
+    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    for prompt, result in zip(prompts, llm.generate(prompts, sampling, use_tqdm=False), strict=True):
+        options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        with torch.inference_mode():
+            expected = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+        assert list(result.outputs[0].token_ids) == expected

@@ -222,6 +222,13 @@ def test_logits_of_a_ragged_batch(kernels: Kernels, rng: np.random.Generator, ch
     np.testing.assert_allclose(backend.logits(batch_of(given)), expected, atol=2e-3)
 
 
+def test_a_cap_does_not_hide_logits_that_are_no_numbers(kernels: Kernels, rng: np.random.Generator) -> None:
+    config = replace(TINY, logit_softcap=3.0, layers=1)
+    weights = random_weights(config, rng)
+    weights = replace(weights, final_norm=Tensor("f32", (64,), np.full(64, np.nan, np.float32)))
+    assert np.isnan(create(config, weights, kernels).logits(batch_of(stories(rng, [3])))).all()
+
+
 def test_bfloat16_stays_near(kernels: Kernels, rng: np.random.Generator) -> None:
     weights = random_weights(TINY, rng)
     backend = create(TINY, weights, kernels, dtype="bfloat16")

@@ -181,7 +181,8 @@ OCTAVO_INLINE Vec gelu_tanh(Vec x) {
 // cap * tanh(x / cap): bounds x by the cap, bends it little near 0.
 OCTAVO_INLINE Vec softcap(Vec x, float cap) {
   const Vec e = exp2(min(x * (2.0f * LOG2_E / cap), splat(126.0f)));
-  return cap - 2.0f * cap / (e + 1.0f);
+  const Vec bent = cap - 2.0f * cap / (e + 1.0f);
+  return x == x ? bent : x;  // NaN must stay visible
 }
 
 }  // namespace octavo

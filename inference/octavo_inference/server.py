@@ -235,7 +235,7 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
     log.info("%s is ready at %s/v1", service.names[0], sockets.url)
     log.info(
         "try: curl -N %s/v1/chat/completions -H 'Content-Type: application/json'%s -d "
-        '\'{"model":"%s","stream":true,"messages":[{"role":"user","content":"What is the capital of France?"}]}\'',
+        '\'{"model":"%s","stream":true,"messages":[{"role":"user","content":"Name the capital of France."}]}\'',
         sockets.url,
         key,
         service.names[0],

@@ -9,7 +9,7 @@ from demo.console import Console
 from demo.traffic import Load, Stream, chat
 
 NAME = "smollm2"
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 # The load asks for long answers, so that the KV pool of the example (spec.engine.kv.memory) fills within seconds.
 LOAD_CLIENTS = 12
 LOAD_TOKENS = 300

@@ -40,13 +40,13 @@ class Running:
         (child,) = psutil.Process(self.process.pid).children()
         return child
 
-    def chat(self, content: str = "What is the capital of France?", **fields: object) -> dict:
+    def chat(self, content: str = "Name the capital of France.", **fields: object) -> dict:
         response = self.api.post("/v1/chat/completions", json=self.body(content, **fields))
         assert response.status_code == 200, response.text
         return response.json()
 
     @staticmethod
-    def body(content: str = "What is the capital of France?", **fields: object) -> dict:
+    def body(content: str = "Name the capital of France.", **fields: object) -> dict:
         greedy = {"model": MODEL, "temperature": 0, "max_tokens": 24}
         return greedy | {"messages": [{"role": "user", "content": content}]} | fields
 

@@ -14,7 +14,7 @@ import pytest
 from octavo_inference.model.load import load_text
 from octavo_inference.template import ChatTemplate
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 
 
 def events(text: str) -> list[dict]:

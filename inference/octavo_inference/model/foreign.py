@@ -32,7 +32,6 @@ class ForeignConfig:
     vocab: int
     max_positions: int
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     digest: str
     kv_elements: int = 0
 
@@ -49,14 +48,12 @@ def describe(folder: Path, digest: str, missing: str) -> ForeignConfig:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(f"{path}: architectures is {names!r}, expected a list with the name of the model's class")
     _refuse(path, names[0], data)
-    bos = data.get("bos_token_id")
     return ForeignConfig(
         architecture=names[0],
         missing=missing,
         vocab=_count(path, data, ("vocab_size",)),
         max_positions=_longest(data, _count(path, data, _POSITIONS)),
         eos_token_ids=eos_token_ids(folder, data),
-        bos_token_id=bos if isinstance(bos, int) else None,
         digest=digest,
     )
 

@@ -256,11 +256,26 @@ def test_chunks_and_decode_give_what_one_prefill_gives(
 
 
 # What makes their values about as large as random_weights'.
-QUANTISED_SCALES: dict[BlockFormat, float] = {"q4_0": 0.02, "q4_1": 0.01, "q5_0": 0.01, "q5_1": 0.005, "q8_0": 0.0015}
+QUANTISED_SCALES: dict[BlockFormat, float] = {
+    "q4_0": 0.02,
+    "q4_1": 0.01,
+    "q5_0": 0.01,
+    "q5_1": 0.005,
+    "q8_0": 0.0015,
+    "q4_k": 1e-4,
+    "q5_k": 1e-4,
+    "q6_k": 2e-5,
+}
+# Q and K, V, O, gate and up, down, head: what a file mixes. K formats need rows of 256.
+MIXED: tuple[BlockFormat, ...] = ("q4_1", "q5_0", "q8_0", "q4_0", "q5_1", "q8_0")
+MIXED_K: tuple[BlockFormat, ...] = ("q4_k", "q6_k", "q5_k", "q4_k", "q6_k", "q6_k")
 
 
-def quantised_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
+def quantised_weights(
+    config: ModelConfig, rng: np.random.Generator, formats: tuple[BlockFormat, ...] = MIXED
+) -> Weights:
     """Weights in the formats of a mixed GGUF file."""
+    qk, v, o, gate_up, down, lm_head = formats
 
     def blocks(format_: BlockFormat, like: Tensor) -> Tensor:
         return random_blocks(rng, format_, *like.shape, scale=QUANTISED_SCALES[format_])
@@ -269,23 +284,28 @@ def quantised_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
     layers = tuple(
         replace(
             layer,
-            q=blocks("q4_1", layer.q),
-            k=blocks("q4_1", layer.k),
-            v=blocks("q5_0", layer.v),
-            o=blocks("q8_0", layer.o),
-            gate=blocks("q4_0", layer.gate),
-            up=blocks("q4_0", layer.up),
-            down=blocks("q5_1", layer.down),
+            q=blocks(qk, layer.q),
+            k=blocks(qk, layer.k),
+            v=blocks(v, layer.v),
+            o=blocks(o, layer.o),
+            gate=blocks(gate_up, layer.gate),
+            up=blocks(gate_up, layer.up),
+            down=blocks(down, layer.down),
         )
         for layer in weights.layers
     )
-    head = blocks("q8_0", weights.lm_head)
+    head = blocks(lm_head, weights.lm_head)
     return replace(weights, layers=layers, embedding=head, lm_head=head)
 
 
-def test_quantised_weights_stay_near(kernels: Kernels, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("formats", [MIXED, MIXED_K], ids=" ".join)
+def test_quantised_weights_stay_near(
+    kernels: Kernels, rng: np.random.Generator, formats: tuple[BlockFormat, ...]
+) -> None:
     config = replace(TINY, intermediate=128)
-    weights = quantised_weights(config, rng)
+    if formats is MIXED_K:
+        config = replace(TINY, hidden=256, heads=4, head_dim=64, intermediate=256)
+    weights = quantised_weights(config, rng, formats)
     given = stories(rng, [1, 40, 70])
     expected = np.stack([oracle(config, weights, s.tokens)[-1] for s in given])
     kept = create(config, weights, kernels, dtype="auto")

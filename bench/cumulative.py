@@ -58,7 +58,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, help="result file (default: bench/results/cumulative-<date>.json)")
-    parser.add_argument("--plot", type=Path, help="write the plot there, as SVG")
     given = parser.parse_args()
     output: Path = given.output or HERE / "results" / f"cumulative-{time.strftime('%Y-%m-%d')}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +78,9 @@ def main() -> None:
             output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     text = table(list(steps), rounds)
     output.with_suffix(".md").write_text(text, encoding="utf-8")
+    rates = [_middle(rounds, name, "tokens_per_second") for name in steps]
+    plot.ladder(list(steps), rates, output.with_suffix(".svg"))
     print(f"\n{text}\n{output}")
-    if given.plot is not None:
-        plot.ladder(list(steps), [_middle(rounds, name, "tokens_per_second") for name in steps], given.plot)
 
 
 def table(names: list[str], rounds: list[dict[str, dict[str, Any]]]) -> str:

@@ -25,7 +25,8 @@ def goals(found: Sequence[Result], path: Path) -> None:
     for row, result in enumerate(shown):
         axes.barh(row, result.median, height=0.55, color=RED if result.met is False else BLUE)
         axes.plot([min(result.figures), max(result.figures)], [row, row], color="black", linewidth=1)
-        axes.text(max(result.figures) + 0.08, row, f"{result.median:.2f}×", va="center")
+        end = max([*result.figures, result.line.must or 0] if result.met is False else result.figures)
+        axes.text(end + 0.1, row, f"{result.median:.2f}×", va="center")
         if result.line.must is not None:
             axes.plot([result.line.must] * 2, [row - 0.4, row + 0.4], color="black", linewidth=2)
     axes.axvline(1, color=GREY, linewidth=1)

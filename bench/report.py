@@ -88,6 +88,17 @@ def table(found: Sequence[Result]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def remarks(contestants: dict[str, dict[str, Any]], records: Sequence[dict[str, Any]]) -> str:
+    """How long each contestant took to be ready, and what the HTTP client took of the processor."""
+    loaded = {n: said for n, said in contestants.items() if n not in {"octavo-start", "roofline"}}
+    times = ", ".join(f"{name} {said['ready_seconds']} s" for name, said in loaded.items())
+    text = f"Ready after: {times}.\n" if times else ""
+    shares = [r["client_cpu_seconds"] / r["cpu_seconds"] for r in records if "client_cpu_seconds" in r]
+    if shares:
+        text += f"The HTTP client took {100 * statistics.median(shares):.1f} % of the CPU seconds its server took.\n"
+    return text
+
+
 def profile_table(records: Sequence[dict[str, Any]]) -> str:
     """Where a step's milliseconds go, and the floor that memory and arithmetic set; empty without both measurements."""
     limits = [r for r in records if r["experiment"] == "roofline" and "error" not in r]

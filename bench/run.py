@@ -2,7 +2,7 @@
 
 Contestants are processes that load once and are idle while another runs; they take turns within a round. A ratio is
 taken within its round, because the machine's own speed drifts, and the median of the rounds counts. What is recorded
-after every turn can be continued with --resume. The table goes to standard output and, with the plot, beside the file.
+after every turn can be continued with --resume. The table goes to standard output and, with a plot, beside the file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import plot
 from contestant import ContestantError, Contestants
 from experiments import Experiment, experiments
 from host import host
 from loads import SEED
-from report import profile_table, results, table
+from report import profile_table, remarks, results, table
 from ways import CACHE, Way, ways
 
 HERE = Path(__file__).resolve().parent
@@ -51,7 +52,7 @@ def main() -> None:
     seconds = sum(e.seconds * rounds[e.name] for e in chosen) / given.scale
     print(f"{len(chosen)} experiments: about {seconds / 60 + 4:.0f} minutes on two quiet cores", flush=True)
     measure(chosen, rounds, {w: contestants[w] for w in wanted}, report, output)
-    publish(chosen, report, output, "cpu_seconds" if given.cpu_time else "seconds", given.plot)
+    publish(chosen, report, output, "cpu_seconds" if given.cpu_time else "seconds")
 
 
 def arguments() -> argparse.Namespace:
@@ -70,7 +71,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cpu-time", action="store_true", help="rates per CPU second: for a machine that is busy")
     parser.add_argument("--output", type=Path, help="result file (default: bench/results/cpu-<date>.json)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with an earlier result file")
-    parser.add_argument("--plot", type=Path, help="write the plot there, as SVG")
     return parser.parse_args()
 
 
@@ -137,17 +137,18 @@ def say(record: Record) -> None:
     print(f"{record['experiment']:9} {record['way']:18} " + " ".join(f"{k}={v}" for k, v in shown.items()), flush=True)
 
 
-def publish(
-    chosen: Sequence[Experiment], report: dict[str, Any], output: Path, unit: str, picture: Path | None
-) -> None:
+def publish(chosen: Sequence[Experiment], report: dict[str, Any], output: Path, unit: str) -> None:
+    """Table and plot beside the result file."""
     found = results(chosen, report["records"], unit)
-    text = table(found) + "\n" + profile_table(report["records"])
+    records = report["records"]
+    h, threads, scale = report["host"], report["threads"], report["scale"]
+    head = f"{h['processor']}, {' '.join(h['isa'])}; {threads} threads each; {report['date']}; rates per {unit}.\n"
+    if scale > 1:
+        head += f"**All sizes divided by {scale}: a quick look, no result.**\n"
+    text = "\n".join((head, table(found), remarks(report["contestants"], records), profile_table(records)))
     output.with_suffix(".md").write_text(text, encoding="utf-8")
+    plot.goals(found, output.with_suffix(".svg"))
     print(f"\n{text}\n{output}")
-    if picture is not None:
-        import plot  # noqa: PLC0415 (matplotlib: only for a picture)
-
-        plot.goals(found, picture)
 
 
 if __name__ == "__main__":

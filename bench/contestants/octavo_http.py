@@ -52,6 +52,7 @@ async def run_load(server: Server, name: str) -> dict[str, Any]:
         "tokens": work.tokens,
         "seconds": round(seconds, 4),
         "cpu_seconds": round(server.cpu_seconds() - before, 3),
+        "events": sum(len(answer.times) for answer in answers),
         "client_cpu_seconds": round(time.process_time() - own, 3),
         "first_token_ms": round(1e3 * median(answer.times[0] - begin for answer in answers), 1),
     }

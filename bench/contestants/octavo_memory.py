@@ -20,7 +20,7 @@ def resident() -> int:
 
 
 def waste(engine: Engine, requests: int, steps: int) -> float:
-    """Slots of held blocks without a token, of all slots held; summed over `steps` steps of a mixed load."""
+    """Slots of held blocks that no token is there for, of all slots held; over `steps` steps of a mixed load."""
     load = mix(requests)
     names = [f"request-{i}" for i in range(requests)]
     for name, prompt, answer in zip(names, load.prompts, load.output_lengths, strict=True):
@@ -30,7 +30,7 @@ def waste(engine: Engine, requests: int, steps: int) -> float:
         engine.step()
         for sequence in engine.scheduler.running:
             held += sequence.capacity
-            empty += sequence.capacity - sequence.computed
+            empty += sequence.capacity - sequence.total
     drop(engine, names)
     return empty / held
 

@@ -14,9 +14,14 @@ Command = Callable[..., dict[str, Any]]
 Generate = Callable[[Load], list[int]]
 
 
-def serve(started: float, versions: dict[str, str], commands: Mapping[str, Command]) -> None:
-    """Run the commands on standard input until it ends. What a command does not time itself is timed here."""
-    _tell({"ready_seconds": round(time.time() - started, 2), "versions": versions})
+def serve(
+    started: float, versions: dict[str, str], commands: Mapping[str, Command], ready: float | None = None
+) -> None:
+    """Run the commands on standard input until it ends. What a command does not time itself is timed here.
+
+    Times are of `time.time`; `ready` is when it could have answered, if that was before now.
+    """
+    _tell({"ready_seconds": round((ready or time.time()) - started, 2), "versions": versions})
     for line in sys.stdin:
         name, *arguments = line.split()
         start, cpu_start = time.perf_counter(), time.process_time()

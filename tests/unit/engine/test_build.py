@@ -48,6 +48,8 @@ def test_little_memory_makes_the_pool_and_the_longest_sequence_smaller() -> None
             "16384 bytes hold 128 tokens; 28672 bytes are needed",
         ),
         ({"max_batched_tokens": 32}, "max_batched_tokens", "32 is less than max_running_requests 64"),
+        ({"swap_memory": 2**20}, "swap_memory", "needs preemption swap"),
+        ({"preemption": "swap", "swap_memory": 100}, "swap_memory", "100 bytes holds no block of 4096 bytes"),
         (
             {"max_batched_tokens": 128, "chunked_prefill": False},
             "max_batched_tokens",
@@ -147,3 +149,10 @@ def test_failpoints_fire_once_at_the_chosen_time() -> None:
 def test_a_profile_sets_what_is_not_given(wishes: dict[str, Any], rows: int, tokens: int) -> None:
     got = sizes(**wishes)
     assert (got.max_running, got.max_batched_tokens) == (rows, tokens)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "blocks"), [({}, 0), ({"preemption": "swap"}, 128), ({"preemption": "swap", "swap_memory": 8200}, 2)]
+)
+def test_the_host_keeps_blocks_only_with_swap(wishes: dict[str, Any], blocks: int) -> None:
+    assert sizes(**wishes).host_blocks == blocks

@@ -184,6 +184,7 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
         threads=loaded.settings.threads or 0,
         profile=settings.profile,
         batching=settings.batching,
+        prefill_slowdown=limits.prefill_slowdown or 0.0,
         preemption=settings.preemption,
         cache_policy=settings.cache_policy,
         swap_bytes=loaded.settings.swap_memory or 0,

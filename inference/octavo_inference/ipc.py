@@ -48,6 +48,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     profile: str = "balanced"
     batching: str = "continuous"
+    prefill_slowdown: float = 1.5
     preemption: str = "recompute"
     cache_policy: str = "chat"
     swap_bytes: int = 0

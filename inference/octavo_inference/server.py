@@ -78,17 +78,19 @@ async def _main(
     process.handle_signals()
     serving = [asyncio.create_task(server.run()) for server in servers]
     timeline.mark("HTTP")
+    cause: OctavoError | None = None
     try:
         starting = asyncio.create_task(_start(service, settings, timeline, sockets))
         status = await process.wait(starting)
     except OctavoError as error:
-        log.error("%s", error)  # noqa: TRY400 -- a cause for people, not a traceback
-        status = error.status if isinstance(error, EngineDiedError) else 1
+        cause, status = error, error.status if isinstance(error, EngineDiedError) else 1
     for server in servers:
         server.should_exit = True
     await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)
     await client.close()
     service.executor.shutdown(wait=False, cancel_futures=True)
+    if cause is not None:
+        log.error("%s", cause)  # when the engine's process has ended too: the last line is the one that says why
     return status
 
 

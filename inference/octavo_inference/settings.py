@@ -71,7 +71,14 @@ def parse(argv: Sequence[str]) -> Settings:
     values = vars(explicit)
     del values["config"]
     names = tuple(dict.fromkeys(values.pop("served_model_name") or ()))
-    return Settings(served_model_names=names, **values)
+    settings = Settings(served_model_names=names, **values)
+    if settings.batching == "static" and settings.static_wait_ms / 1000 >= settings.stall_seconds:
+        raise SettingsError(
+            f"--static-wait-ms: {settings.static_wait_ms} is not less than --stall-seconds {settings.stall_seconds:g}: "
+            "a batch that waits would be taken for a hang",
+            "--static-wait-ms",
+        )
+    return settings
 
 
 def quantity(text: str) -> int:
@@ -155,7 +162,7 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
         "--profile",
         choices=("latency", "balanced", "throughput"),
         default=d.profile,
-        help="defaults of the next two settings: 16 and 256, 64 and 512 (balanced), or 256 and 1024",
+        help="defaults of --max-running-requests, --max-batched-tokens and --prefill-slowdown (default: balanced)",
     )
     engine.add_argument(
         "--max-running-requests",

@@ -1,6 +1,6 @@
 """The request bodies: types and bounds of every field that works, and 400 with `param` for everything else.
 
-Bounds are the table SEC-6 of the design. JSON has no NaN or Infinity, and `true`, `"5"` and `5.0` are no integers:
+JSON has no NaN or Infinity, and `true`, `"5"` and `5.0` are no integers:
 msgspec is strict about both. Fields typed `None` are known to clients but not supported: only `null` is accepted.
 Accepted without effect: `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `store` false,
 `service_tier` auto or default, `response_format` text, `parallel_tool_calls` null.
@@ -56,7 +56,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
@@ -183,7 +183,8 @@ def sampling(body: Common, *, max_tokens: int, logprobs: int | None, vocab_size:
         n=_or(body.n, 1),
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
-        top_k=max(_or(body.top_k, 0), 0),
+        # Clients send 100,000 for "all", whatever the vocabulary.
+        top_k=min(max(_or(body.top_k, 0), 0), vocab_size),
         min_p=_or(body.min_p, 0.0),
         seed=body.seed,
         presence_penalty=_or(body.presence_penalty, 0.0),

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-
-from octavo_inference.core.request import Request
 
 
 class Deadlines:
-    """A heap; what has finished in the meantime is skipped. `alive` says whether a request still waits or runs."""
+    """A heap of request ids. What has finished leaves its entry there, until such entries are most of it."""
 
-    def __init__(self, alive: Callable[[Request], bool]) -> None:
-        self._alive = alive
-        self._heap: list[tuple[float, int, Request]] = []
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str]] = []
+        self._entries: dict[str, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, request: Request, now: float) -> None:
-        """Remember when a request that is handed in now has to end, if it says so."""
-        if request.timeout is None:
-            return
-        if self._count % 256 == 255:
-            # Most requests finish long before their deadline, which may be a day off.
-            self._heap = [entry for entry in self._heap if self._alive(entry[2])]
-            heapq.heapify(self._heap)
+    def add(self, request_id: str, time: float) -> None:
+        """Remember when a request has to end."""
         self._count += 1
-        heapq.heappush(self._heap, (now + request.timeout, self._count, request))
+        self._entries[request_id] = self._count
+        heapq.heappush(self._heap, (time, self._count, request_id))
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._entries):
+            self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
 
-    def due(self, now: float) -> list[Request]:
-        """Take out the live requests whose time is up."""
+    def remove(self, request_id: str) -> None:
+        """A request has ended, whether it had a deadline or not."""
+        self._entries.pop(request_id, None)
+
+    def due(self, now: float) -> list[str]:
+        """Take out the requests whose time is up."""
         due = []
         while self._heap and self._heap[0][0] <= now:
-            request = heapq.heappop(self._heap)[2]
-            if self._alive(request):
-                due.append(request)
+            _, number, request_id = heapq.heappop(self._heap)
+            if self._entries.get(request_id) == number:
+                del self._entries[request_id]
+                due.append(request_id)
         return due

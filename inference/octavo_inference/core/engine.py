@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo_inference.core.blocks import BlockPool, Keep
+from octavo_inference.core.blocks import BlockPool, Keep, PoolError
 from octavo_inference.core.check import check_prompt, check_sampling
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.deadlines import Deadlines
@@ -84,7 +84,7 @@ class Engine:
         self._eos = frozenset(config.eos_token_ids)
         self._roots: dict[str, bytes] = {}
         self._requests: dict[str, list[Sequence]] = {}
-        self._deadlines = Deadlines(self._alive)
+        self._deadlines = Deadlines()
         self._checked = -_CHECK_SECONDS
         self._arrivals = 0
         self._reports = 0
@@ -151,7 +151,8 @@ class Engine:
         self.scheduler.add(sequences[0], now)
         if len(sequences) > 1:
             self.scheduler.add_forks(sequences[0], sequences[1:])
-        self._deadlines.add(request, now)
+        if request.timeout is not None:
+            self._deadlines.add(request.id, now + request.timeout)
         self.counters.requests += 1
         self.counters.prompt_tokens += len(prompt)
 
@@ -173,6 +174,8 @@ class Engine:
         plan = Plan()
         try:
             self.scheduler.schedule(plan, begin)
+        except PoolError:
+            raise  # the books are wrong: answers could mix, so there is no next step
         except Exception:
             log.exception("step %d failed", self.heartbeat)
             if self._gives_up():
@@ -311,15 +314,12 @@ class Engine:
         self.counters.generation_tokens += sum(len(output.tokens) for output in outputs)
         return outputs
 
-    def _alive(self, request: Request) -> bool:
-        sequences = self._requests.get(request.id)
-        return sequences is not None and sequences[0].request is request
-
     def _expire(self, now: float) -> list[Output]:
         """End the requests whose time is up: with what they have, or with an error when they have nothing."""
         outputs = []
-        for request in self._deadlines.due(now):
-            sequences = self._requests[request.id]
+        for request_id in self._deadlines.due(now):
+            sequences = self._requests[request_id]
+            request = sequences[0].request
             begun = len(sequences) < request.sampling.n or any(s.total > s.prompt_len for s in sequences)
             message = f"its time of {request.timeout:g} s was up before its first token; {self._waiting()}"
             outputs += self._end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
@@ -373,6 +373,7 @@ class Engine:
         siblings.remove(sequence)
         if not siblings:
             del self._requests[sequence.request.id]
+            self._deadlines.remove(sequence.request.id)
 
     def _fail(self, sequences: list[Sequence]) -> list[Output]:
         """End every request that had a part in a step: its KV may be half written."""

@@ -11,7 +11,8 @@ from octavo_inference.core.policy import PolicyName
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
-MAX_PRIORITY = 100
+# Ten levels are a hundred seconds of waiting (`core.waiting`): nobody gets further ahead of others than that.
+MAX_PRIORITY = 10
 MAX_TIMEOUT = 86400.0
 DEADLINE = "deadline"
 """`Output.stop_reason` of a request that was ended because its time was up."""

@@ -323,7 +323,8 @@ class Scheduler:
         if not sequence.started:
             sequence.started = True
             sequence.cached = min(computed, sequence.prompt_len)
-            self.hit_tokens += sequence.cached
+            if sequence.index == 0:  # a prompt is counted once, however many answers it has
+                self.hit_tokens += sequence.cached
         self.recomputed += max(0, sequence.reached - computed)
         sequence.reached = 0
         sequence.state = State.RUNNING

@@ -58,11 +58,6 @@ class ModelConfig:
     digest: str = ""
 
     @property
-    def qkv_width(self) -> int:
-        """Columns of the fused query, key and value projection."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    @property
     def score_scale(self) -> float:
         """Factor on the products of queries and keys."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale

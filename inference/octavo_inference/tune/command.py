@@ -78,7 +78,11 @@ def _load(given: argparse.Namespace) -> Load:
 
 
 def _tune(settings: Settings, load: Load, output: Path) -> None:
-    wishes = engine_settings(settings)
+    try:
+        output.touch()  # minutes before there is something to write
+    except OSError as error:
+        raise SettingsError(f"--output: {output}: {error.strerror}", "--output") from None
+    wishes = dataclasses.replace(engine_settings(settings), max_queued_requests=load.concurrency)
     first = load_engine(wishes)
     default = _candidate(first.settings)
     if load.longest > first.engine.limits.max_model_len:

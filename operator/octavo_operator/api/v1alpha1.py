@@ -105,7 +105,7 @@ class Scheduler(Block):
         default=None, ge=16, le=262144, description="Tokens in one engine step; what suits the device when not given."
     )
     max_queued_requests: int | None = Field(
-        default=None, ge=0, le=65536, description="Requests that may wait in one replica before it answers 429."
+        default=None, ge=0, le=65536, description="Requests that may wait in one replica before it answers 503."
     )
     chunked_prefill: bool = Field(default=True, description="Compute long prompts in pieces between decode tokens.")
 

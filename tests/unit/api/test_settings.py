@@ -65,6 +65,7 @@ def test_quantities(text, size):
         (["--max-model-len", "-5"], ["--max-model-len"]),
         (["--served-model-name", "a b"], ["--served-model-name", "a b"]),
         (["--stall-seconds", "inf"], ["--stall-seconds"]),
+        (["--batching", "static", "--static-wait-ms", "60000"], ["--static-wait-ms", "60000", "--stall-seconds 60"]),
         (["--config", "/does/not/exist"], ["--config", "/does/not/exist"]),
         (["surprise"], ["surprise"]),
     ],

@@ -83,6 +83,13 @@ def test_activations_are_rounded_to_127ths_of_the_largest(
     np.testing.assert_allclose(blocks["sum"], halves.sum(-1) * blocks["scale"], rtol=1e-5, atol=scale * 1e-5)
 
 
+def test_activations_too_small_for_an_inverse_are_zero(kernels: Kernels) -> None:
+    blocks = round_rows(kernels, np.full((1, 32), 1e-38, np.float32))
+    assert (blocks["q"] == 0).all()
+    assert (blocks["sum"] == 0).all()
+    assert np.isfinite(blocks["scale"]).all()
+
+
 @pytest.mark.parametrize("format_", BLOCKS)
 def test_blocks_mean_what_gguf_says(format_: BlockFormat, rng: np.random.Generator) -> None:
     tensor = random_blocks(rng, format_, 16, 512)

@@ -17,7 +17,8 @@ struct Int8Block {
   float scale, half_sum[2], sum;
 };
 
-// As GGML's Q8_1: the largest element becomes ±127. What is not finite makes the block's scale NaN, and so its products.
+// As GGML's Q8_1: the largest element becomes ±127; below 1e-36, where 127 / peak is
+// hardly a float any more, all become 0. What is not finite makes the block's scale NaN, and so its products.
 template <class Act>
 static void quantize_row(const Act* x, i64 cols, Int8Block* out) {
   constexpr int VECS = BLOCK / W;
@@ -30,7 +31,7 @@ static void quantize_row(const Act* x, i64 cols, Int8Block* out) {
       top = max(top, max(v[c], -v[c]));
       all += v[c];
     }
-    const float peak = highest(top), inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    const float peak = highest(top), inverse = peak > 1e-36f ? 127.0f / peak : 0.0f;
     Vec halves[2] = {};
     for (int c = 0; c < VECS; c++) {
       const Vec shifted = v[c] * inverse + magic;

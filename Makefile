@@ -25,7 +25,7 @@ demo-down: .venv/.ready ## Remove what `make demo` made
 test: check integration e2e ## Everything: check, then integration and end-to-end tests
 	@echo "make test: green"
 
-check: lint types unit ## Lint, types and unit tests: under a minute
+check: lint types unit ## Lint, types and unit tests: a minute and a half
 
 lint: .venv/.ready
 	@$(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }

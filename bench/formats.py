@@ -158,18 +158,7 @@ def one_sequence(tokens: list[int]) -> Batch:
     """A prompt whose every row of logits is wanted."""
     count = len(tokens)
     numbers = np.arange(count, dtype=np.int32)
-    ones, zeros = np.ones(count, np.float32), np.zeros(count, np.float32)
-    sample = SampleRows(
-        row=numbers,
-        position=numbers + 1,
-        seed=np.zeros(count, np.uint64),
-        temperature=zeros,
-        top_p=ones,
-        top_k=np.zeros(count, np.int32),
-        min_p=zeros,
-        logprobs=np.full(count, -1, np.int32),
-        adjust=[None] * count,
-    )
+    sample = SampleRows.greedy(numbers, numbers + 1)
     return Batch(
         tokens=np.array(tokens, np.int32),
         positions=numbers,

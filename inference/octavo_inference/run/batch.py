@@ -30,6 +30,22 @@ class SampleRows:
     logprobs: Int32
     adjust: list[LogitAdjust | None]
 
+    @classmethod
+    def greedy(cls, row: Int32, position: Int32) -> SampleRows:
+        """The most likely token of each row, nothing reported."""
+        count = len(row)
+        return cls(
+            row=row,
+            position=position,
+            seed=np.zeros(count, np.uint64),
+            temperature=np.zeros(count, np.float32),
+            top_p=np.ones(count, np.float32),
+            top_k=np.zeros(count, np.int32),
+            min_p=np.zeros(count, np.float32),
+            logprobs=np.full(count, -1, np.int32),
+            adjust=[None] * count,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LogitAdjust:

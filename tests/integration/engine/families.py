@@ -159,7 +159,6 @@ def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[in
     positions = [np.arange(*span, dtype=np.int32) for span in spans]
     table = np.array(blocks, np.int32)
     ends = np.cumsum([len(p) for p in positions])
-    count = len(spans)
     return Batch(
         tokens=np.concatenate([t[a:b] for t, (a, b) in zip(tokens, spans, strict=True)]).astype(np.int32),
         positions=np.concatenate(positions),
@@ -167,17 +166,7 @@ def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[in
         query_start=np.array([0, *ends], np.int32),
         seq_len=np.array([end for _, end in spans], np.int32),
         block_table=table,
-        sample=SampleRows(
-            row=(ends - 1).astype(np.int32),
-            position=np.array([end for _, end in spans], np.int32),
-            seed=np.zeros(count, np.uint64),
-            temperature=np.zeros(count, np.float32),
-            top_p=np.ones(count, np.float32),
-            top_k=np.zeros(count, np.int32),
-            min_p=np.zeros(count, np.float32),
-            logprobs=np.full(count, -1, np.int32),
-            adjust=[None] * count,
-        ),
+        sample=SampleRows.greedy((ends - 1).astype(np.int32), np.array([end for _, end in spans], np.int32)),
     )
 
 

@@ -104,17 +104,7 @@ def one_sequence(tokens: list[int], start: int, rows: NDArray[np.int32]) -> Batc
         query_start=np.array([0, len(tokens) - start], np.int32),
         seq_len=np.array([len(tokens)], np.int32),
         block_table=np.arange(16, dtype=np.int32)[None],
-        sample=SampleRows(
-            row=rows,
-            position=np.full(count, len(tokens), np.int32),
-            seed=np.zeros(count, np.uint64),
-            temperature=np.zeros(count, np.float32),
-            top_p=np.ones(count, np.float32),
-            top_k=np.zeros(count, np.int32),
-            min_p=np.zeros(count, np.float32),
-            logprobs=np.full(count, -1, np.int32),
-            adjust=[None] * count,
-        ),
+        sample=SampleRows.greedy(rows, np.full(count, len(tokens), np.int32)),
     )
 
 

@@ -36,17 +36,7 @@ def chunk(tokens: list[int], first: int, last: int, blocks: list[int], size: int
     at = np.arange(first, last, dtype=np.int32)
     count = len(at)
     table = np.array([blocks], np.int32)
-    sample = SampleRows(
-        row=np.arange(count, dtype=np.int32),
-        position=at + 1,
-        seed=np.zeros(count, np.uint64),
-        temperature=np.zeros(count, np.float32),
-        top_p=np.ones(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        min_p=np.zeros(count, np.float32),
-        logprobs=np.full(count, -1, np.int32),
-        adjust=[None] * count,
-    )
+    sample = SampleRows.greedy(np.arange(count, dtype=np.int32), at + 1)
     return Batch(
         tokens=np.array(tokens[first:last], np.int32),
         positions=at,

@@ -96,15 +96,5 @@ def _probe_batch(tokens: Int32, table: Int32, parts: list[tuple[int, int, int]])
         query_start=ends.astype(np.int32),
         seq_len=np.array([end for _, _, end in parts], np.int32),
         block_table=table[[i for i, _, _ in parts]],
-        sample=SampleRows(
-            row=np.arange(rows, dtype=np.int32),
-            position=positions + 1,
-            seed=np.zeros(rows, np.uint64),
-            temperature=np.zeros(rows, np.float32),
-            top_p=np.ones(rows, np.float32),
-            top_k=np.zeros(rows, np.int32),
-            min_p=np.zeros(rows, np.float32),
-            logprobs=np.full(rows, -1, np.int32),
-            adjust=[None] * rows,
-        ),
+        sample=SampleRows.greedy(np.arange(rows, dtype=np.int32), positions + 1),
     )

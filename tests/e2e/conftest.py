@@ -10,8 +10,8 @@ from demo.install import SYSTEM, Installation, install
 from localcluster import cli
 from toolbox.progress import Progress
 
-# Not the demonstration's cluster: both may run at the same time.
-NAME = "octavo-e2e"
+# Not the demonstration's cluster: both may run at the same time, and two runs of the tests under two names.
+NAME = os.environ.get("OCTAVO_E2E_NAME", "octavo-e2e")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 # Octavo: `make demo` and `make test` do everything; `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit integration e2e bench generate images tools deps lock
+.PHONY: help demo demo-down test check lint types unit integration e2e test-scale bench generate images tools deps lock
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -12,6 +12,9 @@ REGISTRY ?=
 # `make bench`: rounds, and the experiments to run (all of them when empty).
 ROUNDS ?= 3
 ONLY ?=
+
+# `make test-scale`: share of 1,000 nodes, 2,000 LLMDeployments and 10,000 pods.
+SCALE ?= 1
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +47,9 @@ integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and o
 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
 	@$(PY) -m pytest tests/e2e
+
+test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,000 pods that kwok plays, 15 minutes (SCALE=0.05: a quick look)
+	@PYTHONPATH=tools $(PY) tests/scale --scale $(SCALE)
 
 bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=3 ONLY="single prefill"); see bench/README.md
 	@$(PY) bench/run.py --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))

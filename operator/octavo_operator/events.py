@@ -1,12 +1,13 @@
-"""Events of the operator about an LLMDeployment. They inform; nothing depends on them."""
+"""Events and log lines of the operator about an LLMDeployment. They inform; nothing depends on them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.blocks import Json
+from octavo_operator.api.resource import Key, LLMDeployment
 from octavo_operator.kube.client import MANAGER, KubeClient
 from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.resources import EVENT_RECORDS, LLMDEPLOYMENTS
@@ -15,13 +16,49 @@ from octavo_operator.reconcile.news import News
 logger = logging.getLogger(__name__)
 
 _NOTE_LIMIT = 1024
+# Events about one resource: as many at once, then one in so many seconds.
+BURST = 25.0
+REFILL_SECONDS = 300.0
 
 
-async def post(client: KubeClient, owner: LLMDeployment, items: Iterable[News], identity: str, now: float) -> None:
-    """Post all; one that cannot be posted is logged and forgotten."""
-    time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    for item in items:
-        body = {
+class Teller:
+    """Logs and posts news, each once. What flaps is told so often and then rarely, as client-go's spam filter does.
+
+    `clock` is Unix time.
+    """
+
+    def __init__(self, client: KubeClient, identity: str, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._identity = identity
+        self._clock = clock
+        self._budgets: dict[Key, tuple[float, float]] = {}
+
+    async def tell(self, owner: LLMDeployment, items: Iterable[News]) -> None:
+        """Tell all; an event that cannot be posted is logged and forgotten."""
+        for item in items:
+            if not self._affordable(owner.key):
+                continue
+            level = logging.WARNING if item.warning else logging.INFO
+            logger.log(level, "%s: %s", item.reason, item.message, extra={"key": str(owner.key)})
+            try:
+                await self._client.create(EVENT_RECORDS, self._body(owner, item))
+            except KubeError as error:
+                logger.warning("event not posted: %s", error, extra={"key": str(owner.key)})
+
+    def forget(self, key: Key) -> None:
+        """The resource is gone."""
+        self._budgets.pop(key, None)
+
+    def _affordable(self, key: Key) -> bool:
+        now = self._clock()
+        left, at = self._budgets.get(key, (BURST, now))
+        left = min(BURST, left + (now - at) / REFILL_SECONDS)
+        self._budgets[key] = (left - 1 if left >= 1 else left, now)
+        return left >= 1
+
+    def _body(self, owner: LLMDeployment, item: News) -> Json:
+        time = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
             "apiVersion": EVENT_RECORDS.api_version,
             "kind": EVENT_RECORDS.kind,
             "metadata": {"generateName": f"{owner.name}-", "namespace": owner.namespace},
@@ -38,9 +75,5 @@ async def post(client: KubeClient, owner: LLMDeployment, items: Iterable[News], 
             "action": "Reconcile",
             "eventTime": time,
             "reportingController": MANAGER,
-            "reportingInstance": identity,
+            "reportingInstance": self._identity,
         }
-        try:
-            await client.create(EVENT_RECORDS, body)
-        except KubeError as error:
-            logger.warning("event not posted: %s", error, extra={"key": str(owner.key)})

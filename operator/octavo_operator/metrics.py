@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from octavo_operator.states import States
+
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -73,6 +75,8 @@ class Metrics:
             ["namespace", "name", "reason"],
             registry=self.registry,
         )
+        self.states = States()
+        self.registry.register(self.states)
         self._misses = Counter("octavo_load_samples_missed", "Load reports that did not come.", registry=self.registry)
 
     def called(self, method: str, status: int) -> None:
@@ -96,6 +100,7 @@ class Metrics:
         """One LLMDeployment is gone, and its series with it."""
         for gauge in (self._desired, self._ready):
             gauge.remove(namespace, name)
+        self.states.forget(namespace, name)
 
     def scaled(self, namespace: str, name: str, reason: str) -> None:
         """The autoscaler changed its mind."""

@@ -66,9 +66,11 @@ class AutoscalingStatus(Block):
 
 
 class Failure(Block):
-    """Something a pod reports as wrong."""
+    """Something that is wrong with a pod, or keeps pods from being created."""
 
-    pod: str = Field(max_length=253, description="Name of the pod.")
+    pod: str | None = Field(
+        default=None, max_length=253, description="Name of the pod; absent where no pod can be created."
+    )
     container: str | None = Field(default=None, max_length=253, description="Name of the container.")
     reason: str = Field(max_length=128, description="One word for programs.")
     message: str = Field(max_length=1024, description="What was found and what to do.")
@@ -91,7 +93,7 @@ class Status(Block):
     capacity: Capacity | None = Field(default=None, description="What was measured of a replica.")
     autoscaling: AutoscalingStatus | None = Field(default=None, description="What the built-in autoscaler thinks.")
     failures: tuple[Failure, ...] = Field(
-        default=(), max_length=10, description="What pods report as wrong, worst first."
+        default=(), max_length=10, description="What is wrong with pods, worst first."
     )
     conditions: Annotated[
         tuple[Condition, ...],

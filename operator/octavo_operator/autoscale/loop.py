@@ -147,6 +147,7 @@ class AutoscaleLoop:
     def _look(self, key: Key, tracked: Tracked, now: float) -> None:
         tracked.due = now + TICK_SECONDS
         tracked.load = summary(tracked.owner, tracked.pods, tracked.reports, self._gateways.values(), now)
+        self._metrics.states.load(key.namespace, key.name, tracked.load)
         changed = self._decide(key, tracked, now) if _decides(tracked.owner) else False
         if changed or (tracked.load != tracked.told and now - tracked.told_at >= LOAD_SECONDS):
             tracked.told, tracked.told_at = tracked.load, now

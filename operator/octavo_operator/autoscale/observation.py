@@ -10,12 +10,11 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.autoscale.signals import FRESH_SECONDS
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample, Settings
 from octavo_operator.reconcile.pods import Pod
+from octavo_operator.reconcile.problems import HOPELESS
 from octavo_operator.reconcile.view import Load
 from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic
 
 IDLE_SECONDS = 900
-# A pod with one of these will not become ready by waiting.
-_HOPELESS = frozenset({"ModelPullFailed", "ImagePullFailed", "CreateContainerConfigError", "OOMKilled", "CrashLoop"})
 
 Reports = Mapping[str, tuple[float, LoadReport]]
 
@@ -117,7 +116,7 @@ def _phase(pod: Pod) -> Phase:
         return "draining"
     if pod.ready:
         return "ready"
-    hopeless = pod.finished or any(problem.reason in _HOPELESS for problem in pod.problems)
+    hopeless = pod.finished or any(problem.reason in HOPELESS for problem in pod.problems)
     return "failed" if hopeless else "pending"
 
 

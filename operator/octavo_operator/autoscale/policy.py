@@ -25,6 +25,8 @@ WAKE_SECONDS = 10.0
 TICK_SECONDS = 2.0
 HELD_TICK_SECONDS = 1.0
 ZERO_TICK_SECONDS = 10.0
+# At the most replicas demand moves around what they can do: it is said to be limited until it was not for this long.
+LIMITED_SECONDS = 60.0
 
 _EPSILON = 1e-9
 
@@ -35,6 +37,11 @@ def decide(settings: Settings, state: State, observation: Observation, now: floa
     preempting = _preemptions_rose(state.counters, observation.pods)
     state = _remember(settings, state, observation, signals, preempting=preempting, now=now)
     desired, reason, message = _choose(settings, state, observation, signals, preempting=preempting, now=now)
+    if reason == "ScalingLimited":
+        state = replace(state, limited=now)
+    elif desired == observation.current == settings.max_replicas and now - state.limited < LIMITED_SECONDS:
+        ago = f"{now - state.limited:.0f} s ago"
+        reason, message = "ScalingLimited", f"more than maxReplicas ({desired}) replicas were needed {ago}"
     return Decision(
         desired=desired,
         reason=reason,

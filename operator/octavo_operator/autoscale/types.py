@@ -92,7 +92,7 @@ class State:
     `highs`/`lows`: recommendations of the down/up window as (time, replicas), kept as monotone queues: the first one is
     the window's maximum/minimum and the length stays small. `changes`: (time, difference) of `current` as observed.
     `pod_tokens`: KV tokens of one pod, kept so that the size of the first pod is known while there is none.
-    `woken`: when a gateway last asked.
+    `woken`: when a gateway last asked. `limited`: when more than the allowed replicas were last needed.
     """
 
     started: float | None = None
@@ -105,6 +105,7 @@ class State:
     panic_until: float = 0.0
     last_active: float = 0.0
     woken: float = float("-inf")
+    limited: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from octavo_operator.api.v1alpha1_status import Condition
-from octavo_operator.reconcile.pods import rfc3339
+from octavo_operator.reconcile.problems import Problem
+from octavo_operator.reconcile.times import rfc3339
 from octavo_operator.reconcile.view import View
+
+# A claim that the scheduler waits for keeps a pod from a node, too.
+_HOMELESS = ("Unschedulable", "ModelVolumeUnavailable")
 
 
 class Verdict(NamedTuple):
@@ -72,7 +76,7 @@ def _ready(view: View) -> Verdict:
             return Verdict("True", "AllReplicasReady", f"{ready} of {view.target} replicas are ready")
         return Verdict("True", "PartiallyReady", f"{ready} of {view.target} replicas are ready{_because(view)}")
     if problem := next(iter(view.problems), None):
-        return Verdict("False", problem.reason, f"pod {problem.pod}: {problem.message}")
+        return Verdict("False", problem.reason, _told(problem))
     if ready and active > updated:
         return Verdict("False", "RollingOut", f"{updated} of {active} replicas have the newest spec")
     return Verdict("False", "Starting", _starting(view))
@@ -86,7 +90,11 @@ def _ready_at_zero(view: View) -> Verdict:
 
 def _because(view: View) -> str:
     problem = next(iter(view.problems), None)
-    return f"; pod {problem.pod}: {problem.message}" if problem else ""
+    return f"; {_told(problem)}" if problem else ""
+
+
+def _told(problem: Problem) -> str:
+    return f"pod {problem.pod}: {problem.message}" if problem.pod else problem.message
 
 
 def _starting(view: View) -> str:
@@ -125,7 +133,7 @@ def _progressing(view: View) -> Verdict:
 def _degraded(view: View) -> Verdict:
     problem = next(iter(view.problems), None)
     if problem:
-        return Verdict("True", problem.reason, f"pod {problem.pod}: {problem.message}")
+        return Verdict("True", problem.reason, _told(problem))
     return Verdict("False", "AsExpected", "no pod reports a failure")
 
 
@@ -150,9 +158,9 @@ def _model_resolved(view: View, before: Condition | None) -> Verdict:
 
 
 def _scheduled(view: View) -> Verdict:
-    homeless = next((p for p in view.problems if p.reason == "Unschedulable"), None)
+    homeless = next((p for p in view.problems if p.reason in _HOMELESS or not p.pod), None)
     if homeless:
-        return Verdict("False", "Unschedulable", f"pod {homeless.pod}: {homeless.message}")
+        return Verdict("False", homeless.reason, _told(homeless))
     if not view.active:
         return Verdict("Unknown", "NoPods", "there is no pod to schedule")
     if all(pod.scheduled for pod in view.active):
@@ -170,5 +178,10 @@ def _scaling_active(view: View) -> Verdict:
         return Verdict("True", "ExternalController", "spec.replicas decides, written through /scale")
     if view.scaling is None:
         return Verdict("Unknown", "NoDecision", "the autoscaler has not looked at this resource yet")
-    status: Literal["True", "False"] = "False" if view.scaling.reason == "MetricsMissing" else "True"
-    return Verdict(status, view.scaling.reason, f"{view.scaling.desired} replicas wanted")
+    most = spec.autoscaling.max_replicas
+    if view.scaling.reason == "MetricsMissing":
+        return Verdict("False", "MetricsMissing", view.scaling.message)
+    if view.scaling.reason == "ScalingLimited":
+        return Verdict("True", "ScalingLimited", f"spec.autoscaling.maxReplicas: more than {most} replicas are needed")
+    # What it thinks from one look to the next stands in status.autoscaling: a condition is a state that lasts.
+    return Verdict("True", "Deciding", f"between {spec.autoscaling.min_replicas} and {most} replicas")

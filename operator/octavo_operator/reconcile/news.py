@@ -26,6 +26,7 @@ def news(before: Json, after: Json) -> tuple[News, ...]:
     if (old.get("status"), old.get("reason")) != (new["status"], new["reason"]):
         warning = new["status"] != "True" and new["reason"] not in _CALM
         found.append(News(warning, new["reason"], new["message"]))
+    found += _troubles(before, after, {item.reason for item in found})
     known = before.get("autoscaling", {}).get("history", [])
     for change in after.get("autoscaling", {}).get("history", []):
         if change not in known:
@@ -33,6 +34,31 @@ def news(before: Json, after: Json) -> tuple[News, ...]:
             text = f"{change['from']} to {change['to']} replicas ({change['reason']}): {change['inputs']}"
             found.append(News(False, reason, text))
     return tuple(found)
+
+
+def _troubles(before: Json, after: Json, told: set[str]) -> list[News]:
+    """Reasons of failures and conditions that were not there, each once however many pods and conditions say it."""
+    known = {failure["reason"] for failure in before.get("failures", ())}
+    known |= {condition["reason"] for condition in before.get("conditions", ()) if _bad(condition)}
+    found: list[News] = []
+    for failure in after.get("failures", ()):
+        pod = f"pod {failure['pod']}: " if "pod" in failure else ""
+        found.append(News(True, failure["reason"], pod + failure["message"]))
+    found += [News(True, c["reason"], c["message"]) for c in after["conditions"] if _bad(c)]
+    unsaid: dict[str, News] = {}
+    for item in found:
+        if item.reason not in told | known:
+            unsaid.setdefault(item.reason, item)
+    return list(unsaid.values())
+
+
+def _bad(condition: Json) -> bool:
+    """Whether a condition other than Ready, which is told anyway, asks for somebody."""
+    if condition["type"] == "Degraded":
+        return bool(condition["status"] == "True")
+    if condition["type"] in ("SpecValid", "ModelResolved", "Scheduled"):
+        return bool(condition["status"] == "False")
+    return condition["reason"] in ("ProgressDeadlineExceeded", "MetricsMissing", "ScalingLimited")
 
 
 def _ready(status: Json) -> Json:

@@ -20,7 +20,7 @@ _PODS_WITH_EVENTS = 3
 
 
 async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Observed:
-    """Children, pods and the warnings about pods that do not start."""
+    """Children, pods and the events about pods that are in trouble."""
     ids = child_ids(owner)
     labels = ",".join(f"{name}={value}" for name, value in selector(owner).items())
     managed = f"{labels},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
@@ -37,18 +37,18 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
 
 
 async def _observe_pods(client: KubeClient, owner: LLMDeployment, bodies: list[Json], now: float) -> tuple[Pod, ...]:
-    silent = [body for body in bodies if _silent(observe_pod(body, owner, []), now)][:_PODS_WITH_EVENTS]
-    answers = await asyncio.gather(*(_warnings(client, owner, body) for body in silent))
-    events = {body["metadata"]["uid"]: found for body, found in zip(silent, answers, strict=True)}
+    troubled = [body for body in bodies if _troubled(observe_pod(body, owner, []), now)][:_PODS_WITH_EVENTS]
+    answers = await asyncio.gather(*(_events(client, owner, body) for body in troubled))
+    events = {body["metadata"]["uid"]: found for body, found in zip(troubled, answers, strict=True)}
     return tuple(observe_pod(body, owner, events.get(body["metadata"]["uid"], [])) for body in bodies)
 
 
-def _silent(pod: Pod, now: float) -> bool:
-    return pod.active and not pod.loaded and now - pod.created >= SILENT_SECONDS
+def _troubled(pod: Pod, now: float) -> bool:
+    silent = not pod.loaded and now - pod.created >= SILENT_SECONDS
+    return pod.active and (silent or bool(pod.problems))
 
 
-async def _warnings(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
-    """Warnings about one pod, newest first."""
-    fields = f"involvedObject.uid={body['metadata']['uid']},type=Warning"
-    found = await client.list(EVENTS, owner.namespace, fields=fields)
+async def _events(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
+    """Events about one pod, newest first."""
+    found = await client.list(EVENTS, owner.namespace, fields=f"involvedObject.uid={body['metadata']['uid']}")
     return sorted(found, key=lambda e: seconds(e.get("lastTimestamp") or e.get("eventTime")) or 0.0, reverse=True)

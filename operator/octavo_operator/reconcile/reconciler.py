@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from octavo_operator import events
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import InvalidSpecError, Key, LLMDeployment, parse
 from octavo_operator.builders.common import Installation
+from octavo_operator.events import Teller
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.resources import LLMDEPLOYMENTS
@@ -54,7 +54,7 @@ class Reconciler:
         identity: str,
     ) -> None:
         self._client = client
-        self._identity = identity
+        self._teller = Teller(client, identity, clock)
         self._installation = installation
         self._sampler = sampler
         self._metrics = metrics
@@ -75,6 +75,7 @@ class Reconciler:
         if body is None:
             self._sampler.forget(key)
             self._metrics.forget(key.namespace, key.name)
+            self._teller.forget(key)
             return None
         try:
             owner = parse(body)
@@ -102,9 +103,10 @@ class Reconciler:
     async def _write_status(self, owner: LLMDeployment, status: Json) -> None:
         desired, ready = status["desiredReplicas"], status["readyReplicas"]
         self._metrics.replicas(owner.namespace, owner.name, desired, ready)
+        self._metrics.states.status(owner.namespace, owner.name, status)
         if status != owner.status:
             await self._client.apply_status(LLMDEPLOYMENTS, owner.namespace, owner.name, status)
-            await events.post(self._client, owner, news(owner.status, status), self._identity, self._clock())
+            await self._teller.tell(owner, news(owner.status, status))
 
 
 def _log(key: Key, decided: Plan) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.v1alpha1_status import AutoscalingStatus, Capacity, Failure, ScalingEvent, Status
 from octavo_operator.api.v1alpha1_status import Load as LoadStatus
 from octavo_operator.builders.common import selector
 from octavo_operator.reconcile.conditions import conditions
-from octavo_operator.reconcile.pods import Problem, rfc3339, seconds
+from octavo_operator.reconcile.problems import Problem
+from octavo_operator.reconcile.times import rfc3339, seconds
 from octavo_operator.reconcile.view import Load, View
 
 # Status churn is the commonest load that operators make: figures are written when they moved, and not more often.
@@ -15,6 +18,7 @@ LOAD_SECONDS = 30.0
 LOAD_POINTS = 5
 HISTORY = 10
 FAILURES = 10
+COUNT_SECONDS = 60.0
 
 
 def next_status(view: View, now: float) -> Json:
@@ -33,7 +37,7 @@ def next_status(view: View, now: float) -> Json:
         load=_load(previous.load, view.load, now),
         capacity=_capacity(previous.capacity, view.load),
         autoscaling=_autoscaling(previous.autoscaling, view),
-        failures=tuple(_failure(problem) for problem in view.problems[:FAILURES]),
+        failures=_failures(previous.failures, view.problems[:FAILURES]),
         conditions=conditions(view, previous.conditions, now),
     )
     shown = status.model_dump(by_alias=True, exclude_none=True)
@@ -49,12 +53,26 @@ def _listed(value: object) -> object:
     return value
 
 
+def _failures(previous: tuple[Failure, ...], problems: Sequence[Problem]) -> tuple[Failure, ...]:
+    """What is wrong now. Counts alone are renewed now and then: what fails again and again is not news each time."""
+    fresh = tuple(map(_failure, problems))
+    if [_what(failure) for failure in fresh] != [_what(failure) for failure in previous]:
+        return fresh
+    newest = max((problem.last for problem in problems), default=0.0)
+    shown = max((seconds(failure.last_time) or 0.0 for failure in previous), default=0.0)
+    return fresh if newest - shown >= COUNT_SECONDS else previous
+
+
+def _what(failure: Failure) -> tuple[str | None, str | None, str, str]:
+    return failure.pod, failure.container, failure.reason, failure.message
+
+
 def _failure(problem: Problem) -> Failure:
     return Failure(
-        pod=problem.pod,
+        pod=problem.pod or None,
         container=problem.container or None,
-        reason=problem.reason[:128],
-        message=problem.message[:1024],
+        reason=problem.reason,
+        message=problem.message,
         count=problem.count,
         last_time=rfc3339(problem.last) if problem.last else None,
     )

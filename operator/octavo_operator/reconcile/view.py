@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.reconcile.pods import Pod, Problem
-
-_SEVERITY = (
-    "ModelPullFailed",
-    "ModelVolumeUnavailable",
-    "ImagePullFailed",
-    "CreateContainerConfigError",
-    "OOMKilled",
-    "CrashLoop",
-    "Unschedulable",
-)
+from octavo_operator.reconcile.problems import REASONS, creation_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +69,15 @@ class View:
 
     @property
     def problems(self) -> list[Problem]:
-        """What pods report as wrong, worst first."""
-        found = [problem for pod in self.pods if not pod.terminating for problem in pod.problems]
+        """What is wrong with pods, or keeps them from being created, worst first.
+
+        A pod that has ended stays until Kubernetes tidies up: it is history once there are replicas enough without it.
+        """
+        enough = sum(pod.ready for pod in self.active) >= self.target
+        shown = [pod for pod in self.pods if not (pod.terminating or (pod.finished and enough))]
+        found = [*creation_problems(self.deployment), *(problem for pod in shown for problem in pod.problems)]
         return sorted(found, key=lambda p: (_rank(p.reason), -p.last, p.pod))
 
 
 def _rank(reason: str) -> int:
-    return _SEVERITY.index(reason) if reason in _SEVERITY else len(_SEVERITY)
+    return REASONS.index(reason) if reason in REASONS else len(REASONS)

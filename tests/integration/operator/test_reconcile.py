@@ -202,8 +202,9 @@ async def test_events_of_a_silent_pod_are_failures(
     (failure,) = (await status(kube, key))["failures"]
     assert failure == {
         "pod": "one",
-        "reason": "FailedMount",
-        "message": "spec.model.uri: 'pvc://weights/llama': persistentvolumeclaim \"weights\" not found",
+        "reason": "ModelVolumeUnavailable",
+        "message": "spec.model.uri: 'pvc://weights/llama': persistentvolumeclaim \"weights\" not found; create "
+        f"PersistentVolumeClaim 'weights' in namespace {key.namespace}, or see kubectl describe pvc weights",
         "count": 7,
         "lastTime": "2026-01-01T00:00:00Z",
     }

@@ -135,6 +135,21 @@ def test_the_maximum_is_said():
     assert (decision.desired, decision.reason) == (1, "ScalingLimited")
 
 
+def test_demand_around_the_maximum_is_one_state():
+    settings, state = replace(SETTINGS, max_replicas=1), State()
+    reasons = []
+    for tick in range(60):
+        now = NOW + 2 * tick
+        pinned = (100 if tick % 2 else 60) if tick < 30 else 10
+        decision = decide(settings, state, see(1, ready(load(pinned=pinned, waiting=pinned // 20), now=now)), now)
+        state = decision.state
+        reasons.append(decision.reason)
+    changes = sum(one != other for one, other in pairwise(reasons[1:]))
+    assert set(reasons[2:30]) == {"ScalingLimited"}
+    assert reasons[-1] != "ScalingLimited"
+    assert changes <= 2, reasons
+
+
 def run_down(settings, state, current, report, seconds):
     """Closed loop over `seconds` with the same report from every pod; the decisions, every two seconds."""
     decisions = []

@@ -69,9 +69,9 @@ def test_a_failing_new_spec_leaves_the_old_one_serving(view: View, make_pod: Mak
 
 
 def test_the_worst_failure_comes_first(view: View, make_pod: Make) -> None:
-    problems = [Problem("a", "", reason, "m") for reason in ("Unschedulable", "FailedMount", "ImagePullFailed")]
+    problems = [Problem("a", "", reason, "m") for reason in ("Unschedulable", "VolumeMountFailed", "ImagePullFailed")]
     status = next_status(replace(view, pods=(make_pod("a", ready=False, problems=tuple(problems)),)), NOW)
-    assert [f["reason"] for f in status["failures"]] == ["ImagePullFailed", "Unschedulable", "FailedMount"]
+    assert [f["reason"] for f in status["failures"]] == ["ImagePullFailed", "Unschedulable", "VolumeMountFailed"]
     assert condition(status, "Scheduled") == ("False", "Unschedulable")
 
 
@@ -195,3 +195,80 @@ def test_a_change_is_news_once(view: View, make_owner: Make, make_pod: Make) -> 
 def test_pods_can_be_described(make_pod: Callable[..., Pod]) -> None:
     assert make_pod("a").active
     assert not make_pod("a", terminating=True).active
+
+
+def failing(make_pod: Make, *problems: Problem, **changes: Any) -> Pod:
+    pod: Pod = make_pod("a", ready=False, problems=problems, **changes)
+    return pod
+
+
+def test_counts_alone_are_renewed_now_and_then(view: View, make_owner: Make, make_pod: Make) -> None:
+    crash = Problem("a", "server", "CrashLoop", "no", 3, NOW)
+    first = next_status(replace(view, pods=(failing(make_pod, crash),)), NOW)
+    assert (first["failures"][0]["count"], first["failures"][0]["lastTime"]) == (3, rfc3339(NOW))
+    again = replace(view, owner=make_owner(status=first))
+    soon = failing(make_pod, replace(crash, count=4, last=NOW + 20))
+    assert next_status(replace(again, pods=(soon,)), NOW + 21) == first
+    later = failing(make_pod, replace(crash, count=6, last=NOW + 80))
+    assert next_status(replace(again, pods=(later,)), NOW + 81)["failures"][0]["count"] == 6
+    other = failing(make_pod, replace(crash, message="another", last=NOW + 20))
+    assert next_status(replace(again, pods=(other,)), NOW + 21)["failures"][0]["message"] == "another"
+
+
+def test_a_cured_failure_is_gone(view: View, make_owner: Make, make_pod: Make) -> None:
+    first = next_status(replace(view, pods=(failing(make_pod, Problem("a", "server", "CrashLoop", "no")),)), NOW)
+    second = next_status(replace(view, owner=make_owner(status=first), pods=(make_pod("a"),)), NOW)
+    assert "failures" not in second
+    assert condition(second, "Degraded") == ("False", "AsExpected")
+
+
+def test_a_pod_that_ended_is_history_once_others_serve(view: View, make_pod: Make) -> None:
+    evicted = make_pod("e", ready=False, finished=True, problems=(Problem("e", "", "Evicted", "low on memory"),))
+    assert next_status(replace(view, pods=(evicted,)), NOW)["failures"][0]["reason"] == "Evicted"
+    healed = next_status(replace(view, pods=(evicted, make_pod("a"))), NOW)
+    assert "failures" not in healed
+    assert condition(healed, "Degraded") == ("False", "AsExpected")
+
+
+def test_pods_that_cannot_be_created_are_a_failure_without_a_pod(view: View, make_pod: Make) -> None:
+    message = 'pods "tiny-1-x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1'
+    refused = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": message}]}}
+    status = next_status(replace(view, deployment=refused, target=2, pods=(make_pod("a"),)), NOW)
+    assert condition(status, "Ready") == ("True", "PartiallyReady")
+    for name in ("Degraded", "Scheduled"):
+        assert condition(status, name)[1] == "QuotaExceeded"
+    (failure,) = status["failures"]
+    assert "pod" not in failure
+    assert failure["message"].startswith("the namespace's ResourceQuota has no room for another pod")
+
+
+def test_a_failure_beside_what_serves_is_news_once(view: View, make_owner: Make, make_pod: Make) -> None:
+    """Ready stays what it was: without an event of its own nobody would hear of it."""
+    two = replace(view, target=2)
+    serving = make_pod("b")
+    first = next_status(replace(two, pods=(serving, make_pod("a", ready=False))), NOW)
+    crash = Problem("a", "server", "CrashLoop", "no", 1, NOW)
+    second = next_status(replace(two, owner=make_owner(status=first), pods=(serving, failing(make_pod, crash))), NOW)
+    assert news(first, second) == (News(True, "CrashLoop", "pod a: no"),)
+    more = (failing(make_pod, replace(crash, count=9, last=NOW + 100)), failing(make_pod, replace(crash, pod="c")))
+    third = next_status(replace(two, owner=make_owner(status=second), pods=(serving, *more)), NOW + 100)
+    assert third != second
+    assert news(second, third) == ()
+
+
+def test_one_reason_in_many_places_is_one_event(view: View, make_pod: Make) -> None:
+    pull = Problem("a", "server", "ModelPullFailed", "not found")
+    status = next_status(replace(view, pods=(failing(make_pod, pull, loaded=False),)), NOW)
+    assert news({}, status) == (News(True, "ModelPullFailed", "pod a: not found"),)
+
+
+def test_the_autoscaler_s_moods_are_no_changes_of_a_condition(view: View, make_owner: Make) -> None:
+    owner = make_owner(BUILTIN)
+    seen = {
+        condition(next_status(replace(view, owner=owner, scaling=Scaling(2, reason, "")), NOW), "ScalingActive")
+        for reason in ("Steady", "Stabilizing", "RequestsWaiting", "KVOccupancy", "PodsPending")
+    }
+    assert seen == {("True", "Deciding")}
+    limited = next_status(replace(view, owner=owner, scaling=Scaling(5, "ScalingLimited", "")), NOW)
+    assert condition(limited, "ScalingActive") == ("True", "ScalingLimited")
+    assert "maxReplicas" in limited["conditions"][-1]["message"]

@@ -1,0 +1,66 @@
+"""Every reason that the operator can give stands in docs/operations.md, and nothing else does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from octavo_operator.reconcile.problems import REASONS
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ROOT / "operator" / "octavo_operator"
+# Where reasons are given as plain strings: the second thing said in these calls.
+CALLS = ("Verdict", "News")
+WORD = re.compile(r"[A-Z][a-z]*[A-Z][A-Za-z]*|[A-Z][a-z]+")
+
+
+def section() -> str:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    return text.partition("## Troubleshooting by condition")[2].partition("\n## ")[0]
+
+
+def documented() -> set[str]:
+    """Words in the column of reasons (of failures: the first one), and those of the paragraph on the autoscaler."""
+    found: set[str] = set()
+    for line in section().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        column = cells[1] if len(cells) == 4 else cells[0] if len(cells) == 3 else "" if line.startswith("|") else line
+        found |= {word for word in re.findall(r"`([A-Za-z]+)`", column) if WORD.fullmatch(word)}
+    return found - {"Ready", "Degraded", "ModelResolved", "Scheduled", "LLMDeployment"}
+
+
+def literals(node: ast.AST) -> set[str]:
+    strings = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+    return {text for text in strings if isinstance(text, str) and WORD.fullmatch(text)}
+
+
+def trees() -> list[tuple[str, ast.Module]]:
+    return [(path.name, ast.parse(path.read_text())) for path in sorted(SOURCES.rglob("*.py"))]
+
+
+def given() -> set[str]:
+    """Reasons in the code: of verdicts and news, of the autoscaler's decisions, of failures."""
+    found = set(REASONS)
+    for name, tree in trees():
+        if name == "policy.py":
+            found |= literals(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+                found |= {word for part in node.args[1:2] for word in literals(part)}
+    return found
+
+
+def test_every_reason_is_documented() -> None:
+    missing = given() - documented()
+    assert not missing, f"docs/operations.md, Troubleshooting by condition: add {sorted(missing)}"
+
+
+def test_no_reason_is_documented_that_is_not_given() -> None:
+    everywhere = set().union(*(literals(tree) for _, tree in trees()))
+    assert documented() - everywhere == set()
+
+
+def test_reasons_are_stable_words() -> None:
+    assert all(WORD.fullmatch(reason) for reason in given())
+    assert len(set(REASONS)) == len(REASONS)

@@ -27,6 +27,9 @@ from localcluster import ClusterError, ControlPlane, control_plane  # noqa: E402
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 
+# The CRD is large: given to an API server once, not for every test.
+_HAVE_CRD: list[ControlPlane] = []
+
 Connect = Callable[..., Awaitable[KubeClient]]
 Eventually = Callable[..., Awaitable[Any]]
 
@@ -61,12 +64,15 @@ async def connect(plane: ControlPlane) -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
-async def kube(connect: Connect, eventually: Eventually) -> KubeClient:
+async def kube(plane: ControlPlane, connect: Connect, eventually: Eventually) -> KubeClient:
     """The administrator's client; the CRD is there."""
     client = await connect()
+    if plane in _HAVE_CRD:
+        return client
     crd: dict[str, Any] = yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text())
     await _apply_cluster_scoped(client, CRDS, crd)
     await eventually(lambda: _served(client))
+    _HAVE_CRD.append(plane)
     return client
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 Json = dict[str, Any]
@@ -20,15 +20,38 @@ _INT_OR_STRING: Json = {
 }
 Quantity = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING)]
 Bytes = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING | {"pattern": BYTES})]
-FreeObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+# A label's name with its prefix, and a label's value.
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
 
 
 class Rule(BaseModel):
-    """One CEL rule: `rule` must hold, otherwise the API server answers `message`."""
+    """One CEL rule: `rule` must hold, otherwise the API server answers `message`.
+
+    `found` is a CEL expression of a text that shows what was found; it is answered in place of `message`.
+    """
 
     rule: str
     message: str
+    found: str | None = Field(default=None, serialization_alias="messageExpression")
+
+    def schema_entry(self) -> Json:
+        """The rule in a schema's `x-kubernetes-validations`."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+def unset(schema: Json) -> None:
+    """`json_schema_extra` of a field whose default is the operator's: the API server must not fill it in.
+
+    So a value that was given can be told from one that was not (`model_fields_set`).
+    """
+    schema.pop("default", None)
 
 
 class Block(BaseModel):

@@ -17,7 +17,7 @@ def structural(model: type[Block]) -> Json:
     """Structural schema of a model: references inlined, nulls gone, nested defaults that satisfy their own rules."""
     schema = model.model_json_schema(by_alias=True, mode="serialization")
     definitions: dict[str, Json] = schema.pop("$defs", {})
-    rules = {cls.__name__: [rule.model_dump() for rule in cls.RULES] for cls in _blocks(Block)}
+    rules = {cls.__name__: [rule.schema_entry() for rule in cls.RULES] for cls in _blocks(Block)}
     return _convert(schema, definitions, rules)
 
 
@@ -58,7 +58,7 @@ def crd() -> Json:
                             "type": "object",
                             "description": "A language model served by Octavo.",
                             "required": ["spec"],
-                            "x-kubernetes-validations": [rule.model_dump() for rule in ROOT_RULES],
+                            "x-kubernetes-validations": [rule.schema_entry() for rule in ROOT_RULES],
                             "properties": {
                                 "apiVersion": {"type": "string"},
                                 "kind": {"type": "string"},

@@ -10,13 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.blocks import Block, Bytes, FreeObject, Quantity, Rule
+from octavo_operator.api.blocks import OBJECT_NAME, Block, ObjectName, Quantity, Rule, unset
+from octavo_operator.api.v1alpha1_engine import Engine
+from octavo_operator.api.v1alpha1_scheduling import Scheduling
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
-OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-
-# Flags that describe where the operator put things: pods made with other values could not be reached or drained.
-RESERVED_FLAGS = ("config", "model", "host", "port", "admin-host", "admin-port", "admin-key-file", "drain-timeout")
 
 
 class SecretRef(Block):
@@ -80,120 +78,6 @@ class Model(Block):
     )
 
 
-class Kv(Block):
-    """The KV cache pool."""
-
-    memory: Bytes | None = Field(
-        default=None,
-        description="Memory of the KV pool of one replica, e.g. `4Gi`; what the device leaves when not given.",
-    )
-    block_size: Literal[16, 32, 64, 128] | None = Field(
-        default=None, description="Tokens in one KV block; what suits the device when not given."
-    )
-
-
-class Scheduler(Block):
-    """Bounds of one engine step and of the queue before it."""
-
-    max_running_requests: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Sequences computed at the same time; what suits the device when not given.",
-    )
-    max_batched_tokens: int | None = Field(
-        default=None, ge=16, le=262144, description="Tokens in one engine step; what suits the device when not given."
-    )
-    max_queued_requests: int | None = Field(
-        default=None, ge=0, le=65536, description="Requests that may wait in one replica before it answers 503."
-    )
-    chunked_prefill: bool = Field(default=True, description="Compute long prompts in pieces between decode tokens.")
-
-
-class KeyRef(Block):
-    """One key of a Secret or ConfigMap of the same namespace."""
-
-    name: str = Field(min_length=1, max_length=253, description="Name of the object.")
-    key: str = Field(min_length=1, max_length=253, description="Key in the object.")
-
-
-class EnvSource(Block):
-    """Where a variable's value comes from."""
-
-    RULES = (
-        Rule(
-            rule="has(self.secretKeyRef) != has(self.configMapKeyRef)",
-            message="valueFrom needs one of secretKeyRef and configMapKeyRef",
-        ),
-    )
-
-    secret_key_ref: KeyRef | None = Field(default=None, description="Key of a Secret.")
-    config_map_key_ref: KeyRef | None = Field(default=None, description="Key of a ConfigMap.")
-
-
-class Env(Block):
-    """One environment variable of the server container."""
-
-    RULES = (
-        Rule(rule="has(self.value) != has(self.valueFrom)", message="a variable needs one of value and valueFrom"),
-    )
-
-    name: str = Field(
-        min_length=1, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of the variable."
-    )
-    value: str | None = Field(default=None, max_length=2048, description="The value itself.")
-    value_from: EnvSource | None = Field(default=None, description="The value from an object.")
-
-
-class Engine(Block):
-    """How the inference server runs."""
-
-    RULES = tuple(
-        Rule(
-            rule=f"!has(self.extraArgs) || self.extraArgs.all(a, a != '--{flag}' && !a.startsWith('--{flag}='))",
-            message=f"engine.extraArgs must not set --{flag}: the operator sets it",
-        )
-        for flag in RESERVED_FLAGS
-    )
-
-    image: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=512,
-        pattern=r"^[^\s]+$",
-        description="Image of the server; the installation's own when not given. An installation that changes its "
-        "image changes running replicas only with their next change of spec.",
-    )
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        default="auto",
-        description="Number format of the computation; `auto` is what the weights and the device suggest.",
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=16,
-        le=10_000_000,
-        description="Longest prompt plus answer, in tokens; the model's own when not given.",
-    )
-    threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="Threads of CPU computation; `resources.cpu` rounded down when not given.",
-    )
-    kv: Kv = Field(default=Kv(), description="The KV cache pool.")
-    prefix_caching: bool = Field(
-        default=True, description="Keep KV blocks of finished prompts for requests that share them."
-    )
-    scheduler: Scheduler = Field(default=Scheduler(), description="Bounds of a step and of the queue.")
-    env: Annotated[
-        tuple[Env, ...],
-        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
-    ] = Field(default=(), max_length=32, description="Environment variables of the server container.")
-    extra_args: tuple[Annotated[str, Field(max_length=512)], ...] = Field(
-        default=(), max_length=32, description="Further flags of octavo-server; they win over the fields above."
-    )
-
-
 class Gpu(Block):
     """GPUs of one replica."""
 
@@ -203,6 +87,7 @@ class Gpu(Block):
         Rule(
             rule="!has(self.count) || self.count == 0",
             message="this version computes on CPUs only: set resources.gpu.count to 0",
+            found="'resources.gpu.count is %d: this version computes on CPUs only, set it to 0'.format([self.count])",
         ),
     )
 
@@ -216,14 +101,68 @@ class Gpu(Block):
     )
 
 
+class Claim(Block):
+    """A resource claim of the pods (dynamic resource allocation)."""
+
+    RULES = (
+        Rule(
+            rule="has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+            message="a claim needs one of resourceClaimName and resourceClaimTemplateName",
+            found="'resources.claims: ' + self.name + ' has ' + (has(self.resourceClaimName) ? 'both' : 'none') + "
+            "' of resourceClaimName and resourceClaimTemplateName: it needs one of them'",
+        ),
+    )
+
+    name: str = Field(
+        min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="Name in the pod."
+    )
+    resource_claim_name: ObjectName | None = Field(default=None, description="A ResourceClaim that all replicas share.")
+    resource_claim_template_name: ObjectName | None = Field(
+        default=None, description="A ResourceClaimTemplate, from which each replica gets a claim of its own."
+    )
+
+
 class Resources(Block):
     """What one replica asks of its node."""
 
+    RULES = (
+        Rule(
+            rule="!has(self.cpu) || (quantity(string(self.cpu)).isGreaterThan(quantity('0')) && "
+            "!quantity(string(self.cpu)).isGreaterThan(quantity('1024')))",
+            message="resources.cpu must be more than 0 and at most 1024 CPUs",
+            found="'resources.cpu is ' + string(self.cpu) + ': it must be more than 0 and at most 1024 CPUs'",
+        ),
+        Rule(
+            rule="!has(self.memory) || !quantity(string(self.memory)).isLessThan(quantity('64Mi'))",
+            message="resources.memory must be at least 64Mi; a unit may be missing, as in 16Gi",
+            found="'resources.memory is ' + string(self.memory) + ', below 64Mi; a unit may be missing, as in 16Gi'",
+        ),
+    )
+
+    profile: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="A profile of the installation (the chart's `resourceProfiles`): cpu, memory, nodeSelector, "
+        "tolerations, runtimeClassName and priorityClassName for what is not given here.",
+    )
     gpu: Gpu = Field(default=Gpu(), description="GPUs of one replica.")
     cpu: Quantity = Field(
-        default="4", description="CPUs requested; no limit is set, because throttling stalls decoding."
+        default="4",
+        json_schema_extra=unset,
+        description="CPUs requested; the profile's, or 4, when not given. No limit is set, because throttling stalls "
+        "decoding.",
     )
-    memory: Quantity = Field(default="16Gi", description="Memory requested, and the limit.")
+    memory: Quantity = Field(
+        default="16Gi",
+        json_schema_extra=unset,
+        description="Memory requested, and the limit; the profile's, or 16Gi, when not given.",
+    )
+    claims: Annotated[
+        tuple[Claim, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(default=(), max_length=8, description="Resource claims of the pods, such as devices.")
 
 
 class Targets(Block):
@@ -321,22 +260,6 @@ class Probes(Block):
     )
 
 
-class Scheduling(Block):
-    """Where pods may run; the fields have the meaning they have in a pod."""
-
-    node_selector: Annotated[
-        dict[str, Annotated[str, Field(max_length=63)]],
-        Field(max_length=32),
-    ] = Field(default={}, description="Labels that a node must have.")
-    tolerations: tuple[FreeObject, ...] = Field(default=(), max_length=32, description="Tolerations of the pods.")
-    affinity: FreeObject | None = Field(default=None, description="Affinity of the pods.")
-    topology_spread_constraints: tuple[FreeObject, ...] = Field(
-        default=(), max_length=8, description="Topology spread constraints of the pods."
-    )
-    priority_class_name: str | None = Field(default=None, max_length=253, description="Priority class of the pods.")
-    runtime_class_name: str | None = Field(default=None, max_length=253, description="Runtime class of the pods.")
-
-
 class Availability(Block):
     """Protection of the pods."""
 
@@ -351,6 +274,10 @@ class Availability(Block):
     )
 
 
+# As the API server sees it: the operator's default is not in the object, and only the operator knows a profile's.
+_MEMORY = "(has(self.resources.memory) ? string(self.resources.memory) : has(self.resources.profile) ? '' : '16Gi')"
+
+
 class Spec(Block):
     """The wanted state of one served model."""
 
@@ -360,6 +287,23 @@ class Spec(Block):
             "self.replicas == oldSelf.replicas",
             message="replicas is not used while autoscaling.mode is Builtin; change autoscaling.minReplicas or "
             "maxReplicas, or set autoscaling.mode to Manual or External",
+        ),
+        Rule(
+            rule="self.resources.gpu.count > 0 || !has(self.engine.kv.blockSize) || self.engine.kv.blockSize != 16",
+            message="engine.kv.blockSize is 16: a CPU reads 32 keys at a time; use 32, 64 or 128, or leave it out",
+        ),
+        Rule(
+            rule=f"!has(self.engine.kv.memory) || {_MEMORY} == '' || "
+            f"quantity(string(self.engine.kv.memory)).isLessThan(quantity({_MEMORY}))",
+            message="engine.kv.memory must be less than resources.memory: the weights need room beside it",
+            found=f"'engine.kv.memory is ' + string(self.engine.kv.memory) + ' and resources.memory is ' + {_MEMORY} + "
+            "': the pool must be smaller, the weights need room beside it'",
+        ),
+        Rule(
+            rule="!has(self.engine.scheduler.staticWaitMilliseconds) || "
+            "self.engine.scheduler.staticWaitMilliseconds < self.probes.livenessStallSeconds * 1000",
+            message="scheduler.staticWaitMilliseconds must be less than probes.livenessStallSeconds: a batch that "
+            "waits would be taken for a hang",
         ),
     )
 

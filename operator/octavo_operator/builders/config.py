@@ -34,6 +34,7 @@ def server_settings(owner: LLMDeployment) -> Json:
     on_cpu = spec.resources.gpu.count == 0
     # A container without a CPU limit sees all CPUs of its node: without a bound, two replicas would both use them all.
     threads = engine.threads or (max(1, int(quantity(spec.resources.cpu))) if on_cpu else None)
+    slowdown = scheduler.prefill_slowdown_percent
     settings: Json = {
         "model": source.parse(spec.model).path,
         "served-model-name": list(owner.model_names),
@@ -48,10 +49,17 @@ def server_settings(owner: LLMDeployment) -> Json:
         "kv-memory": engine.kv.memory,
         "block-size": engine.kv.block_size,
         "prefix-caching": engine.prefix_caching,
+        "cache-policy": engine.cache_policy,
+        "profile": engine.profile,
         "max-running-requests": scheduler.max_running_requests,
         "max-batched-tokens": scheduler.max_batched_tokens,
         "max-queued-requests": scheduler.max_queued_requests,
         "chunked-prefill": scheduler.chunked_prefill,
+        "prefill-slowdown": None if slowdown is None else slowdown / 100,
+        "batching": scheduler.batching,
+        "static-wait-ms": scheduler.static_wait_milliseconds,
+        "preemption": scheduler.preemption,
+        "swap-memory": scheduler.swap_memory,
         "drain-timeout": spec.drain.timeout_seconds,
         "stall-seconds": spec.probes.liveness_stall_seconds,
         "log-format": "json",

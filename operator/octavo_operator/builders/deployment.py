@@ -7,7 +7,7 @@ import math
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config, source
+from octavo_operator.builders import config, placement, source
 from octavo_operator.builders.common import LABEL_REVISION, Installation, child, labels, selector
 from octavo_protocol import names
 
@@ -31,7 +31,7 @@ def deployment(owner: LLMDeployment, template: Json, replicas: int) -> Json:
     revision = template["metadata"]["labels"][LABEL_REVISION]
     recorded = json.dumps(template, sort_keys=True, separators=(",", ":"))
     body = child(owner, "apps/v1", "Deployment", owner.name, {ANNOTATION_TEMPLATE: recorded})
-    body["metadata"]["labels"] |= {LABEL_REVISION: revision}
+    body["metadata"]["labels"] |= {LABEL_REVISION: revision, **placement.queue(owner)}
     body["spec"] = {
         "replicas": replicas,
         "revisionHistoryLimit": 1,
@@ -66,7 +66,6 @@ def pod_template(owner: LLMDeployment, installation: Installation, config_map: s
     model = source.parse(spec.model)
     default_image = installation.server_image if spec.resources.gpu.count else installation.server_cpu_image
     image = spec.engine.image or default_image
-    scheduling = spec.scheduling
     pod: Json = {
         "serviceAccountName": owner.name,
         "automountServiceAccountToken": False,
@@ -87,16 +86,11 @@ def pod_template(owner: LLMDeployment, installation: Installation, config_map: s
     }
     if model.downloads:
         pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, _SECURITY)]
-    placement: Json = {
-        "nodeSelector": scheduling.node_selector,
-        "tolerations": list(scheduling.tolerations),
-        "affinity": scheduling.affinity,
-        "topologySpreadConstraints": list(scheduling.topology_spread_constraints),
-        "priorityClassName": scheduling.priority_class_name,
-        "runtimeClassName": scheduling.runtime_class_name,
+    pod |= placement.pod_fields(owner)
+    return {
+        "metadata": {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}},
+        "spec": pod,
     }
-    pod |= {name: value for name, value in placement.items() if value}
-    return {"metadata": {"labels": {**labels(owner), LABEL_REVISION: owner.revision}}, "spec": pod}
 
 
 def _server(owner: LLMDeployment, image: str) -> Json:
@@ -111,6 +105,7 @@ def _server(owner: LLMDeployment, image: str) -> Json:
         environment.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
     given = source.env_entries(spec.engine.env)
     environment = [entry for entry in environment if entry["name"] not in {e["name"] for e in given}]
+    requests: Json = {"cpu": spec.resources.cpu, "memory": spec.resources.memory}
     container: Json = {
         "name": SERVER,
         "image": image,
@@ -120,7 +115,7 @@ def _server(owner: LLMDeployment, image: str) -> Json:
             {"name": names.PORT_NAME_API, "containerPort": names.PORT_API},
             {"name": names.PORT_NAME_ADMIN, "containerPort": names.PORT_ADMIN},
         ],
-        "resources": {"requests": {"cpu": spec.resources.cpu, "memory": spec.resources.memory}, "limits": limits},
+        "resources": {"requests": requests, "limits": limits, **placement.container_claims(owner)},
         "securityContext": _SECURITY,
         "startupProbe": _probe(
             "/startupz",
@@ -137,6 +132,8 @@ def _server(owner: LLMDeployment, image: str) -> Json:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         ],
     }
+    if spec.engine.env_from:
+        container["envFrom"] = [entry.model_dump(by_alias=True, exclude_none=True) for entry in spec.engine.env_from]
     if spec.drain.propagation_seconds:
         # The pod is terminating and still answers, until kube-proxy and gateways everywhere know; then SIGTERM drains.
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": spec.drain.propagation_seconds}}}

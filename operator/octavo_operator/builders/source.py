@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from octavo_operator.api.blocks import Json
-from octavo_operator.api.v1alpha1 import Env, Model
+from octavo_operator.api.v1alpha1 import Model
+from octavo_operator.api.v1alpha1_engine import Env
 
 MOUNT = "/model"
 VOLUME = "model"

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from octavo_inference.config import PROFILES
 from octavo_operator.api.generate import files, main
 from octavo_operator.api.resource import InvalidSpecError, LLMDeployment, parse
 from octavo_operator.api.schema import crd
@@ -72,11 +74,37 @@ def test_blocks_with_rules_have_defaults_that_satisfy_them() -> None:
     assert autoscaling["default"] == {"mode": "Manual", "minReplicas": 1, "maxReplicas": 1}
 
 
+def rules(node: Json) -> Iterator[Json]:
+    yield from node.get("x-kubernetes-validations", [])
+    for below in (*node.get("properties", {}).values(), node.get("items")):
+        if below:
+            yield from rules(below)
+
+
+def test_every_rule_has_a_refusal_that_is_tried_on_an_api_server() -> None:
+    refusals = yaml.safe_load((ROOT / "tests/integration/operator/refusals.yaml").read_text())
+    whole = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    stated, tried = {rule["message"] for rule in rules(whole)}, {row["rule"] for row in refusals}
+    assert stated - tried == set(), "add a row to tests/integration/operator/refusals.yaml"
+    assert tried - stated == set(), "there is no such rule any more"
+
+
 def test_unset_engine_knobs_are_left_to_the_engine() -> None:
     engine = schema()["spec"]["properties"]["engine"]["properties"]
-    for knob in ("maxModelLen", "threads"):
-        assert "default" not in engine[knob]
-    assert "default" not in engine["kv"]["properties"]["blockSize"]
+    scheduler = {name: field for name, field in engine["scheduler"]["properties"].items() if name != "chunkedPrefill"}
+    left_open = {name: engine[name] for name in ("maxModelLen", "threads", "profile", "cachePolicy")}
+    for name, field in {**left_open, **scheduler, **engine["kv"]["properties"]}.items():
+        assert "default" not in field, name
+
+
+def test_sizes_named_in_the_api_are_those_of_the_engines_profiles() -> None:
+    engine = schema()["spec"]["properties"]["engine"]
+    stated = engine["properties"]["profile"]["description"]
+    (rule,) = (r["rule"] for r in engine["x-kubernetes-validations"] if "self.profile == 'latency'" in r["rule"])
+    for name, profile in PROFILES.items():
+        rows, tokens, percent = profile.max_running_requests, profile.max_batched_tokens, profile.prefill_slowdown * 100
+        assert f"{rows}, {tokens}, {percent:g} (`{name}`" in stated
+        assert f" {rows}" in rule
 
 
 def test_revision_changes_with_the_pods_and_with_nothing_else(make_owner: Callable[..., LLMDeployment]) -> None:
@@ -88,6 +116,7 @@ def test_revision_changes_with_the_pods_and_with_nothing_else(make_owner: Callab
         {"availability": {"networkPolicy": False}},
         {"engine": {"dtype": "auto"}},
         {"resources": {"cpu": 4}},
+        {"resources": {"memory": "16Gi"}},
     ):
         assert make_owner(same).revision == base, same
     for other in (
@@ -98,8 +127,49 @@ def test_revision_changes_with_the_pods_and_with_nothing_else(make_owner: Callab
         {"drain": {"timeoutSeconds": 30}},
         {"probes": {"livenessStallSeconds": 30}},
         {"scheduling": {"nodeSelector": {"zone": "a"}}},
+        {"scheduling": {"queueName": "team-a"}},
+        {"resources": {"claims": [{"name": "nic", "resourceClaimName": "nic-1"}]}},
+        {"engine": {"profile": "balanced"}},
     ):
         assert make_owner(other).revision != base, other
+
+
+@pytest.mark.parametrize(
+    ("spec", "revision"),
+    [
+        ({"model": {"uri": "oci://r/m:1"}}, "024696e1fd"),
+        (
+            {
+                "model": {"uri": "hf://org/m", "revision": "main"},
+                "resources": {"gpu": {"count": 0}, "cpu": "4", "memory": "16Gi"},
+                "engine": {"dtype": "auto", "kv": {"memory": "1Gi"}, "scheduler": {"chunkedPrefill": True}},
+                "drain": {"timeoutSeconds": 120, "propagationSeconds": 5},
+            },
+            "db1feeb51c",
+        ),
+        (
+            {
+                "model": {"uri": "pvc://c/x"},
+                "resources": {"memory": "2Gi"},
+                "scheduling": {
+                    "tolerations": [{"operator": "Exists"}],
+                    "topologySpreadConstraints": [
+                        {
+                            "maxSkew": 1,
+                            "topologyKey": "zone",
+                            "whenUnsatisfiable": "ScheduleAnyway",
+                            "labelSelector": {"matchLabels": {"a": "b"}},
+                        }
+                    ],
+                },
+            },
+            "862bd70433",
+        ),
+    ],
+)
+def test_revisions_stay_what_they_were_in_version_0_1(spec: Json, revision: str) -> None:
+    """An operator that computes another one would restart the pods of every resource as soon as it starts."""
+    assert parse({"metadata": {"name": "a", "namespace": "b", "uid": "c"}, "spec": spec}).revision == revision
 
 
 def test_model_names_are_the_served_name_then_the_aliases(make_owner: Callable[..., LLMDeployment]) -> None:

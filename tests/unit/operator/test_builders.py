@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from octavo_inference.settings import build_parser
+from octavo_inference.settings import parse as parse_arguments
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders import config, deployment, protection, services, source
 from octavo_operator.builders.common import Installation
@@ -36,6 +38,63 @@ SPECS: dict[str, dict[str, Any]] = {
         "resources": {"gpu": {"count": 2}},
         "drain": {"timeoutSeconds": 30, "propagationSeconds": 0},
         "scheduling": {"nodeSelector": {"zone": "a"}, "priorityClassName": "high"},
+    },
+    "every-pod-field": {
+        "engine": {
+            "profile": "throughput",
+            "cachePolicy": "batch",
+            "kv": {"memory": "1Gi", "blockSize": 64},
+            "scheduler": {
+                "maxRunningRequests": 100,
+                "maxBatchedTokens": 2048,
+                "maxQueuedRequests": 10,
+                "prefillSlowdownPercent": 250,
+                "batching": "static",
+                "staticWaitMilliseconds": 20,
+                "preemption": "swap",
+                "swapMemory": "256Mi",
+            },
+            "envFrom": [{"secretRef": {"name": "proxy"}}, {"prefix": "SITE_", "configMapRef": {"name": "site"}}],
+        },
+        "resources": {
+            "claims": [
+                {"name": "nic", "resourceClaimTemplateName": "fast-nic"},
+                {"name": "shared", "resourceClaimName": "shared-nic"},
+            ]
+        },
+        "scheduling": {
+            "nodeSelector": {"zone": "a"},
+            "tolerations": [
+                {"operator": "Exists", "effect": "NoSchedule"},
+                {"key": "spot", "value": "yes", "effect": "NoExecute", "tolerationSeconds": 60},
+            ],
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd", "nvme"]}]}
+                        ]
+                    }
+                },
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {"weight": 10, "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname"}}
+                    ]
+                },
+                "podAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "cache"}}}
+                    ]
+                },
+            },
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+            ],
+            "priorityClassName": "high",
+            "runtimeClassName": "gvisor",
+            "schedulerName": "bin-packer",
+            "queueName": "team-a",
+        },
     },
     "volume": {"model": {"uri": "pvc://weights/llama/8b/"}, "suspend": True},
 }
@@ -127,6 +186,26 @@ def test_only_the_download_gets_the_token(make_owner: Callable[..., LLMDeploymen
     (download,), (server,) = pod["initContainers"], pod["containers"]
     assert "HF_TOKEN" in {entry["name"] for entry in download["env"]}
     assert "HF_TOKEN" not in {entry["name"] for entry in server["env"]}
+
+
+def test_every_setting_is_one_the_server_knows(make_owner: Callable[..., LLMDeployment]) -> None:
+    settings = config.server_settings(make_owner(SPECS["every-pod-field"]))
+    flags = {option for action in build_parser()._actions for option in action.option_strings}
+    assert {f"--{name}" for name in settings} <= flags
+
+
+def test_settings_are_read_as_they_were_meant(make_owner: Callable[..., LLMDeployment], tmp_path: Path) -> None:
+    (tmp_path / "server.toml").write_text(
+        config.config_map(make_owner(SPECS["every-pod-field"]))["data"]["server.toml"]
+    )
+    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
+    assert (read.profile, read.cache_policy, read.batching, read.static_wait_ms) == (
+        "throughput",
+        "batch",
+        "static",
+        20,
+    )
+    assert (read.preemption, read.swap_memory, read.prefill_slowdown) == ("swap", 256 << 20, 2.5)
 
 
 def test_given_environment_wins_over_ours(make_owner: Callable[..., LLMDeployment], installation: Installation) -> None:

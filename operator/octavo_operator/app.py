@@ -18,11 +18,12 @@ from octavo_operator.api.resource import Key
 from octavo_operator.autoscale.loop import AutoscaleLoop
 from octavo_operator.builders.common import COMPONENT_GATEWAY, Installation
 from octavo_operator.kube.client import KubeClient, connection
-from octavo_operator.kube.errors import KubeError, NotFoundError
+from octavo_operator.kube.errors import KubeError, NotFoundError, retry_after
 from octavo_operator.kube.permissions import LEASE_NAME
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, PODS
-from octavo_operator.leader import LeaseLock
+from octavo_operator.leader import LeaseLock, boottime
 from octavo_operator.metrics import Metrics
+from octavo_operator.pulse import Pulse
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.web import Answers, application
 from octavo_operator.workqueue import WorkQueue
@@ -33,6 +34,11 @@ logger = logging.getLogger(__name__)
 RESYNC_SECONDS = 300.0
 # A pass makes a dozen calls of at most 30 s; one that takes longer hangs.
 STUCK_SECONDS = 300.0
+# A watch is asked for anew every five minutes at the latest; one that is not has no task any more.
+WATCH_SILENCE_SECONDS = 420.0
+# After watches have read everything anew: how long to gather the others, and how often at most.
+_RELIST_SECONDS = 1.0
+RELISTS_APART = 15.0
 _LEASE_SILENCE_SECONDS = 60.0
 _CRD_POLL_SECONDS = 2.0
 _WATCHES_CLOSE_SECONDS = 3.0
@@ -65,14 +71,22 @@ class App:
         self._client = client
         self._http = http
         self._metrics = metrics
-        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue)
-        self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, time.monotonic)
+        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after)
+        self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime)
         self._loop = AutoscaleLoop(self._fetch, self._gateways, self._queue.add, metrics, time.time)
-        self._reconciler = Reconciler(client, options.installation, self._loop, metrics, time.time, options.identity)
+        self._reconciler = Reconciler(
+            client.fenced(self._lease.left), options.installation, self._loop, metrics, time.time, options.identity
+        )
         self._leading = False
         self._resynced = time.monotonic()
         self._watching = asyncio.Event()
+        self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
+        self._pulse = Pulse(handlers.watches(options.scope), self._watching.set, self._relisted.set)
+
+    def stop(self) -> None:
+        """Have `run` return."""
+        self._stop.set()
 
     async def run(self) -> None:
         """Run until told to end. Raises LeaseLostError when the lead is lost."""
@@ -99,13 +113,17 @@ class App:
             # kopf handles the signals too, and would close the watches before the Lease is given back.
             again = tasks.create_task(self._watching.wait(), name="watching")
             again.add_done_callback(lambda _: self._handle_signals())
-            await handlers.watch(self._queue.add, connection, self._options.scope, self._stop, self._watching)
+            await handlers.watch(self._queue.add, connection, self._options.scope, self._stop, self._pulse)
             again.cancel()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+
+    async def _stopped_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
 
     async def _lead(self) -> None:
         """Wait for the Lease, then reconcile until it is lost."""
@@ -122,18 +140,31 @@ class App:
             raise LeaseLostError(f"lease {self._options.lease_namespace}/{LEASE_NAME} lost")
 
     async def _resync(self) -> None:
-        """Every few minutes look at everything, whatever the watches said."""
+        """Look at everything every few minutes, and whenever a watch has missed something."""
         while True:
+            self._relisted.clear()
             try:
-                for namespace in self._options.scope or (None,):
-                    for body in await self._client.list(LLMDEPLOYMENTS, namespace):
-                        self._queue.add(Key(body["metadata"]["namespace"], body["metadata"]["name"]))
-                self._resynced = time.monotonic()
+                await self._look_at_everything()
             except KubeError as error:
                 logger.warning("resync failed: %s", error)
                 await asyncio.sleep(10)
-            else:
-                await asyncio.sleep(RESYNC_SECONDS)
+                continue
+            await asyncio.sleep(RELISTS_APART)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._relisted.wait(), RESYNC_SECONDS - RELISTS_APART)
+                await asyncio.sleep(_RELIST_SECONDS)
+
+    async def _look_at_everything(self) -> None:
+        # Also what was there before: a list says nothing about what is gone.
+        gone = set(self._reconciler.known)
+        for namespace in self._options.scope or (None,):
+            for body in await self._client.list(LLMDEPLOYMENTS, namespace):
+                key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+                self._queue.add(key)
+                gone.discard(key)
+        for key in gone:
+            self._queue.add(key)
+        self._resynced = time.monotonic()
 
     async def _wait_for_crd(self) -> None:
         """Kopf looks once which kinds there are: one that comes later would never be watched."""
@@ -147,8 +178,7 @@ class App:
                 logger.warning("%s", error)
             else:
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _CRD_POLL_SECONDS)
+            await self._stopped_within(_CRD_POLL_SECONDS)
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -175,8 +205,10 @@ class App:
             return f"no resync for {now - self._resynced:.0f} s"
         if self._queue.longest_running() > STUCK_SECONDS:
             return f"one pass takes {self._queue.longest_running():.0f} s"
-        if now - self._lease.last_try > _LEASE_SILENCE_SECONDS:
-            return f"the lease was not looked at for {now - self._lease.last_try:.0f} s"
+        if boottime() - self._lease.last_try > _LEASE_SILENCE_SECONDS:
+            return f"the lease was not looked at for {boottime() - self._lease.last_try:.0f} s"
+        if self._pulse.silence() > WATCH_SILENCE_SECONDS:
+            return f"a watch has asked for nothing for {self._pulse.silence():.0f} s"
         return ""
 
     async def _fetch(self, url: str) -> bytes:

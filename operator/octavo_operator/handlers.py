@@ -11,33 +11,41 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import aiohttp
 import kopf
 
 from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import Connection
 from octavo_operator.kube.resources import CHILDREN, LLMDEPLOYMENTS, PODS, Resource
+from octavo_operator.pulse import Pulse
+from octavo_operator.tame import tamed
 from octavo_protocol import names
 
 Enqueue = Callable[[Key], None]
+Connect = Callable[[], Awaitable[Connection]]
 _CHILDREN = (*CHILDREN.values(), PODS)
+_WATCHED = (LLMDEPLOYMENTS, *_CHILDREN)
+_PLURALS = frozenset(resource.plural for resource in _WATCHED)
 
 
-class _JitteredForever:
+class JitteredForever:
     """Delays between attempts to reach the API server: kopf gives up, and ends, where the delays do."""
+
+    longest = 15.0
 
     def __iter__(self) -> Iterator[float]:
         delay = 0.5
         while True:
             yield delay * random.uniform(0.5, 1.5)  # noqa: S311 - spreads load, guards nothing
-            delay = min(delay * 2, 30.0)
+            delay = min(delay * 2, self.longest)
 
 
-def _registry(enqueue: Enqueue, connect: Callable[[], Awaitable[Connection]]) -> kopf.OperatorRegistry:
+def _registry(enqueue: Enqueue, connect: Connect, pulse: Pulse) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
-    async def login(**_: Any) -> kopf.ConnectionInfo:
+    async def login(**_: Any) -> kopf.AiohttpSession:
         found = await connect()
-        return kopf.ConnectionInfo(
+        info = kopf.ConnectionInfo(
             server=found.server,
             ca_path=found.ca_path,
             ca_data=found.ca_data,
@@ -47,6 +55,12 @@ def _registry(enqueue: Enqueue, connect: Callable[[], Awaitable[Connection]]) ->
             certificate_path=found.certificate_path,
             private_key_path=found.private_key_path,
         )
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            middlewares=[tamed(_PLURALS, pulse)],
+        )
+        return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
     async def changed(namespace: str, name: str, **_: Any) -> None:
         enqueue(Key(namespace, name))
@@ -75,7 +89,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 300
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 30
-    settings.networking.error_backoffs = _JitteredForever()
+    settings.networking.error_backoffs = JitteredForever()
     settings.process.ultimate_exiting_timeout = 10
     for child in _CHILDREN:
         # Filtered by the API server: the label of a handler alone is looked at after everything has been sent.
@@ -83,19 +97,17 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
-async def watch(
-    enqueue: Enqueue,
-    connect: Callable[[], Awaitable[Connection]],
-    namespaces: Sequence[str],
-    stop: asyncio.Event,
-    ready: asyncio.Event,
-) -> None:
-    """Watch until `stop` is set or the process is told to end; `ready` is set when running.
+def watches(namespaces: Sequence[str]) -> int:
+    """How many watches there are."""
+    return len(_WATCHED) * max(1, len(namespaces))
 
-    Without `namespaces`, all are watched.
-    """
+
+async def watch(
+    enqueue: Enqueue, connect: Connect, namespaces: Sequence[str], stop: asyncio.Event, pulse: Pulse
+) -> None:
+    """Watch until `stop` is set or the process is told to end. Without `namespaces`, all are watched."""
     await kopf.operator(
-        registry=_registry(enqueue, connect),
+        registry=_registry(enqueue, connect, pulse),
         settings=_settings(),
         # Without a name kopf looks for that of the user, which a container need not have.
         identity="octavo-operator",
@@ -103,5 +115,4 @@ async def watch(
         clusterwide=not namespaces,
         namespaces=list(namespaces),
         stop_flag=stop,
-        ready_flag=ready,
     )

@@ -16,23 +16,26 @@ Reconcile = Callable[[K], Awaitable[float | None]]
 logger = logging.getLogger(__name__)
 
 BASE_DELAY = 0.05
-MAX_DELAY = 300.0
+# Also the longest that a key waits after the end of an outage that no watch tells of.
+MAX_DELAY = 60.0
 
 
 class WorkQueue(Generic[K]):
     """Keys to reconcile.
 
     A key added while it waits is not added twice; one added while it is worked on is worked on once more afterwards.
-    Failures come back after a delay that doubles per key; success forgets them.
+    Failures come back after a delay that doubles per key, and not before the seconds that `patience` reads from the
+    error; success forgets them.
     """
 
-    def __init__(self, metrics: QueueMetrics) -> None:
+    def __init__(self, metrics: QueueMetrics, patience: Callable[[Exception], float] = lambda _: 0.0) -> None:
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._dirty: dict[K, float] = {}
         self._working: dict[K, float] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._metrics = metrics
+        self._patience = patience
         metrics.follow(depth=self._ready.qsize, longest=self.longest_running)
 
     def add(self, key: K) -> None:
@@ -54,12 +57,12 @@ class WorkQueue(Generic[K]):
             waiting.cancel()
         self._timers[key] = loop.call_later(delay, self._due, key)
 
-    def add_rate_limited(self, key: K) -> float:
-        """Add `key` after its back-off, which is returned."""
+    def add_rate_limited(self, key: K, least: float = 0.0) -> float:
+        """Add `key` after its back-off, and not before `least` seconds. The delay is returned."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         # The exponent is bounded: a number with thousands of digits is no delay.
-        delay: float = min(BASE_DELAY * 2 ** min(failures, 20), MAX_DELAY)
+        delay: float = max(least, min(BASE_DELAY * 2 ** min(failures, 20), MAX_DELAY))
         self._metrics.retried()
         self.add_after(key, delay)
         return delay
@@ -82,7 +85,7 @@ class WorkQueue(Generic[K]):
             try:
                 again = await reconcile(key)
             except Exception as error:
-                delay = self.add_rate_limited(key)
+                delay = self.add_rate_limited(key, self._patience(error))
                 logger.warning("reconcile failed: %s", error, extra={"key": str(key), "retry_seconds": round(delay, 2)})
                 logger.debug("traceback", exc_info=True, extra={"key": str(key)})
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -13,9 +15,17 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from octavo_operator.kube.errors import ConflictError, KubeError, NotFoundError, TransientError, from_response
+from octavo_operator.kube.errors import (
+    ConflictError,
+    FencedError,
+    KubeError,
+    NotFoundError,
+    TransientError,
+    from_response,
+)
 from octavo_operator.kube.failpoints import Failpoint
-from octavo_operator.kube.resources import Resource
+from octavo_operator.kube.resources import LEASES, Resource
+from octavo_operator.kube.throttle import Throttle
 
 Json = dict[str, Any]
 Observer = Callable[[str, int], None]
@@ -26,6 +36,8 @@ _TIMEOUT = 30.0
 _PAGE = 500
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+# Who leads must not hang on how many other calls there are: these few calls wait for nobody.
+_URGENT = f"/apis/{LEASES.group}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +91,25 @@ class KubeClient:
         self._api = api
         self._observer = observer
         self._write = Failpoint("kube.write", environment)
+        self._written = Failpoint("kube.written", environment)
+        self._throttle = Throttle()
+        self._left: Callable[[], float] | None = None
 
     @classmethod
     async def connect(cls, observer: Observer = _ignore) -> Self:
         """A client from the pod's service account, or else from the kubeconfig."""
         api = ApiClient(configuration=await _configuration())
         return cls(api, observer=observer, environment=os.environ)
+
+    def fenced(self, left: Callable[[], float]) -> Self:
+        """A client for one who writes only while `left`, in seconds, is more than 0.
+
+        A write is given up when the time is over. One that was sent is waited for even when its caller is cancelled:
+        whoever gives the Lease away afterwards knows that no write is on its way any more.
+        """
+        client = copy.copy(self)
+        client._left = left  # noqa: SLF001 - of the same class
+        return client
 
     async def close(self) -> None:
         """Close the connections."""
@@ -171,8 +196,36 @@ class KubeClient:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
-        if method != "GET":
-            self._write.hit()
+        what = f"{method} {path}"
+        if not path.startswith(_URGENT):
+            await self._throttle.wait()
+        if method == "GET":
+            return await self._send(method, path, query, body, content_type, _TIMEOUT)
+        self._write.hit()
+        if self._left is None:
+            answer = await self._send(method, path, query, body, content_type, _TIMEOUT)
+        else:
+            left = self._left()
+            if left <= 0:
+                raise FencedError(0, f"{what}: not sent, the lease has run out")
+            sent = asyncio.ensure_future(self._send(method, path, query, body, content_type, min(left, _TIMEOUT)))
+            try:
+                answer = await asyncio.shield(sent)
+            except asyncio.CancelledError:
+                await asyncio.gather(sent, return_exceptions=True)
+                raise
+        self._written.hit()
+        return answer
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | None] | None,
+        body: Json | None,
+        content_type: str,
+        timeout: float,  # noqa: ASYNC109 - that of the HTTP client, which closes the connection
+    ) -> Json:
         what = f"{method} {path}"
         url = path + "?" + urlencode({k: v for k, v in (query or {}).items() if v is not None})
         try:
@@ -184,18 +237,22 @@ class KubeClient:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            response = await self._api.call_api(*serialized, _request_timeout=_TIMEOUT)
+            response = await self._api.call_api(*serialized, _request_timeout=timeout)
             data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._observer(method, 0)
             raise TransientError(0, f"{what}: no answer from the API server: {error!r}") from error
         self._observer(method, response.status)
         if not 200 <= response.status <= 299:
-            raise from_response(response.status, data, what)
+            failed = from_response(response.status, data, what, response.getheader("Retry-After", ""))
+            self._throttle.ask(failed.retry_after)
+            raise failed
         try:
-            answer: Json = json.loads(data)
+            answer = json.loads(data)
         except ValueError as error:
             raise TransientError(response.status, f"{what}: the answer is not JSON") from error
+        if not isinstance(answer, dict):
+            raise TransientError(response.status, f"{what}: the answer is not an object")
         return answer
 
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 
+# No server may send us to sleep for longer.
+RETRY_AFTER_LIMIT = 60.0
+_THROTTLED = 429
+
 
 class KubeError(Exception):
-    """A call failed; the message is the server's. `status` is 0 when there was no answer."""
+    """A call failed; the message is the server's.
 
-    def __init__(self, status: int, message: str) -> None:
+    `status` is 0 when there was no answer; `retry_after` is how long the server asks to be left alone, in seconds.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.retry_after = retry_after
 
 
 class NotFoundError(KubeError):
@@ -30,8 +38,17 @@ class TransientError(KubeError):
     """No answer, throttled or a server error: trying later can help."""
 
 
-def from_response(status: int, body: bytes, what: str) -> KubeError:
-    """The error of an answer that is not 2xx. `what` is the call, for the message."""
+class FencedError(TransientError):
+    """A write that was not sent: the Lease has run out, and another replica may be reconciling."""
+
+
+def retry_after(error: Exception) -> float:
+    """Seconds before another attempt, as the server asked for."""
+    return error.retry_after if isinstance(error, KubeError) else 0.0
+
+
+def from_response(status: int, body: bytes, what: str, header: str = "") -> KubeError:
+    """The error of an answer that is not 2xx. `what` is the call, for the message; `header` is its Retry-After."""
     try:
         answer = json.loads(body)
         message = str(answer.get("message") or answer)
@@ -44,4 +61,10 @@ def from_response(status: int, body: bytes, what: str) -> KubeError:
         return ConflictError(status, text)
     if status in (400, 401, 403, 405, 413, 415, 422):
         return RefusedError(status, text)
-    return TransientError(status, text)
+    return TransientError(status, text, _seconds(header, status))
+
+
+def _seconds(header: str, status: int) -> float:
+    """Of a Retry-After in seconds; a date, which no API server sends, counts as none."""
+    seconds = float(header) if header.isascii() and header.isdigit() else 0.0
+    return min(max(seconds, 1.0 if status == _THROTTLED else 0.0), RETRY_AFTER_LIMIT)

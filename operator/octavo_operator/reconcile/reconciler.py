@@ -59,6 +59,8 @@ class Reconciler:
         self._sampler = sampler
         self._metrics = metrics
         self._clock = clock
+        # What was there when it was last looked at; the deletion of some of it may never be heard of.
+        self.known: set[Key] = set()
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring `key` one step nearer to its spec; seconds until the next step, None when events will tell."""
@@ -73,10 +75,12 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         body = await self._client.get(LLMDEPLOYMENTS, key.namespace, key.name)
         if body is None:
+            self.known.discard(key)
             self._sampler.forget(key)
             self._metrics.forget(key.namespace, key.name)
             self._teller.forget(key)
             return None
+        self.known.add(key)
         try:
             owner = parse(body)
         except InvalidSpecError as error:

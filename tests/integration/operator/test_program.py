@@ -4,123 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import aiohttp
-import pytest
-import yaml
 from aiohttp import web
 
 from octavo_operator.kube.client import KubeClient
-from octavo_operator.kube.permissions import rules
-from octavo_operator.kube.resources import (
-    DEPLOYMENTS,
-    LEASES,
-    LLMDEPLOYMENTS,
-    POD_DISRUPTION_BUDGETS,
-    PODS,
-    SERVICE_ACCOUNTS,
-    Resource,
-)
+from octavo_operator.kube.resources import DEPLOYMENTS, LEASES, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS, PODS
 from octavo_protocol.load import LoadReport, encode
 
 Json = dict[str, Any]
 Make = Callable[..., Json]
 Eventually = Callable[..., Awaitable[Any]]
 
-ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
-BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 # Any address of the loopback network may be a pod's.
 POD_IP = "127.80.0.1"
-
-
-@pytest.fixture
-async def identity(kube: KubeClient, namespace: str, plane: Any, tmp_path: Path) -> Path:
-    """A kubeconfig of a service account that has the operator's rights in its namespace."""
-    head = {"metadata": {"name": "operator", "namespace": namespace}}
-    granted = [rule for group in rules().values() for rule in group]
-    await kube.create(SERVICE_ACCOUNTS, {"apiVersion": "v1", "kind": "ServiceAccount", **head})
-    await kube.create(ROLES, {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", **head, "rules": granted})
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        **head,
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"},
-        "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
-    }
-    await kube.create(BINDINGS, binding)
-    path = SERVICE_ACCOUNTS.path(namespace, "operator", "token")
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = (await kube._call("POST", path, body=request))["status"]["token"]
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": plane.server, "certificate-authority": str(plane.ca)}}],
-        "users": [{"name": "u", "user": {"token": token}}],
-    }
-    file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump(config))
-    return file
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-class Operator:
-    """One running process."""
-
-    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
-        self.process, self.url, self.log = process, f"http://127.0.0.1:{port}", log
-
-    async def asks(self, method: str, path: str, **more: Any) -> int:
-        """Status of the answer; 0 without one."""
-        try:
-            async with aiohttp.request(method, self.url + path, **more) as answer:
-                return answer.status
-        except aiohttp.ClientError:
-            return 0
-
-    async def ready(self) -> bool:
-        assert self.process.returncode is None, self.log.read_text()
-        return await self.asks("GET", "/readyz") == 200
-
-
-@pytest.fixture
-async def start(identity: Path, namespace: str, tmp_path: Path, eventually: Eventually) -> AsyncIterator[Make]:
-    started: list[Operator] = []
-
-    async def run(name: str = "one", *, wait: bool = True, **environment: str) -> Operator:
-        port, log = free_port(), tmp_path / f"{name}.log"
-        command = [sys.executable, "-m", "octavo_operator", "--server-image", "server:1", "--server-cpu-image", "cpu:1"]
-        command += ["--namespace-scope", namespace, "--namespace", namespace, "--host", "127.0.0.1"]
-        command += ["--port", str(port), "--identity", name]
-        with log.open("wb") as out:
-            process = await asyncio.create_subprocess_exec(
-                *command, env={**os.environ, "KUBECONFIG": str(identity), **environment}, stdout=out, stderr=out
-            )
-        operator = Operator(process, port, log)
-        started.append(operator)
-        if wait:
-            await eventually(operator.ready, 60)
-        return operator
-
-    yield run
-    for operator in started:
-        if operator.process.returncode is None:
-            operator.process.kill()
-            await operator.process.wait()
 
 
 async def test_it_serves_with_these_rights_and_repairs_at_once(

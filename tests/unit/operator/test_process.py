@@ -21,6 +21,7 @@ from octavo_operator.kube import errors, permissions
 from octavo_operator.kube.failpoints import Failpoint, FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
 from octavo_operator.metrics import Metrics
+from octavo_operator.pulse import Pulse
 from octavo_operator.web import Answers, application
 
 
@@ -109,7 +110,7 @@ async def test_every_event_enqueues_the_key_of_its_resource() -> None:
     async def connect() -> Any:
         pytest.fail("an event needs no connection")
 
-    registry = handlers._registry(seen.append, connect)
+    registry = handlers._registry(seen.append, connect, Pulse(1, lambda: None, lambda: None))
     functions = {handler.id: handler.fn for handler in registry._watching.get_all_handlers()}
     assert set(functions) == {"llmdeployments", *(child.plural for child in CHILDREN.values()), "pods"}
     await functions["llmdeployments"](namespace="models", name="tiny", type="DELETED")
@@ -120,7 +121,7 @@ async def test_every_event_enqueues_the_key_of_its_resource() -> None:
 def test_kopf_writes_nothing() -> None:
     settings = handlers._settings()
     assert (settings.posting.enabled, settings.scanning.disabled, settings.peering.standalone) == (False, True, True)
-    registry = handlers._registry(lambda _: None, SimpleNamespace)  # type: ignore[arg-type]
+    registry = handlers._registry(lambda _: None, SimpleNamespace, Pulse(1, lambda: None, lambda: None))  # type: ignore[arg-type]
     assert not registry._changing.get_all_handlers()
     assert not registry._spawning.get_all_handlers()
     assert not registry._indexing.get_all_handlers()
@@ -138,11 +139,11 @@ async def test_a_user_without_a_name_may_run_it(monkeypatch: pytest.MonkeyPatch)
     stop = asyncio.Event()
     stop.set()
     async with asyncio.timeout(30):
-        await handlers.watch(lambda _: None, connect, ["models"], stop, asyncio.Event())
+        await handlers.watch(lambda _: None, connect, ["models"], stop, Pulse(1, lambda: None, lambda: None))
 
 
 def test_delays_between_attempts_never_end() -> None:
-    delays = iter(handlers._JitteredForever())
+    delays = iter(handlers.JitteredForever())
     drawn = [next(delays) for _ in range(100)]
     assert max(drawn) <= 45.0
     assert drawn[0] < 1.0
@@ -164,6 +165,16 @@ def test_errors_say_what_the_server_said(status: int, kind: type[errors.KubeErro
     assert type(error) is kind
     assert str(error) == f"GET /x: no ({status})"
     assert "<html>" in str(errors.from_response(status, b"<html>", "GET /x"))
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "seconds"),
+    [(429, "7", 7.0), (429, "", 1.0), (429, "0", 1.0), (503, "3", 3.0), (503, "", 0.0), (429, "999999", 60.0)],
+)
+def test_the_server_says_when_to_come_back(status: int, header: str, seconds: float) -> None:
+    error = errors.from_response(status, b"{}", "GET /x", header)
+    assert errors.retry_after(error) == error.retry_after == seconds
+    assert errors.retry_after(ValueError("x")) == 0.0
 
 
 def test_failpoints() -> None:

@@ -115,6 +115,24 @@ async def test_delays_double_up_to_a_bound(start: Start) -> None:
     assert delays[-1] == workqueue.MAX_DELAY
 
 
+async def test_an_error_that_asks_for_patience_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue: WorkQueue[str] = WorkQueue(QueueMetrics(CollectorRegistry()), lambda error: float(str(error)))
+    delays: list[float] = []
+    monkeypatch.setattr(queue, "add_after", lambda _, delay: delays.append(delay))
+    failed = asyncio.Event()
+
+    async def reconcile(key: str) -> None:
+        failed.set()
+        raise RuntimeError("7.5")
+
+    task = asyncio.create_task(queue.work(reconcile))
+    queue.add("k")
+    await failed.wait()
+    await settle()
+    task.cancel()
+    assert delays == [7.5]
+
+
 async def test_the_earliest_delay_counts(start: Start) -> None:
     done = asyncio.Event()
 

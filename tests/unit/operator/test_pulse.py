@@ -1,0 +1,57 @@
+"""The pace of the watches, and how a watch that has stopped is told from one that hears nothing."""
+
+from __future__ import annotations
+
+from octavo_operator.pulse import CALM_SECONDS, LONGEST_PAUSE, Pulse
+
+PODS, SERVICES = "/api/v1/pods", "/api/v1/services"
+
+
+def nothing() -> None: ...
+
+
+class Time:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_question_in_time_waits_for_nothing_and_a_hurry_ever_longer() -> None:
+    time, pauses = Time(), []
+    pulse = Pulse(1, nothing, nothing, time)
+    for _ in range(20):
+        pauses.append(pulse.pause(PODS, watch=True))
+        time.now += pauses[-1]
+    assert pauses[0] == 0
+    assert LONGEST_PAUSE / 2 <= max(pauses) <= LONGEST_PAUSE
+    # Twenty watches that end at once take minutes, not a second.
+    assert sum(pauses) > 100
+    # Others are not concerned, and one that lasted starts afresh.
+    assert pulse.pause(SERVICES, watch=True) == pulse.pause(PODS, watch=False) == 0
+    time.now += LONGEST_PAUSE + CALM_SECONDS
+    assert pulse.pause(PODS, watch=True) == 0
+
+
+def test_only_a_second_reading_has_missed_something() -> None:
+    said: list[str] = []
+    pulse = Pulse(2, lambda: said.append("complete"), lambda: said.append("missed"))
+    pulse.read(PODS)
+    assert said == []
+    pulse.read(SERVICES)
+    assert said == ["complete"]
+    pulse.read(PODS)
+    assert said[1] == "missed"
+
+
+def test_the_quietest_watch_counts() -> None:
+    time = Time()
+    pulse = Pulse(2, nothing, nothing, time)
+    assert pulse.silence() == 0
+    pulse.pause(PODS, watch=False)
+    pulse.pause(SERVICES, watch=False)
+    time.now += 290
+    pulse.pause(PODS, watch=True)
+    assert pulse.silence() == 290
+    pulse.pause(SERVICES, watch=True)
+    assert pulse.silence() == 0

@@ -1,26 +1,57 @@
 """One cluster with the chart installed, shared by the end-to-end tests and removed after them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from demo.cluster import Cluster, gateway_url
 from demo.install import SYSTEM, Installation, install
-from localcluster import cli
+from localcluster import audit, cli, record
 from toolbox.progress import Progress
 
 # Not the demonstration's cluster: both may run at the same time, and two runs of the tests under two names.
 NAME = os.environ.get("OCTAVO_E2E_NAME", "octavo-e2e")
+HERE = Path(__file__).parent
+# Run after all others: they look at what the whole session did.
+LAST = ("test_observability.py", "test_rights.py")
+COMPLETE = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the tests of `LAST` last, and remembers what of the suite is left out."""
+    items.sort(
+        key=lambda item: LAST.index(item.path.name) + 1 if item.path.parent == HERE and item.path.name in LAST else 0
+    )
+    absent = {path.name for path in HERE.glob("test_*.py")} - {
+        item.path.name for item in items if item.path.parent == HERE
+    }
+    chosen = [
+        config.option.keyword,
+        config.option.markexpr,
+        *(a for a in config.args if "::" in a),
+        *(config.option.deselect or ()),
+    ]
+    left_out = [*sorted(absent), *(f"what {choice!r} leaves out" for choice in chosen if choice)]
+    config.stash[COMPLETE] = ", ".join(left_out)
+
+
+@pytest.fixture(scope="session")
+def left_out(pytestconfig: pytest.Config) -> str:
+    """Which tests of this folder do not run in this session; empty when all do."""
+    return pytestconfig.stash[COMPLETE]
 
 
 @pytest.fixture(scope="session")
 def installation() -> Iterator[Installation]:
     if os.geteuid() != 0:
         pytest.skip("a Kubernetes node needs root: run the end-to-end tests as root")
-    cli.main(["down", "--name", NAME])
+    if "OCTAVO_E2E_KEEP" not in os.environ:
+        cli.main(["down", "--name", NAME])
+    accounts = [f"system:serviceaccount:{SYSTEM}:{account}" for account in ("octavo-operator", "octavo-gateway")]
     try:
-        yield install(NAME, None, Progress())
+        yield install(NAME, None, Progress(), audit.policy(accounts))
     finally:
         if "OCTAVO_E2E_KEEP" not in os.environ:
             cli.main(["down", "--name", NAME])
@@ -42,6 +73,30 @@ def system() -> str:
 
 
 @pytest.fixture(scope="session")
+def data(installation: Installation) -> Path:
+    """The local cluster's data folder, with its logs."""
+    found = record.load(NAME)
+    assert found is not None
+    return found.data
+
+
+@pytest.fixture(scope="session")
 def url(installation: Installation) -> Iterator[str]:
     with gateway_url(installation.cluster, SYSTEM, direct=installation.direct) as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def report() -> Callable[[str, str | bytes], None]:
+    """Shows a result, and writes it to $OCTAVO_E2E_REPORT where that is set: docs/ has its tables from there."""
+    folder = os.environ.get("OCTAVO_E2E_REPORT")
+
+    def write(name: str, content: str | bytes) -> None:
+        if isinstance(content, str):
+            print(f"\n{content}")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            data = content.encode() if isinstance(content, str) else content
+            (Path(folder) / name).write_bytes(data)
+
+    return write

@@ -33,9 +33,12 @@ class Installation:
     """Whether this machine has a route to the cluster's Services."""
 
 
-def install(name: str | None, registry: str | None, progress: Progress) -> Installation:
+def install(
+    name: str | None, registry: str | None, progress: Progress, audit_policy: str | None = None
+) -> Installation:
     """Octavo on the local cluster `name`, or on the kubectl context at hand when it is None.
 
+    With an audit policy, a local cluster that is started for this logs requests by it.
     Raises ClusterError when the context at hand comes without a registry that its nodes can pull from.
     """
     if name is None and registry is None:
@@ -47,7 +50,7 @@ def install(name: str | None, registry: str | None, progress: Progress) -> Insta
     if name is None:
         cluster, push, known_as = Cluster(kubectl, helm, None), registry or "", registry or ""
     else:
-        local = _local(name, progress)
+        local = _local(name, progress, audit_policy)
         cluster = Cluster(kubectl, helm, local.kubeconfig)
         push, known_as = Addresses(local.network or 0).registry, LOCAL_REGISTRY
     images = produce(catalog.DEFAULT, progress, push=push, known_as=known_as)
@@ -68,13 +71,13 @@ def install(name: str | None, registry: str | None, progress: Progress) -> Insta
     return Installation(cluster, example, direct=name is not None)
 
 
-def _local(name: str, progress: Progress) -> record.Record:
+def _local(name: str, progress: Progress, audit_policy: str | None) -> record.Record:
     """The running cluster of this name, or a new one."""
     found = record.load(name)
     if found is not None and found.up and status.report(found)[1]:
         progress.note(f"cluster {name} is up already: {found.server}")
         return found
-    return up(name, None, None, control_plane_only=False, progress=progress)
+    return up(name, None, None, control_plane_only=False, progress=progress, audit_policy=audit_policy)
 
 
 def _namespace(cluster: Cluster) -> None:

@@ -38,6 +38,9 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument(
                 "--control-plane-only", action="store_true", help="only etcd and the API server, on loopback, no root"
             )
+            sub.add_argument(
+                "--audit-policy", type=Path, metavar="FILE", help="the API server logs requests by this audit policy"
+            )
         if command == "down":
             sub.add_argument("--purge", action="store_true", help="also delete the images pushed to its registry")
     return parser
@@ -60,12 +63,15 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "up":
         if options.control_plane_only and options.network is not None:
             raise ClusterError("--network: a control plane without a node is on loopback only; leave it out")
+        if options.control_plane_only and options.audit_policy is not None:
+            raise ClusterError("--audit-policy: only clusters with a node write an audit log; leave it out")
         cluster = up(
             options.name,
             options.data,
             options.network,
             control_plane_only=options.control_plane_only,
             progress=progress,
+            audit_policy=options.audit_policy.read_text(encoding="utf-8") if options.audit_policy else None,
         )
         print(f"cluster {cluster.name} is up: export KUBECONFIG={cluster.kubeconfig}")
         return 0

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from localcluster import audit
 from localcluster.addresses import Addresses
 from localcluster.pki import Pki
 
@@ -61,8 +62,13 @@ NODE_NAME = "node-1"
 FIRST = ("etcd", "containerd", "kube-apiserver", "registry")
 
 
-def node(programs: Mapping[str, Path], data: Path, addresses: Addresses) -> dict[str, list[str]]:
-    """The commands of a node by component name; `programs` maps the names of programs to paths."""
+def node(
+    programs: Mapping[str, Path], data: Path, addresses: Addresses, *, audited: bool = False
+) -> dict[str, list[str]]:
+    """The commands of a node by component name; `programs` maps the names of programs to paths.
+
+    `audited`: the API server writes an audit log, by the policy in the data folder.
+    """
     keys = Pki(data / "pki")
     settings = ApiServer(addresses.node, 6443, 2379, addresses.services)
     return {
@@ -77,7 +83,9 @@ def node(programs: Mapping[str, Path], data: Path, addresses: Addresses) -> dict
         ],
         "kube-apiserver": [
             *kube_apiserver(programs["kube-apiserver"], keys, settings),
-            "--enable-admission-plugins=NodeRestriction",
+            # The second one is off by default, but on in stricter clusters: what runs here shall run there.
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
+            *(audit.flags(data) if audited else ()),
             f"--kubelet-client-certificate={keys.crt('apiserver-kubelet')}",
             f"--kubelet-client-key={keys.key('apiserver-kubelet')}",
             f"--kubelet-certificate-authority={keys.crt('ca')}",

@@ -7,7 +7,20 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from localcluster import cgroups, components, config, controlplane, dns, host, kube, pki, processes, record, supervisor
+from localcluster import (
+    audit,
+    cgroups,
+    components,
+    config,
+    controlplane,
+    dns,
+    host,
+    kube,
+    pki,
+    processes,
+    record,
+    supervisor,
+)
 from localcluster import node as node_process
 from localcluster.addresses import Addresses, choose
 from localcluster.down import cgroup_name, config_file, tear_down
@@ -27,8 +40,19 @@ _NODE_PROGRAMS = (
 )  # fmt: skip
 
 
-def up(name: str, data: Path | None, network: int | None, *, control_plane_only: bool, progress: Progress) -> Record:
-    """Starts the cluster `name` and returns its record; raises ClusterError or ToolError and then leaves nothing."""
+def up(
+    name: str,
+    data: Path | None,
+    network: int | None,
+    *,
+    control_plane_only: bool,
+    progress: Progress,
+    audit_policy: str | None = None,
+) -> Record:
+    """Starts the cluster `name` and returns its record; raises ClusterError or ToolError and then leaves nothing.
+
+    With an audit policy (its text), a node's API server logs the requests that it is about; see `audit.requests`.
+    """
     record.check_name(name)
     if control_plane_only:
         require(CONTROL_PLANE)
@@ -47,7 +71,7 @@ def up(name: str, data: Path | None, network: int | None, *, control_plane_only:
             if control_plane_only:
                 current = _start_control_plane(current, progress)
             else:
-                _start_node(current, progress)
+                _start_node(current, progress, audit_policy)
         except BaseException:
             # Also for Ctrl-C. A killed process cannot do this: then the next `up` or `down` does.
             tear_down(current)
@@ -91,10 +115,12 @@ def _start_control_plane(current: Record, progress: Progress) -> Record:
     return Record(current.name, current.data, None, plane.server)
 
 
-def _start_node(current: Record, progress: Progress) -> None:
+def _start_node(current: Record, progress: Progress, audit_policy: str | None) -> None:
     addresses = Addresses(current.network or 0)
     cgroup = cgroup_name(current)
     with progress.step("keys and configuration"):
+        if audit_policy is not None:
+            (current.data / audit.POLICY_FILE).write_text(audit_policy, encoding="utf-8")
         keys = _write_files(current.data, addresses, current.name, cgroup)
     api = kube.connect(addresses.server, keys)
     with progress.step("namespaces and network"):
@@ -163,7 +189,7 @@ def _write_files(data: Path, addresses: Addresses, name: str, cgroup: str) -> pk
             {
                 "data": str(data),
                 "network": addresses.network,
-                "commands": components.node(programs, data, addresses),
+                "commands": components.node(programs, data, addresses, audited=(data / audit.POLICY_FILE).exists()),
             }
         ),
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from octavo_operator import app, logs
 from octavo_operator.builders.common import Installation
@@ -31,6 +33,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
         "--namespace", default=_own_namespace(environment), help="namespace of operator and gateways (default: its own)"
     )
     add("--lease-namespace", help="namespace of the Lease (default: --namespace)")
+    add(
+        "--metrics-peers",
+        type=_peers,
+        default=(),
+        metavar="JSON",
+        help="list of NetworkPolicyPeers that may read the metrics of inference pods",
+    )
     add("--gateway-url", help="address of the gateway, shown in status.url (default: each Service's own address)")
     add(
         "--identity",
@@ -49,6 +58,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
             server_cpu_image=arguments.server_cpu_image,
             namespace=arguments.namespace,
             gateway_url=arguments.gateway_url,
+            metrics_peers=arguments.metrics_peers,
         ),
         scope=tuple(name.strip() for name in arguments.namespace_scope.split(",") if name.strip()),
         lease_namespace=arguments.lease_namespace or arguments.namespace,
@@ -71,6 +81,17 @@ def main() -> int:
         logger.error("%s", errors.exceptions[0])  # noqa: TRY400 - no traceback: nothing is broken here
         code = 1
     return code
+
+
+def _peers(text: str) -> tuple[dict[str, Any], ...]:
+    """NetworkPolicyPeers; the API server checks what is in them."""
+    try:
+        peers = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
+        raise argparse.ArgumentTypeError(f"expected a JSON list of non-empty objects, found {text}")
+    return tuple(peers)
 
 
 def _own_namespace(environment: Mapping[str, str]) -> str:

@@ -21,12 +21,14 @@ class Installation:
     """What one installation of the operator adds to every LLMDeployment.
 
     `namespace` is where operator and gateways run; `gateway_url` is None when there is no gateway to point clients to.
+    `metrics_peers` are the NetworkPolicyPeers that may read the pods' metrics.
     """
 
     server_image: str
     server_cpu_image: str
     namespace: str
     gateway_url: str | None = None
+    metrics_peers: tuple[Json, ...] = ()
 
 
 def selector(owner: LLMDeployment) -> dict[str, str]:

@@ -40,7 +40,7 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
-            {"from": [gateway, operator], "ports": [_port(names.PORT_ADMIN)]},
+            {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
         "egress": egress,
     }

@@ -62,6 +62,9 @@ class _Gauges(Collector):
             "octavo_gateway_in_flight_requests", "Requests at a replica now", labels=["model"]
         )
         held = GaugeMetricFamily("octavo_gateway_held_requests", "Requests held now", labels=["model"])
+        oldest = GaugeMetricFamily(
+            "octavo_gateway_oldest_hold_seconds", "How long the first held request waits", labels=["model"]
+        )
         endpoints = GaugeMetricFamily("octavo_gateway_upstream_endpoints", "Known replicas", labels=["model", "state"])
         for backend in self._fleet.backends():
             model = label(backend)
@@ -69,6 +72,7 @@ class _Gauges(Collector):
             accepting = sum(upstream.accepts(now) for upstream in backend.upstreams.values())
             in_flight.add_metric([model], backend.in_flight)
             held.add_metric([model], len(backend.queue))
+            oldest.add_metric([model], backend.queue.oldest(now))
             endpoints.add_metric([model, "accepting"], accepting)
             endpoints.add_metric([model, "not-accepting"], len(backend.upstreams) - accepting)
-        return [in_flight, held, endpoints]
+        return [in_flight, held, oldest, endpoints]

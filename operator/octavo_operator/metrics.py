@@ -69,6 +69,12 @@ class Metrics:
         self._ready = Gauge(
             "octavo_ready_replicas", "Replicas that serve.", ["namespace", "name"], registry=self.registry
         )
+        self._limit = Gauge(
+            "octavo_autoscaler_max_replicas",
+            "Most replicas the built-in autoscaler may want, where it has a choice.",
+            ["namespace", "name"],
+            registry=self.registry,
+        )
         self._decisions = Counter(
             "octavo_autoscaler_changes",
             "Changes of the wanted replicas by the built-in autoscaler.",
@@ -96,9 +102,16 @@ class Metrics:
         self._desired.labels(namespace, name).set(desired)
         self._ready.labels(namespace, name).set(ready)
 
+    def autoscaled(self, namespace: str, name: str, bounds: tuple[int, int] | None) -> None:
+        """Least and most replicas of the built-in autoscaler; None where it does not decide."""
+        if bounds is not None and bounds[0] < bounds[1]:
+            self._limit.labels(namespace, name).set(bounds[1])
+        else:
+            self._limit.remove(namespace, name)
+
     def forget(self, namespace: str, name: str) -> None:
         """One LLMDeployment is gone, and its series with it."""
-        for gauge in (self._desired, self._ready):
+        for gauge in (self._desired, self._ready, self._limit):
             gauge.remove(namespace, name)
         self.states.forget(namespace, name)
 

@@ -108,6 +108,9 @@ class Reconciler:
         desired, ready = status["desiredReplicas"], status["readyReplicas"]
         self._metrics.replicas(owner.namespace, owner.name, desired, ready)
         self._metrics.states.status(owner.namespace, owner.name, status)
+        scaling = owner.spec.autoscaling
+        bounds = (scaling.min_replicas, scaling.max_replicas) if scaling.mode == "Builtin" else None
+        self._metrics.autoscaled(owner.namespace, owner.name, bounds)
         if status != owner.status:
             await self._client.apply_status(LLMDEPLOYMENTS, owner.namespace, owner.name, status)
             await self._teller.tell(owner, news(owner.status, status))

@@ -24,6 +24,7 @@ VARIANTS = [
     ("crds.enabled=false", "rbac.create=false", "networkPolicy.enabled=false"),
     ('networkPolicy.clients=[{"namespaceSelector":{"matchLabels":{"team":"a"}}}]', "gateway.service.type=NodePort"),
     ('operator.tolerations=[{"operator":"Exists"}]', "gateway.nodeSelector.disk=ssd", "operator.priorityClassName=p"),
+    ("monitoring.dashboards.enabled=true", "monitoring.dashboards.annotations.folder=LLM"),
     ("gateway.podAnnotations.a=b", "operator.podLabels.team=x", "operator.podDisruptionBudget=false"),
 ]
 

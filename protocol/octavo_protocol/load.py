@@ -6,6 +6,8 @@ starts its differences afresh.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 
@@ -86,6 +88,29 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.blocks_pinned / self.blocks_total if self.blocks_total else 0.0
 
 
+TTFT_BOUNDS: Final = tuple(0.001 * 2 ** (index / 4) for index in range(76))
+"""Upper bounds in seconds of the classes that times to the first token are counted in: 1 ms to 7 min, 19 % wide."""
+
+
+class TrackTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What one track answered: all of it, errors (5xx, not reached, or broken off), streams by time to first token.
+
+    `ttft` counts by class of `TTFT_BOUNDS`, the last one for all above; empty when there was no stream.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    ttft: list[int] = msgspec.field(default_factory=list)
+
+
+class CanaryTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Both tracks since `step` began at this gateway."""
+
+    step: str
+    stable: TrackTraffic
+    canary: TrackTraffic
+
+
 class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """What one gateway knows of one LLMDeployment. `arrivals` and `arrival_prompt_tokens` are counters."""
 
@@ -99,6 +124,8 @@ class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
     oldest_hold: float
     last_arrival: float
     """Unix time of the newest request; 0 when there was none."""
+    canary: CanaryTraffic | None = None
+    """Only while the deployment has a canary."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):

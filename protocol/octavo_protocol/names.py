@@ -15,6 +15,9 @@ MANAGED_BY: Final = "octavo"
 LABEL_NAME: Final = "octavo.dev/llmdeployment"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 COMPONENT_SERVER: Final = "server"
+# On the pods of a canary, and on the Service that finds them.
+LABEL_TRACK: Final = "octavo.dev/track"
+TRACK_CANARY: Final = "canary"
 
 # Set on a pod by the operator when it is chosen to go: the time since when. Gateways leave it once it terminates.
 ANNOTATION_DRAINING: Final = "octavo.dev/draining"
@@ -27,6 +30,9 @@ ANNOTATION_MODELS: Final = "octavo.dev/models"
 ANNOTATION_HOLD: Final = "octavo.dev/hold"
 # Last measured seconds from pod creation to ready, for Retry-After.
 ANNOTATION_COLD_START: Final = "octavo.dev/cold-start-seconds"
+# While there is a canary: its share of the requests in percent, and the step under which answers are counted.
+ANNOTATION_CANARY_PERCENT: Final = "octavo.dev/canary-percent"
+ANNOTATION_CANARY_STEP: Final = "octavo.dev/canary-step"
 
 PORT_API: Final = 8000
 PORT_ADMIN: Final = 9000

@@ -231,6 +231,99 @@ class Autoscaling(Block):
     )
 
 
+class CanaryStep(Block):
+    """One share of the requests, held for a while."""
+
+    percent: int = Field(ge=1, le=100, description="Share of the requests that the new revision gets.")
+    hold_seconds: int = Field(
+        default=300, ge=0, le=86400, description="Time at this share before the new revision is judged."
+    )
+
+
+class Canary(Block):
+    """A new revision beside the old one, given more requests as long as it answers as well."""
+
+    RULES = (
+        Rule(
+            rule="self.steps.map(s, s.percent).isSorted() && "
+            "self.steps.all(s, self.steps.filter(o, o.percent == s.percent).size() == 1)",
+            message="canary.steps must grow: each percent above the one before",
+        ),
+    )
+
+    steps: tuple[CanaryStep, ...] = Field(
+        min_length=1, max_length=10, description="Shares of the requests, in order; after the last all replicas follow."
+    )
+    max_error_percent: int = Field(
+        default=2,
+        ge=0,
+        le=100,
+        description="Share of answers with errors (5xx, or broken off) that the new revision may have above that of "
+        "the old one, in percentage points.",
+    )
+    max_ttft_regression_percent: int = Field(
+        default=50,
+        ge=0,
+        le=10_000,
+        description="How much longer the median time to the first token of the new revision may be.",
+    )
+
+
+class Rollout(Block):
+    """How a change that concerns pods reaches them."""
+
+    RULES = (
+        Rule(
+            rule="self.strategy == 'Rolling' || (!has(self.maxSurge) && !has(self.maxUnavailable))",
+            message="rollout.maxSurge and maxUnavailable are for strategy Rolling; the other strategies know theirs",
+        ),
+        Rule(
+            rule="self.strategy != 'Rolling' || (has(self.maxSurge) ? self.maxSurge : 1) + "
+            "(has(self.maxUnavailable) ? self.maxUnavailable : 0) > 0",
+            message="rollout.maxSurge and maxUnavailable cannot both be 0",
+        ),
+        Rule(
+            rule="self.strategy != 'Canary' || has(self.canary)",
+            message="rollout.strategy Canary needs rollout.canary.steps",
+        ),
+    )
+
+    strategy: Literal["Auto", "Rolling", "Recreate", "Canary"] = Field(
+        default="Auto",
+        description="`Auto`: one more pod at a time, and where that one finds no room, one replica fewer meanwhile. "
+        "`Rolling`: as maxSurge and maxUnavailable say. `Recreate`: all old pods go first. `Canary`: a few pods beside "
+        "the old ones get a share of the requests through the gateway, and all follow when they answer as well.",
+    )
+    max_surge: int | None = Field(
+        default=None, ge=0, le=1000, description="Strategy Rolling: pods above the replicas; 1 when not given."
+    )
+    max_unavailable: int | None = Field(
+        default=None, ge=0, le=1000, description="Strategy Rolling: replicas that may be missing; 0 when not given."
+    )
+    surge_schedule_timeout_seconds: int = Field(
+        default=120,
+        ge=5,
+        le=86400,
+        description="Strategies Auto and Canary: how long an additional pod may wait for room on a node.",
+    )
+    progress_deadline_seconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=86400,
+        description="Longest time without a new ready pod before the rollout counts as failed; "
+        "`probes.startupTimeoutSeconds` + 60 when not given.",
+    )
+    auto_rollback: bool = Field(
+        default=True,
+        description="Go back to the last revision that served when a new one fails; it is not tried again until the "
+        "spec changes.",
+    )
+    revision_history_limit: int = Field(
+        default=5, ge=0, le=50, description="Revisions kept beside those in use, as ControllerRevisions."
+    )
+    canary: Canary | None = Field(default=None, description="Steps and limits of strategy Canary.")
+
+
 class Drain(Block):
     """How a replica that must go finishes its work. Grace period of the pod = propagation + timeout + 15 seconds."""
 
@@ -320,6 +413,7 @@ class Spec(Block):
     engine: Engine = Field(default=Engine(), description="How the inference server runs.")
     resources: Resources = Field(default=Resources(), description="What one replica asks of its node.")
     autoscaling: Autoscaling = Field(default=Autoscaling(), description="Who decides the number of replicas.")
+    rollout: Rollout = Field(default=Rollout(), description="How a change that concerns pods reaches them.")
     drain: Drain = Field(default=Drain(), description="How a replica that must go finishes its work.")
     probes: Probes = Field(default=Probes(), description="When a replica counts as failed.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Where pods may run.")

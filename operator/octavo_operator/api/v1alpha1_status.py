@@ -87,6 +87,10 @@ class Status(Block):
     updated_replicas: int = Field(default=0, ge=0, description="Pods of the newest spec.")
     draining_replicas: int = Field(default=0, ge=0, description="Pods that finish their work and go.")
     desired_replicas: int = Field(default=0, ge=0, description="Pods wanted now.")
+    current_revision: str | None = Field(
+        default=None, max_length=63, description="The newest revision that served: where a rollback leads."
+    )
+    update_revision: str | None = Field(default=None, max_length=63, description="The revision of the spec.")
     selector: str = Field(max_length=512, description="Label selector of the pods, for HPA and KEDA.")
     url: str = Field(max_length=512, description="OpenAI-compatible base address inside the cluster.")
     load: Load | None = Field(default=None, description="What the replicas do.")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.autoscale.signals import FRESH_SECONDS
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample, Settings
+from octavo_operator.reconcile.judge import Answers, Evidence
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.problems import HOPELESS
 from octavo_operator.reconcile.view import Load
-from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic
+from octavo_protocol.load import CanaryTraffic, GatewayReport, LoadReport, ModelTraffic, TrackTraffic
 
 IDLE_SECONDS = 900
 
@@ -83,7 +85,22 @@ def summary(
         work={name: report.blocks_pinned * report.block_size + report.waiting_tokens for name, report in fresh.items()},
         kv_tokens=serving[0].blocks_total * serving[0].block_size if serving else None,
         cold_start=_cold_start(pods, fresh),
+        evidence=_evidence(model.canary for model in traffic if model is not None and model.canary is not None),
     )
+
+
+def _evidence(counted: Iterable[CanaryTraffic]) -> dict[str, Evidence]:
+    """What all gateways counted, by step."""
+    sums: dict[str, Evidence] = {}
+    for one in counted:
+        known = sums.get(one.step, Evidence())
+        sums[one.step] = Evidence(_added(known.stable, one.stable), _added(known.canary, one.canary))
+    return sums
+
+
+def _added(known: Answers, more: TrackTraffic) -> Answers:
+    ttft = tuple(a + b for a, b in zip_longest(known.ttft, more.ttft, fillvalue=0))
+    return Answers(known.requests + more.requests, known.errors + more.errors, ttft)
 
 
 def _cold_start(pods: Iterable[Pod], reports: Mapping[str, LoadReport]) -> int | None:

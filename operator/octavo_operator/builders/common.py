@@ -36,6 +36,16 @@ def selector(owner: LLMDeployment) -> dict[str, str]:
     return {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: names.COMPONENT_SERVER}
 
 
+def canary_name(owner: LLMDeployment) -> str:
+    """Name of the Deployment and of the Service of a canary."""
+    return f"{owner.name}-canary"
+
+
+def canary_selector(owner: LLMDeployment) -> dict[str, str]:
+    """Labels that select the pods of a canary alone."""
+    return {**selector(owner), names.LABEL_TRACK: names.TRACK_CANARY}
+
+
 def labels(owner: LLMDeployment) -> dict[str, str]:
     """Labels of every child."""
     return {

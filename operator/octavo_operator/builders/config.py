@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from decimal import Decimal
 
 from octavo_operator.api.blocks import Json
@@ -70,8 +71,12 @@ def server_settings(owner: LLMDeployment) -> Json:
 def config_map(owner: LLMDeployment) -> Json:
     """The immutable ConfigMap of these settings; another content has another name, so no running pod sees it change."""
     settings = server_settings(owner)
-    body = child(owner, "v1", "ConfigMap", f"{owner.name}-config-{digest(settings)}")
-    return {**body, "immutable": True, "data": {FILE: _toml(settings)}}
+    return recorded(owner, f"{owner.name}-config-{digest(settings)}", {FILE: _toml(settings)})
+
+
+def recorded(owner: LLMDeployment, name: str, data: Mapping[str, str]) -> Json:
+    """The ConfigMap of an earlier spec, made again."""
+    return {**child(owner, "v1", "ConfigMap", name), "immutable": True, "data": dict(data)}
 
 
 def _toml(settings: Json) -> str:

@@ -8,7 +8,15 @@ import math
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders import config, placement, source
-from octavo_operator.builders.common import LABEL_REVISION, Installation, child, labels, selector
+from octavo_operator.builders.common import (
+    LABEL_REVISION,
+    Installation,
+    canary_name,
+    canary_selector,
+    child,
+    labels,
+    selector,
+)
 from octavo_protocol import names
 
 SERVER = "server"
@@ -26,27 +34,41 @@ _SECURITY: Json = {
 }
 
 
-def deployment(owner: LLMDeployment, template: Json, replicas: int) -> Json:
-    """The Deployment that runs `template`: one more pod while it rolls, never one less."""
-    revision = template["metadata"]["labels"][LABEL_REVISION]
+def deployment(owner: LLMDeployment, template: Json, replicas: int, strategy: Json, deadline: int) -> Json:
+    """The Deployment that runs `template`; `deadline`: seconds without progress after which it says so."""
     recorded = json.dumps(template, sort_keys=True, separators=(",", ":"))
     body = child(owner, "apps/v1", "Deployment", owner.name, {ANNOTATION_TEMPLATE: recorded})
+    revision = template["metadata"]["labels"][LABEL_REVISION]
     body["metadata"]["labels"] |= {LABEL_REVISION: revision, **placement.queue(owner)}
     body["spec"] = {
         "replicas": replicas,
         "revisionHistoryLimit": 1,
-        "progressDeadlineSeconds": owner.spec.probes.startup_timeout_seconds + 60,
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "progressDeadlineSeconds": deadline,
+        "strategy": strategy,
         "selector": {"matchLabels": selector(owner)},
         "template": template,
     }
     return body
 
 
-def applied_template(live: Json | None, revision: str) -> Json | None:
-    """The template a live Deployment was last given, when it is of `revision`."""
-    if live is None or live["metadata"].get("labels", {}).get(LABEL_REVISION) != revision:
-        return None
+def canary_deployment(owner: LLMDeployment, template: Json, replicas: int, deadline: int) -> Json:
+    """The Deployment beside the other one: the same pods under a label of their own.
+
+    The other one's selector matches these pods too; each Deployment keeps to what it owns, so neither takes the
+    other's, and all that is said of "the pods" (disruption budget, network policy, Service) holds for both.
+    """
+    labels = {**template["metadata"]["labels"], names.LABEL_TRACK: names.TRACK_CANARY}
+    template = {**template, "metadata": {**template["metadata"], "labels": labels}}
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    body = deployment(owner, template, replicas, strategy, deadline)
+    body["metadata"]["name"] = canary_name(owner)
+    body["metadata"]["labels"] |= {names.LABEL_TRACK: names.TRACK_CANARY}
+    body["spec"]["selector"] = {"matchLabels": canary_selector(owner)}
+    return body
+
+
+def applied_template(live: Json) -> Json | None:
+    """The template a live Deployment was last given."""
     recorded = live["metadata"].get("annotations", {}).get(ANNOTATION_TEMPLATE)
     if recorded is None:
         return None

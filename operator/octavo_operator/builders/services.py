@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders.common import child, selector
+from octavo_operator.builders.common import canary_name, canary_selector, child, selector
 from octavo_protocol import names
 
 
-def service(owner: LLMDeployment, cold_start: int | None) -> Json:
+def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step: str = "") -> Json:
     """The stable address of the ready pods; its annotations are all the gateway knows of the resource.
 
-    `cold_start`: seconds from the creation of a pod to its readiness, None when never measured.
+    `cold_start`: seconds from the creation of a pod to its readiness, None when never measured. `percent` of the
+    requests go to the canary, and what comes of them is counted under `step`; empty when there is none.
     """
     annotations = {
         names.ANNOTATION_MODELS: ",".join(owner.model_names),
@@ -19,6 +20,8 @@ def service(owner: LLMDeployment, cold_start: int | None) -> Json:
     }
     if cold_start is not None:
         annotations[names.ANNOTATION_COLD_START] = str(cold_start)
+    if step:
+        annotations |= {names.ANNOTATION_CANARY_PERCENT: str(percent), names.ANNOTATION_CANARY_STEP: step}
     body = child(owner, "v1", "Service", owner.name, annotations)
     body["spec"] = {"type": "ClusterIP", "selector": selector(owner), "ports": [_API]}
     return body
@@ -39,6 +42,14 @@ def headless_service(owner: LLMDeployment) -> Json:
         "selector": selector(owner),
         "ports": [_API, _ADMIN],
     }
+    return body
+
+
+def canary_service(owner: LLMDeployment) -> Json:
+    """Tells gateways which of the pods are the canary's."""
+    body = child(owner, "v1", "Service", canary_name(owner))
+    body["metadata"]["labels"] |= {names.LABEL_TRACK: names.TRACK_CANARY}
+    body["spec"] = {"type": "ClusterIP", "selector": canary_selector(owner), "ports": [_API]}
     return body
 
 

@@ -20,8 +20,9 @@ SERVED = (
     (names.API_GROUP, f"{names.PLURAL}/status", ("patch",)),
     # blockOwnerDeletion in owner references asks for this where OwnerReferencesPermissionEnforcement is on.
     (names.API_GROUP, f"{names.PLURAL}/finalizers", ("update",)),
-    (r.DEPLOYMENTS.group, r.DEPLOYMENTS.plural, (*_READ, *_APPLY)),
-    (r.SERVICES.group, r.SERVICES.plural, (*_READ, *_APPLY)),
+    (r.DEPLOYMENTS.group, r.DEPLOYMENTS.plural, (*_READ, *_APPLY, "delete")),
+    (r.CONTROLLER_REVISIONS.group, r.CONTROLLER_REVISIONS.plural, ("list", "watch", *_APPLY, "delete")),
+    (r.SERVICES.group, r.SERVICES.plural, (*_READ, *_APPLY, "delete")),
     (r.SERVICE_ACCOUNTS.group, r.SERVICE_ACCOUNTS.plural, (*_READ, *_APPLY)),
     (r.CONFIG_MAPS.group, r.CONFIG_MAPS.plural, ("list", "watch", *_APPLY, "delete")),
     (r.POD_DISRUPTION_BUDGETS.group, r.POD_DISRUPTION_BUDGETS.plural, (*_READ, *_APPLY, "delete")),

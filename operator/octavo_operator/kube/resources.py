@@ -30,6 +30,7 @@ class Resource:
 
 LLMDEPLOYMENTS = Resource(names.API_GROUP, names.API_VERSION, names.PLURAL, names.KIND)
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+CONTROLLER_REVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 SERVICES = Resource("", "v1", "services", "Service")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -45,6 +46,7 @@ CHILDREN = {
     resource.kind: resource
     for resource in (
         DEPLOYMENTS,
+        CONTROLLER_REVISIONS,
         SERVICES,
         CONFIG_MAPS,
         SERVICE_ACCOUNTS,

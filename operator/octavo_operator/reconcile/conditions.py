@@ -7,11 +7,14 @@ from typing import Literal, NamedTuple
 
 from octavo_operator.api.v1alpha1_status import Condition
 from octavo_operator.reconcile.problems import Problem
+from octavo_operator.reconcile.rollout import Progress
 from octavo_operator.reconcile.times import rfc3339
 from octavo_operator.reconcile.view import View
 
 # A claim that the scheduler waits for keeps a pod from a node, too.
 _HOMELESS = ("Unschedulable", "ModelVolumeUnavailable")
+# What a rollout may end with other than the spec carried out.
+_UNMET = frozenset({"RolledBack", "CanaryFailed"})
 
 
 class Verdict(NamedTuple):
@@ -71,15 +74,21 @@ def _ready(view: View) -> Verdict:
     ready, updated, active = _counts(view)
     if view.target == 0:
         return _ready_at_zero(view)
+    if view.progress is not None and view.progress.reason == "RolledBack":
+        return _said(view.progress)
     if ready and updated == active:
         if ready >= view.target:
             return Verdict("True", "AllReplicasReady", f"{ready} of {view.target} replicas are ready")
         return Verdict("True", "PartiallyReady", f"{ready} of {view.target} replicas are ready{_because(view)}")
     if problem := next(iter(view.problems), None):
         return Verdict("False", problem.reason, _told(problem))
-    if ready and active > updated:
-        return Verdict("False", "RollingOut", f"{updated} of {active} replicas have the newest spec")
-    return Verdict("False", "Starting", _starting(view))
+    rolling = ready and active > updated
+    text = f"{updated} of {active} replicas have the newest spec" if rolling else _starting(view)
+    return Verdict("False", "RollingOut" if rolling else "Starting", text)
+
+
+def _said(progress: Progress) -> Verdict:
+    return Verdict(progress.status, progress.reason, progress.message)
 
 
 def _ready_at_zero(view: View) -> Verdict:
@@ -116,6 +125,8 @@ def _available(view: View) -> Verdict:
 
 
 def _progressing(view: View) -> Verdict:
+    if view.progress is not None:
+        return _said(view.progress)
     ready, updated, active = _counts(view)
     if updated == active == ready == view.target:
         return Verdict("False", "RolloutComplete", "all replicas have the newest spec and are ready")
@@ -134,6 +145,8 @@ def _degraded(view: View) -> Verdict:
     problem = next(iter(view.problems), None)
     if problem:
         return Verdict("True", problem.reason, _told(problem))
+    if view.progress is not None and view.progress.reason in _UNMET:
+        return Verdict("True", view.progress.reason, view.progress.message)
     return Verdict("False", "AsExpected", "no pod reports a failure")
 
 

@@ -8,6 +8,8 @@ from octavo_operator.api.blocks import Json
 
 # Reasons of Ready that are somebody's problem.
 _CALM = frozenset({"Starting", "RollingOut", "Suspended", "ScaledToZero"})
+# Turns of a rollout worth an event, and whether they are a warning.
+_TURNS = {"SurgeUnschedulable": True, "Canary": False, "CanaryPromoted": False, "CanaryFailed": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ def news(before: Json, after: Json) -> tuple[News, ...]:
     if (old.get("status"), old.get("reason")) != (new["status"], new["reason"]):
         warning = new["status"] != "True" and new["reason"] not in _CALM
         found.append(News(warning, new["reason"], new["message"]))
+    found += _rollout(_condition(before, "Progressing"), _condition(after, "Progressing"))
     found += _troubles(before, after, {item.reason for item in found})
     known = before.get("autoscaling", {}).get("history", [])
     for change in after.get("autoscaling", {}).get("history", []):
@@ -61,6 +64,18 @@ def _bad(condition: Json) -> bool:
     return condition["reason"] in ("ProgressDeadlineExceeded", "MetricsMissing", "ScalingLimited")
 
 
+def _rollout(old: Json, new: Json) -> list[News]:
+    """The turns of a rollout; Ready says it when one was rolled back."""
+    reason = new.get("reason", "")
+    if reason not in _TURNS or (old.get("reason"), old.get("message")) == (reason, new["message"]):
+        return []
+    return [News(_TURNS[reason], reason, new["message"])]
+
+
 def _ready(status: Json) -> Json:
-    found: Json = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+    return _condition(status, "Ready")
+
+
+def _condition(status: Json, name: str) -> Json:
+    found: Json = next((c for c in status.get("conditions", []) if c["type"] == name), {})
     return found

@@ -8,7 +8,7 @@ from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders.common import selector
 from octavo_operator.kube.client import KubeClient
-from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, EVENTS, PODS
+from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS
 from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
 from octavo_operator.reconcile.pods import Pod, observe_pod, seconds
 from octavo_protocol import names
@@ -21,18 +21,19 @@ _PODS_WITH_EVENTS = 3
 
 async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Observed:
     """Children, pods and the events about pods that are in trouble."""
-    ids = child_ids(owner)
     labels = ",".join(f"{name}={value}" for name, value in selector(owner).items())
     managed = f"{labels},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-    fixed, maps, pods = await asyncio.gather(
-        asyncio.gather(*(client.get(CHILDREN[kind], owner.namespace, name) for kind, name in ids)),
+    maps, revisions, pods = await asyncio.gather(
         client.list(CONFIG_MAPS, owner.namespace, labels=managed),
+        client.list(CONTROLLER_REVISIONS, owner.namespace, labels=managed),
         client.list(PODS, owner.namespace, labels=labels),
     )
+    ids = child_ids(owner, revisions)
+    fixed = await asyncio.gather(*(client.get(CHILDREN[kind], owner.namespace, name) for kind, name in ids))
     children: dict[ChildId, Json] = {
         child_id: body for child_id, body in zip(ids, fixed, strict=True) if body is not None
     }
-    children |= {("ConfigMap", body["metadata"]["name"]): body for body in maps}
+    children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions)}
     return Observed(children=children, pods=await _observe_pods(client, owner, pods, now))
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api.blocks import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.builders import config, protection, services
+from octavo_operator.builders import config, protection, revision, services
 from octavo_operator.builders import deployment as deployments
-from octavo_operator.builders.common import Installation
+from octavo_operator.builders.common import LABEL_REVISION, Installation, canary_name
 from octavo_operator.builders.config import quantity
+from octavo_operator.builders.revision import Revision
 from octavo_operator.reconcile.pods import Pod
+from octavo_operator.reconcile.rollout import Course, Seen, course, deadline
 from octavo_operator.reconcile.scale import Mark, Scale, scale, wanted
 from octavo_operator.reconcile.status import next_status
 from octavo_operator.reconcile.view import Load, Scaling, View
@@ -73,9 +75,16 @@ class Plan:
     requeue_after: float | None = None
 
 
-def child_ids(owner: LLMDeployment) -> tuple[ChildId, ...]:
-    """Children with fixed names: those a pass reads one by one, so that it sees a stranger of the same name."""
+def child_ids(owner: LLMDeployment, revisions: Iterable[Json]) -> tuple[ChildId, ...]:
+    """Children with fixed names: those a pass reads one by one, so that it sees a stranger of the same name.
+
+    Those of a canary are looked for where the spec asks for one, or a revision is noted to have one.
+    """
+    canary = canary_name(owner)
+    noted = any(revision.ANNOTATION_CANARY in body["metadata"].get("annotations", {}) for body in revisions)
+    beside = (("Deployment", canary), ("Service", canary))
     return (
+        *(beside if noted or owner.spec.rollout.strategy == "Canary" else ()),
         ("ServiceAccount", owner.name),
         ("NetworkPolicy", owner.name),
         ("PodDisruptionBudget", owner.name),
@@ -92,6 +101,16 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     recommended = observed.scaling.desired if observed.scaling else None
     target = wanted(owner.spec, current, recommended)
     settings = config.config_map(owner)
+    seen = Seen(
+        wanted=owner.revision,
+        revisions=_revisions(owner, installation, settings, observed.children),
+        deployment=live,
+        canary=observed.children.get(("Deployment", canary_name(owner))),
+        pods=observed.pods,
+        target=target,
+        evidence=observed.load.evidence if observed.load else {},
+    )
+    way = course(owner.spec, seen, now)
     view = View(
         owner=owner,
         pods=observed.pods,
@@ -100,16 +119,56 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         deployment=live,
         load=observed.load,
         scaling=observed.scaling,
-        conflict=_strangers(owner, settings, observed.children),
+        progress=way.progress,
+        current_revision=_newest_served(way.revisions.values()),
+        conflict=_strangers(owner, way, observed.children),
         refused=observed.refused,
     )
     status = next_status(view, now)
     if view.conflict:
         return Plan((), status, current or 0)
     work = observed.load.work if observed.load else {}
-    step = scale(current, target, observed.pods, owner.revision, work, now)
-    actions = _actions(owner, installation, observed, settings, step, status)
-    return Plan(tuple(actions), status, step.replicas, _soonest(step.wait, _patience(observed.pods)))
+    rolls_to = way.stable.name if way.stable else owner.revision
+    step = scale(current, way.replicas, seen.stable_pods, rolls_to, work, now)
+    beside = _scale_canary(way, seen, work, now)
+    actions = _actions(owner, installation, observed, way, (step, beside), status)
+    wait = _soonest(step.wait, beside.wait, way.wait, _patience(observed.pods))
+    # What a canary takes from the replicas of mode Builtin is not the autoscaler's to make up for.
+    return Plan(tuple(actions), status, step.replicas + target - way.replicas, wait)
+
+
+def _scale_canary(way: Course, seen: Seen, work: Mapping[str, int], now: float) -> Scale:
+    if way.canary is None:
+        return Scale(0)
+    current = None if seen.canary is None else seen.canary["spec"].get("replicas", 1)
+    return scale(current, way.canary.replicas, seen.canary_pods, way.canary.revision.name, work, now)
+
+
+def _newest_served(revisions: Iterable[Revision]) -> str | None:
+    served = [known for known in revisions if known.served and not known.failed]
+    return max(served, key=lambda known: known.number).name if served else None
+
+
+def _revisions(
+    owner: LLMDeployment, installation: Installation, settings: Json, children: Mapping[ChildId, Json]
+) -> dict[str, Revision]:
+    """What is recorded, with the revisions of the spec and of the running Deployment where they are not yet."""
+    ours = [body for (kind, _), body in children.items() if kind == revision.KIND and _is_ours(owner, body)]
+    known = {found.name: found for found in map(revision.recorded, ours)}
+    number = max((found.number for found in known.values()), default=0)
+    live = children.get(("Deployment", owner.name))
+    running = None if live is None else live["metadata"].get("labels", {}).get(LABEL_REVISION)
+    template = None if live is None else deployments.applied_template(live)
+    if live is not None and template is not None and running not in known:
+        # Made by an operator that kept no history, or deleted by someone: what runs is not to be restarted for that.
+        data = children.get(("ConfigMap", deployments.config_name(template)), {}).get("data")
+        if data is not None and running:
+            number += 1
+            known[running] = Revision(running, number, template, data)
+    if owner.revision not in known:
+        template = deployments.pod_template(owner, installation, settings["metadata"]["name"])
+        known[owner.revision] = Revision(owner.revision, number + 1, template, settings["data"])
+    return known
 
 
 def _soonest(*delays: float | None) -> float | None:
@@ -122,56 +181,73 @@ def _patience(pods: Sequence[Pod]) -> float | None:
 
 
 def _actions(
-    owner: LLMDeployment, installation: Installation, observed: Observed, settings: Json, step: Scale, status: Json
+    owner: LLMDeployment,
+    installation: Installation,
+    observed: Observed,
+    way: Course,
+    steps: tuple[Scale, Scale],
+    status: Json,
 ) -> list[Action]:
-    live = observed.children.get(("Deployment", owner.name))
-    template = deployments.applied_template(live, owner.revision)
-    if template is not None and not _has_config(template, settings, observed.children):
-        template = None
-    if template is None:
-        template = deployments.pod_template(owner, installation, settings["metadata"]["name"])
+    """`steps`: those of the Deployment and of the canary."""
     cold_start = status.get("capacity", {}).get("coldStartSeconds")
-    bodies = [services.service_account(owner)]
-    if deployments.config_name(template) == settings["metadata"]["name"]:
-        bodies.append(settings)
+    # Notes first: killed after them, the next pass knows what this one was about to do.
+    bodies = [revision.controller_revision(owner, known) for known in way.revisions.values()]
+    bodies.append(services.service_account(owner))
+    bodies += _settings(owner, way)
     if owner.spec.availability.network_policy:
         bodies.append(protection.network_policy(owner, installation))
     if owner.spec.availability.pod_disruption_budget:
         bodies.append(protection.disruption_budget(owner))
-    bodies += [
-        services.service(owner, cold_start),
-        services.headless_service(owner),
-        deployments.deployment(owner, template, step.replicas),
-    ]
+    bodies += _serving(owner, observed, way, steps, cold_start)
     applies: list[Action] = []
     for body in map(_stamped, bodies):
         present = observed.children.get((body["kind"], body["metadata"]["name"]))
         if present is None or not _covers(present, body):
             applies.append(Apply(body))
     # The marks go first: they must be on the pods before the Deployment's number moves.
-    return [*step.marks, *applies, *_deletions(owner, observed, {_id(body) for body in bodies}, template)]
+    marks = [mark for step in steps for mark in step.marks]
+    return [*marks, *applies, *_deletions(owner, observed, {_id(body) for body in bodies})]
 
 
-def _has_config(template: Json, settings: Json, children: Mapping[ChildId, Json]) -> bool:
-    """Whether the settings a pinned template mounts are there, or can be made again."""
-    name = deployments.config_name(template)
-    return name == settings["metadata"]["name"] or ("ConfigMap", name) in children
+def _settings(owner: LLMDeployment, way: Course) -> list[Json]:
+    """ConfigMaps of what runs, from the record: they can be lost, and be those of an earlier spec."""
+    running = [way.stable, way.canary and way.canary.revision]
+    found = {deployments.config_name(known.template): known.settings for known in running if known}
+    return [config.recorded(owner, name, data) for name, data in found.items() if name]
 
 
-def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId], template: Json) -> list[Action]:
-    """Children no longer wanted: protections switched off, and settings that no pod uses any more."""
-    in_use = {deployments.config_name(template), *(pod.config for pod in observed.pods)}
+def _serving(
+    owner: LLMDeployment, observed: Observed, way: Course, steps: tuple[Scale, Scale], cold_start: int | None
+) -> list[Json]:
+    """Services and Deployments: the pods' addresses before the pods."""
+    canary, limit = way.canary, deadline(owner.spec)
+    percent, name = (canary.percent, canary.step) if canary else (0, "")
+    bodies = [services.service(owner, cold_start, percent, name), services.headless_service(owner)]
+    if canary or any(pod.canary for pod in observed.pods):
+        # To its last pod: gateways would take that one for a stable one.
+        bodies.append(services.canary_service(owner))
+    if canary:
+        bodies.append(deployments.canary_deployment(owner, canary.revision.template, steps[1].replicas, limit))
+    if way.stable:
+        bodies.append(deployments.deployment(owner, way.stable.template, steps[0].replicas, way.strategy, limit))
+    return bodies
+
+
+def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> list[Action]:
+    """Children no longer wanted: protections switched off, an ended canary, settings that no pod uses any more."""
+    in_use = {pod.config for pod in observed.pods}
     gone: list[Action] = []
     for (kind, name), body in observed.children.items():
-        unused = name not in in_use if kind == "ConfigMap" else (kind, name) not in kept
+        unused = (kind, name) not in kept and not (kind == "ConfigMap" and name in in_use)
         if unused and _is_ours(owner, body):
             gone.append(Delete(kind, name, body["metadata"]["uid"]))
     return gone
 
 
-def _strangers(owner: LLMDeployment, settings: Json, children: Mapping[ChildId, Json]) -> str:
+def _strangers(owner: LLMDeployment, way: Course, children: Mapping[ChildId, Json]) -> str:
     """Objects that have a child's name and are not ours, as a message; empty when there are none."""
-    needed = (*child_ids(owner), _id(settings))
+    made = [*_settings(owner, way), *(revision.controller_revision(owner, known) for known in way.revisions.values())]
+    needed = (*child_ids(owner, made), *map(_id, made))
     found = [(name, children[name]) for name in needed if name in children and not _is_ours(owner, children[name])]
     if not found:
         return ""

@@ -32,6 +32,7 @@ class Pod:
     terminating: bool = False
     finished: bool = False
     scheduled: bool = False
+    canary: bool = False
     restarts: int = 0
     marked: float | None = None
     problems: tuple[Problem, ...] = field(default=())
@@ -62,6 +63,7 @@ def observe_pod(body: Json, owner: LLMDeployment, events: list[Json]) -> Pod:
         terminating="deletionTimestamp" in meta,
         finished=status.get("phase") in ("Succeeded", "Failed"),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
+        canary=meta.get("labels", {}).get(names.LABEL_TRACK) == names.TRACK_CANARY,
         restarts=server.get("restartCount", 0),
         marked=seconds(annotations.get(names.ANNOTATION_DRAINING)),
         problems=() if ready else pod_problems(body, owner, events),

@@ -32,6 +32,8 @@ def next_status(view: View, now: float) -> Json:
         updated_replicas=sum(pod.revision == owner.revision for pod in active),
         draining_replicas=sum(pod.terminating and not pod.finished for pod in view.pods),
         desired_replicas=view.target,
+        current_revision=view.current_revision,
+        update_revision=owner.revision,
         selector=",".join(f"{name}={value}" for name, value in selector(owner).items()),
         url=view.url,
         load=_load(previous.load, view.load, now),

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.reconcile.judge import Evidence
 from octavo_operator.reconcile.pods import Pod, Problem
 from octavo_operator.reconcile.problems import REASONS, creation_problems
+from octavo_operator.reconcile.rollout import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,7 @@ class Load:
     """Sums over the sampled replicas. `kv_occupancy` is 0..1, None without a sample.
 
     `work`: tokens each pod still has in hand, by pod name. `kv_tokens`, `cold_start`: measured, None when not (yet).
+    `evidence`: what gateways counted at a step of a canary, by the step's name.
     """
 
     kv_occupancy: float | None = None
@@ -25,6 +28,7 @@ class Load:
     work: Mapping[str, int] = field(default_factory=dict)
     kv_tokens: int | None = None
     cold_start: int | None = None
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class View:
     deployment: Json | None = None
     load: Load | None = None
     scaling: Scaling | None = None
+    progress: Progress | None = None
+    current_revision: str | None = None
     conflict: str = ""
     refused: str = ""
 

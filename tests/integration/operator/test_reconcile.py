@@ -13,6 +13,7 @@ from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.failpoints import FailpointError
 from octavo_operator.kube.resources import (
     CONFIG_MAPS,
+    CONTROLLER_REVISIONS,
     DEPLOYMENTS,
     LLMDEPLOYMENTS,
     NETWORK_POLICIES,
@@ -32,7 +33,15 @@ MakeReconciler = Callable[[KubeClient], Reconciler]
 Connect = Callable[..., Awaitable[KubeClient]]
 
 EVENTS = Resource("", "v1", "events", "Event")
-CHILDREN = (DEPLOYMENTS, SERVICES, CONFIG_MAPS, SERVICE_ACCOUNTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)
+CHILDREN = (
+    DEPLOYMENTS,
+    CONTROLLER_REVISIONS,
+    SERVICES,
+    CONFIG_MAPS,
+    SERVICE_ACCOUNTS,
+    POD_DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
+)
 
 
 @pytest.fixture
@@ -93,7 +102,7 @@ async def test_children_are_made_once_and_left_alone(
     await kube.apply(LLMDEPLOYMENTS, llmd())
     await reconciler.reconcile(key)
     before = await versions(kube, key.namespace)
-    assert len(before) == 7
+    assert len(before) == 8
     for _ in range(3):
         await reconciler.reconcile(key)
     assert await versions(kube, key.namespace) == before
@@ -289,10 +298,10 @@ async def test_killed_between_any_two_writes_it_converges(
             assert killed < 20
         else:
             break
-    # Seven children and a status; the event of the status is the one write that nobody makes up for.
-    assert killed == 8
+    # Eight children and a status; the event of the status is the one write that nobody makes up for.
+    assert killed == 9
     before = await versions(kube, key.namespace)
-    assert len(before) == 7
+    assert len(before) == 8
     await make_reconciler(kube).reconcile(key)
     assert await versions(kube, key.namespace) == before
     assert (await status(kube, key))["observedGeneration"] == 1

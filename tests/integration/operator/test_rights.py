@@ -12,7 +12,7 @@ from octavo_operator.api.resource import Key
 from octavo_operator.handlers import _CHILDREN
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.permissions import SERVED
-from octavo_operator.kube.resources import DEPLOYMENTS, LLMDEPLOYMENTS, PODS
+from octavo_operator.kube.resources import CONTROLLER_REVISIONS, DEPLOYMENTS, LLMDEPLOYMENTS, PODS, SERVICES
 from octavo_operator.reconcile.reconciler import Reconciler
 
 Json = dict[str, Any]
@@ -72,14 +72,30 @@ async def test_granted_is_used(
         await kube.delete(PODS, namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
     # Another configuration and no protection: the old children are deleted.
     changed = {"engine": {"threads": 1}, "availability": {"podDisruptionBudget": False, "networkPolicy": False}}
-    await kube.apply(LLMDEPLOYMENTS, llmd(**changed))
+    await kube.apply(LLMDEPLOYMENTS, llmd(**changed, rollout={"revisionHistoryLimit": 0}))
     await reconciler.reconcile(key)
+    await reconciler.reconcile(key)
+    # What a canary has left behind.
+    await leave_canary(kube, key)
     await reconciler.reconcile(key)
 
     watched = {(kind.group, kind.plural, verb) for kind in (*_CHILDREN, LLMDEPLOYMENTS) for verb in ("list", "watch")}
     owner = {(LLMDEPLOYMENTS.group, f"{LLMDEPLOYMENTS.plural}/finalizers", "update")}
     granted = {(group, resource, verb) for group, resource, verbs in SERVED for verb in verbs}
     assert used | watched | owner == granted
+
+
+async def leave_canary(kube: KubeClient, key: Key) -> None:
+    annotations = {"octavo.dev/canary-state": '{"step": -1, "begun": 0, "held": null}'}
+    (record,) = await kube.list(CONTROLLER_REVISIONS, key.namespace)
+    await kube.annotate(CONTROLLER_REVISIONS, key.namespace, record["metadata"]["name"], annotations)
+    for resource in (DEPLOYMENTS, SERVICES):
+        body = await kube.get(resource, key.namespace, key.name)
+        assert body is not None
+        kept = {name: body["metadata"][name] for name in ("namespace", "labels", "ownerReferences")}
+        spec = {name: value for name, value in body["spec"].items() if not name.startswith("clusterIP")}
+        body = {**body, "metadata": {**kept, "name": f"{key.name}-canary"}, "spec": spec}
+        await kube.create(resource, body)
 
 
 async def make_pods(kube: KubeClient, key: Key) -> None:

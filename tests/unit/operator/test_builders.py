@@ -16,6 +16,7 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders import config, deployment, protection, services, source
 from octavo_operator.builders.common import Installation
 
+_ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 GOLDEN = Path(__file__).parent / "golden"
 SPECS: dict[str, dict[str, Any]] = {
     "cpu-image-volume": {
@@ -117,7 +118,7 @@ Readable.add_representer(str, _text)
 def children(owner: LLMDeployment, installation: Installation) -> list[dict[str, Any]]:
     settings = config.config_map(owner)
     template = deployment.pod_template(owner, installation, settings["metadata"]["name"])
-    body = deployment.deployment(owner, template, 1)
+    body = deployment.deployment(owner, template, 1, _ROLLING, 1860)
     # The recorded template repeats the template as one long line.
     del body["metadata"]["annotations"]
     return [

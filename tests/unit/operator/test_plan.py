@@ -114,7 +114,10 @@ def test_a_new_resource_gets_all_children_and_becomes_ready(make_world: Callable
     final = world.settle()
     kinds = sorted(kind for kind, _ in world.children)
     assert kinds == sorted(
-        ["ServiceAccount", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "Deployment"]
+        [
+            *("ServiceAccount", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget"),
+            *("Service", "Service", "Deployment", "ControllerRevision"),
+        ]
     )
     assert len(world.pods) == 2
     assert condition(final, "Ready")["reason"] == "AllReplicasReady"
@@ -122,9 +125,9 @@ def test_a_new_resource_gets_all_children_and_becomes_ready(make_world: Callable
     assert final.status["selector"] == "octavo.dev/llmdeployment=tiny,app.kubernetes.io/component=server"
 
 
-def test_the_account_and_the_settings_come_before_the_pods(make_world: Callable[..., World]) -> None:
+def test_the_record_the_account_and_the_settings_come_before_the_pods(make_world: Callable[..., World]) -> None:
     kinds = [action.body["kind"] for action in make_world().plan().actions if isinstance(action, Apply)]
-    assert kinds[0] == "ServiceAccount"
+    assert kinds[:2] == ["ControllerRevision", "ServiceAccount"]
     assert kinds[-1] == "Deployment"
 
 
@@ -167,7 +170,7 @@ def test_a_field_taken_out_of_the_spec_is_applied(make_world: Callable[..., Worl
     spec = {"model": {"uri": "oci://registry.local/models/tiny:1"}, "resources": {"gpu": {"count": 0}}}
     world.owner = parse({**body, "spec": spec, "status": world.owner.status})
     applied = [a.body["kind"] for a in world.plan().actions if isinstance(a, Apply)]
-    assert applied == ["Deployment"]
+    assert applied == ["ControllerRevision", "Deployment"]
 
 
 def test_protections_go_when_they_are_switched_off(

@@ -8,6 +8,7 @@ size and the hash that the hub gives (sha256 for large files, git's blob hash fo
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import http.client
 import json
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from urllib.error import HTTPError, URLError
@@ -32,16 +34,27 @@ ATTEMPTS = 6
 PROGRESS_SECONDS = 5.0
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0
+# A hub that asks for more than this is asked again by the next start of the container.
+_PATIENCE = 300.0
 _INDEX = "model.safetensors.index.json"
 _TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 
 
 class PrefetchError(OctavoError):
-    """The model cannot be had; the message says why and what to do."""
+    """The model cannot be had; the message says why and what to do, `reason` the same in one word."""
+
+    def __init__(self, message: str, reason: str = "DownloadFailed") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class _BrokenError(Exception):
-    """A download that is worth another attempt."""
+    """A download that is worth another attempt, `after` seconds at the earliest."""
+
+    def __init__(self, message: str, reason: str = "DownloadFailed", after: float = 0.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.after = after
 
 
 class _CorruptError(_BrokenError):
@@ -111,16 +124,28 @@ class Hub:
             try:
                 self._continue(repo, commit, file, part, tell)
             except (_BrokenError, OSError, http.client.HTTPException) as error:
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    raise _disk_full(folder, file.size - before) from error
                 # An attempt that brought something does not count: a slow line is no failure.
                 moved = part.exists() and part.stat().st_size > before
                 attempts = 0 if moved else attempts + 1
                 corrupt += isinstance(error, _CorruptError)
-                if max(attempts, corrupt) >= ATTEMPTS:
-                    raise PrefetchError(f"{file.name}: {error} ({ATTEMPTS} attempts)") from error
-                self._sleep(min(2.0**attempts, 60.0))
+                self._wait(max(attempts, corrupt), attempts, error, file.name)
             else:
                 part.rename(folder / file.name)
                 return
+
+    def head(self, repo: str, commit: str, file: RemoteFile, count: int) -> bytes:
+        """The first `count` bytes of a file."""
+        url = f"{self._endpoint}/{repo}/resolve/{commit}/{quote(file.name)}"
+        attempts = 0
+        while True:
+            try:
+                with self._open(url, f"{repo}/{file.name}", {"Range": f"bytes=0-{count - 1}"}) as answer:
+                    return _exactly(answer, count)
+            except (_BrokenError, OSError, http.client.HTTPException) as error:
+                attempts += 1
+                self._wait(attempts, attempts, error, file.name)
 
     def _continue(self, repo: str, commit: str, file: RemoteFile, part: Path, tell: Callable[[int], None]) -> None:
         digest = _digest(file)
@@ -150,16 +175,24 @@ class Hub:
 
     def _json(self, url: str, what: str) -> tuple[Any, str | None]:
         """An answer of the hub's API, and the address of its next page."""
-        for attempt in range(ATTEMPTS):
+        attempts = 0
+        while True:
             try:
                 with self._open(url, what, {}) as answer:
                     link = re.search(r'<([^>]+)>;\s*rel="next"', answer.headers.get("Link") or "")
                     return json.load(answer), link.group(1) if link else None
             except (_BrokenError, OSError, http.client.HTTPException, ValueError) as error:
-                if attempt == ATTEMPTS - 1:
-                    raise PrefetchError(f"{url}: {error} ({ATTEMPTS} attempts)") from error
-                self._sleep(2.0**attempt)
-        raise PrefetchError(url)
+                attempts += 1
+                self._wait(attempts, attempts - 1, error, url)
+
+    def _wait(self, tried: int, doubled: int, error: Exception, what: str) -> None:
+        """Sleep before the next attempt: longer each time, and as long as the hub asks for. Raises when it is over."""
+        after = error.after if isinstance(error, _BrokenError) else 0.0
+        if tried >= ATTEMPTS or after > _PATIENCE:
+            reason = error.reason if isinstance(error, _BrokenError) else "DownloadFailed"
+            told = f", and asks for {after:.0f} s of patience" if after > _PATIENCE else ""
+            raise PrefetchError(f"{what}: {error}{told} ({tried} attempts)", reason) from error
+        self._sleep(max(after, min(2.0**doubled, 60.0)))
 
     def _open(self, url: str, what: str, headers: Mapping[str, str]) -> Any:
         request = Request(url, headers={**self._headers, **headers})  # noqa: S310 - http or https, checked above
@@ -170,13 +203,16 @@ class Hub:
                 if error.code in (401, 403):
                     raise PrefetchError(
                         f"{what}: the hub refuses access ({error.code}); the model is private or gated: set "
-                        "spec.model.credentialsSecretRef to a Secret with a token that may read it"
+                        "spec.model.credentialsSecretRef to a Secret with a token that may read it",
+                        "Unauthorized",
                     ) from error
                 if error.code == 404:
-                    raise PrefetchError(f"{what}: the hub has no such model, revision or file (404)") from error
-                raise _BrokenError(f"the hub answered {error.code}") from error
+                    message = f"{what}: the hub has no such model, revision or file (404)"
+                    raise PrefetchError(message, "ModelNotFound") from error
+                reason = "RateLimited" if error.code == 429 else "DownloadFailed"
+                raise _BrokenError(f"the hub answered {error.code}", reason, _retry_after(error.headers)) from error
         except URLError as error:
-            raise _BrokenError(f"the hub cannot be reached: {error.reason}") from error
+            raise _BrokenError(f"the hub cannot be reached: {error.reason}", "SourceUnreachable") from error
 
 
 def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[RemoteFile]:
@@ -238,9 +274,7 @@ def _fetch_all(
     partial = sum(part.stat().st_size for file in wanted if (part := folder / f"{file.name}.part").exists())
     free = shutil.disk_usage(folder).free
     if total - partial > free:
-        raise PrefetchError(
-            f"{folder} has {free / 1e9:.1f} GB free and the model needs {(total - partial) / 1e9:.1f} GB"
-        )
+        raise _disk_full(folder, total - partial)
     done, began, said = partial, clock(), clock()
 
     def tell(size: int) -> None:
@@ -257,6 +291,17 @@ def _fetch_all(
         say(f"{file.name}: {file.size / 1e6:.1f} MB")
 
 
+def _disk_full(folder: Path, needed: int) -> PrefetchError:
+    free = shutil.disk_usage(folder).free
+    return PrefetchError(f"{folder} has {free / 1e9:.2f} GB free and the model needs {needed / 1e9:.2f} GB", "DiskFull")
+
+
+def _retry_after(headers: Message) -> float:
+    """Seconds; a date, which is also allowed, is as good as nothing."""
+    value = headers.get("Retry-After") or ""
+    return float(value) if value.isdigit() else 0.0
+
+
 def _have(file: RemoteFile, folder: Path) -> bool:
     """Whether the file is there; only what was checked ever gets this name."""
     path = folder / file.name
@@ -269,6 +314,13 @@ def _digest(file: RemoteFile) -> _Hash:
     blob = hashlib.sha1(usedforsecurity=False)
     blob.update(f"blob {file.size}\0".encode())
     return blob
+
+
+def _exactly(source: BinaryIO, count: int) -> bytes:
+    data = source.read(count)
+    if len(data) < count:
+        raise _BrokenError(f"the connection ended after {len(data)} of {count} bytes")
+    return data
 
 
 def _pieces(source: BinaryIO) -> Iterator[bytes]:

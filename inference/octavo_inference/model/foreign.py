@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo_inference.errors import ModelError
+from octavo_inference.errors import ModelError, UnsupportedModelError
 from octavo_inference.model.from_hf import eos_token_ids
 from octavo_inference.model.jsonfile import optional_json
 
@@ -60,7 +60,7 @@ def describe(folder: Path, digest: str, missing: str) -> ForeignConfig:
 
 def _refuse(path: Path, name: str, data: dict[str, Any]) -> None:
     def refuse(reason: str) -> ModelError:
-        return ModelError(f"{path}: {name} cannot be served: {reason}")
+        return UnsupportedModelError(f"{path}: {name} cannot be served: {reason}")
 
     quantisation = data.get("quantization_config")
     if quantisation:

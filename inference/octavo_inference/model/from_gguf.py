@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.errors import ModelError
+from octavo_inference.errors import ModelError, UnsupportedModelError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.gguf import GgufFile, GgufTensor
 from octavo_inference.model.gguf_header import Strings
@@ -18,7 +18,8 @@ from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights
 log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3")
-_FORMATS: dict[str, Format] = {
+# What a matrix keeps its format in; others are converted to bfloat16.
+FORMATS: dict[str, Format] = {
     "F32": "f32",
     "BF16": "bf16",
     "Q4_0": "q4_0",
@@ -45,7 +46,7 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     """Sizes and flags of the decoder. Raises `ModelError` for an architecture or feature not supported."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise ModelError(
+        raise UnsupportedModelError(
             f"{file.path}: architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
 
@@ -130,7 +131,7 @@ def weights_from_gguf(file: GgufFile, config: ModelConfig) -> Weights:
     head = embedding if config.tied_embeddings else tensors.matrix("output.weight", config.vocab, config.hidden)
     if tensors.converted:
         listed = ", ".join(f"{count} × {name}" for name, count in sorted(tensors.converted.items()))
-        log.info("%s: converted to bfloat16: %s (kept as they are: %s)", file.path, listed, ", ".join(_FORMATS))
+        log.info("%s: converted to bfloat16: %s (kept as they are: %s)", file.path, listed, ", ".join(FORMATS))
     return Weights(embedding, layers, tensors.vector("output_norm.weight", config.hidden), head)
 
 
@@ -147,7 +148,7 @@ class _Tensors:
 
     def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Tensor:
         source = _tensor(self.file, name, (rows, columns))
-        if source.type_name not in _FORMATS:
+        if source.type_name not in FORMATS:
             self.converted[source.type_name] = self.converted.get(source.type_name, 0) + 1
         return _matrix(source, self.order(heads))
 
@@ -220,7 +221,7 @@ def _tensor(file: GgufFile, name: str, shape: tuple[int, ...] | None = None) -> 
 
 def _matrix(source: GgufTensor, order: NDArray[np.int64] | None) -> Tensor:
     data = source.data if order is None else source.data[order]
-    kept = _FORMATS.get(source.type_name)
+    kept = FORMATS.get(source.type_name)
     if kept == "f32":
         return Tensor("f32", source.shape, data.view(np.float32))
     if kept == "bf16":

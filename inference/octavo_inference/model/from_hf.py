@@ -94,7 +94,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     else:
         query_scale = positive("attention_multiplier") or head_dim**-0.5
     bos = data.get("bos_token_id")
-    layer = _prefix(checkpoint) + "layers.0."
+    layer = language_prefix(checkpoint) + "layers.0."
     return ModelConfig(
         architecture=family,
         layers=layers,
@@ -135,7 +135,7 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig) -
     """Canonical weights: views of the files for f32 and bf16, exact conversions of f16."""
     # Gemma stores the difference from 1.
     tensors = _Tensors(folder, checkpoint, norm_offset=1.0 if config.architecture in _GEMMA else 0.0)
-    prefix, hidden = _prefix(checkpoint), config.hidden
+    prefix, hidden = language_prefix(checkpoint), config.hidden
     layers = tuple(_layer(tensors, config, f"{prefix}layers.{layer}.") for layer in range(config.layers))
     embedding = tensors.matrix(prefix + "embed_tokens.weight", config.vocab, hidden)
     head = embedding if config.tied_embeddings else tensors.matrix("lm_head.weight", config.vocab, hidden)
@@ -237,7 +237,8 @@ def eos_token_ids(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _prefix(checkpoint: Checkpoint) -> str:
+def language_prefix(checkpoint: Checkpoint) -> str:
+    """What the names of a language model's tensors start with."""
     return next((p for p in _PREFIXES if p + "embed_tokens.weight" in checkpoint.tensors), _PREFIXES[0])
 
 

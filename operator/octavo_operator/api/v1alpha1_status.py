@@ -43,6 +43,22 @@ class Capacity(Block):
     )
 
 
+class ModelStatus(Block):
+    """What was found when the model was looked at, before pods were made for it."""
+
+    identity: str = Field(max_length=16, description="Hash over what `spec.model` says of where the model is.")
+    resolved_revision: str | None = Field(
+        default=None, max_length=128, description="Commit that every replica gets, whatever a branch does meanwhile."
+    )
+    architecture: str | None = Field(default=None, max_length=128, description="Family of the model.")
+    parameters: int | None = Field(default=None, ge=0, description="Numbers in its weights.")
+    weights_bytes: int | None = Field(default=None, ge=0, description="Memory that the weights take in a replica.")
+    kv_bytes_per_token: int | None = Field(
+        default=None, ge=0, description="Memory that one token takes in the KV pool."
+    )
+    context_length: int | None = Field(default=None, ge=0, description="Longest sequence, in tokens.")
+
+
 class ScalingEvent(Block):
     """One change of the number of replicas by the autoscaler."""
 
@@ -94,6 +110,7 @@ class Status(Block):
     selector: str = Field(max_length=512, description="Label selector of the pods, for HPA and KEDA.")
     url: str = Field(max_length=512, description="OpenAI-compatible base address inside the cluster.")
     load: Load | None = Field(default=None, description="What the replicas do.")
+    model: ModelStatus | None = Field(default=None, description="What was found of the model.")
     capacity: Capacity | None = Field(default=None, description="What was measured of a replica.")
     autoscaling: AutoscalingStatus | None = Field(default=None, description="What the built-in autoscaler thinks.")
     failures: tuple[Failure, ...] = Field(

@@ -15,6 +15,20 @@ COMPONENT_OPERATOR = "operator"
 # On pods and Deployment: the revision of the spec they were made from.
 LABEL_REVISION = f"{names.API_GROUP}/revision"
 
+# What the restricted Pod Security standard asks of pods and containers, and no file system to write to.
+USER = 65532
+POD_SECURITY: Json = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+SECURITY: Json = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Installation:

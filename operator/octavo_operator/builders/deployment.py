@@ -7,9 +7,11 @@ import math
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config, placement, source
+from octavo_operator.builders import config, model_job, placement, source
 from octavo_operator.builders.common import (
     LABEL_REVISION,
+    POD_SECURITY,
+    SECURITY,
     Installation,
     canary_name,
     canary_selector,
@@ -26,12 +28,6 @@ ANNOTATION_TEMPLATE = f"{names.API_GROUP}/applied-template"
 # After propagation and drain: time for the process to write its last lines and exit.
 EXIT_SECONDS = 15
 _STARTUP_PERIOD = 2
-_USER = 65532
-_SECURITY: Json = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
 
 
 def deployment(owner: LLMDeployment, template: Json, replicas: int, strategy: Json, deadline: int) -> Json:
@@ -82,8 +78,13 @@ def config_name(template: Json) -> str:
     return next((volume["configMap"]["name"] for volume in volumes if volume["name"] == "config"), "")
 
 
-def pod_template(owner: LLMDeployment, installation: Installation, config_map: str) -> Json:
-    """The pods of the current spec, within the restricted Pod Security standard."""
+def pod_template(
+    owner: LLMDeployment, installation: Installation, config_map: str, *, revision: str = "", record: str = ""
+) -> Json:
+    """The pods of the current spec, within the restricted Pod Security standard.
+
+    `revision` is the model's, as it was resolved; `record` what to remember of the model beside the pods.
+    """
     spec = owner.spec
     model = source.parse(spec.model)
     default_image = installation.server_image if spec.resources.gpu.count else installation.server_cpu_image
@@ -93,12 +94,7 @@ def pod_template(owner: LLMDeployment, installation: Installation, config_map: s
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain.propagation_seconds + spec.drain.timeout_seconds + EXIT_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         "containers": [_server(owner, image)],
         "volumes": [
             source.volume(model),
@@ -107,12 +103,12 @@ def pod_template(owner: LLMDeployment, installation: Installation, config_map: s
         ],
     }
     if model.downloads:
-        pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, _SECURITY)]
+        pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, revision)]
     pod |= placement.pod_fields(owner)
-    return {
-        "metadata": {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}},
-        "spec": pod,
-    }
+    metadata: Json = {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}}
+    if record:
+        metadata["annotations"] = {model_job.ANNOTATION_MODEL: record}
+    return {"metadata": metadata, "spec": pod}
 
 
 def _server(owner: LLMDeployment, image: str) -> Json:
@@ -138,7 +134,7 @@ def _server(owner: LLMDeployment, image: str) -> Json:
             {"name": names.PORT_NAME_ADMIN, "containerPort": names.PORT_ADMIN},
         ],
         "resources": {"requests": requests, "limits": limits, **placement.container_claims(owner)},
-        "securityContext": _SECURITY,
+        "securityContext": SECURITY,
         "startupProbe": _probe(
             "/startupz",
             period=_STARTUP_PERIOD,

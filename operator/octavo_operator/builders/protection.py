@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import source
+from octavo_operator.builders import model_job, source
 from octavo_operator.builders.common import COMPONENT_GATEWAY, COMPONENT_OPERATOR, Installation, child, selector
 from octavo_protocol import names
 
@@ -29,11 +29,6 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
     namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": installation.namespace}}}
     gateway = {**namespace, "podSelector": {"matchLabels": {names.LABEL_COMPONENT: COMPONENT_GATEWAY}}}
     operator = {**namespace, "podSelector": {"matchLabels": {names.LABEL_COMPONENT: COMPONENT_OPERATOR}}}
-    egress: list[Json] = []
-    if source.parse(owner.spec.model).downloads:
-        hub = source.download_port(owner.spec.engine.env)
-        # Port 53 for name servers outside the cluster's pods; those inside may listen on another one.
-        egress = [{"ports": [_port(53, "UDP"), _port(53)]}, {"to": [_CLUSTER_DNS]}, {"ports": [_port(hub)]}]
     body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", owner.name)
     body["spec"] = {
         "podSelector": {"matchLabels": selector(owner)},
@@ -42,9 +37,45 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": egress,
+        "egress": _way_to_hub(owner),
     }
     return body
+
+
+def look_policy_name(owner: LLMDeployment) -> str:
+    """Name of the policy for the pods that look at the model."""
+    return f"{owner.name}-fetch"
+
+
+def look_policy(owner: LLMDeployment) -> Json:
+    """Nobody in; out only where the model is."""
+    body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", look_policy_name(owner))
+    selected = {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: model_job.COMPONENT}
+    body["spec"] = {
+        "podSelector": {"matchLabels": selected},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [],
+        "egress": _way_to_hub(owner),
+    }
+    return body
+
+
+def _way_to_hub(owner: LLMDeployment) -> list[Json]:
+    """DNS and the hub's port, anywhere but where clouds hand out the credentials of a node."""
+    if not source.parse(owner.spec.model).downloads:
+        return []
+    anywhere: list[Json] = [
+        {"namespaceSelector": {}},
+        {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
+        {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128", "fe80::/10"]}},
+    ]
+    hub = source.download_port(owner.spec.engine.env)
+    return [
+        # Port 53 for name servers outside the cluster's pods; those inside may listen on another one.
+        {"ports": [_port(53, "UDP"), _port(53)]},
+        {"to": [_CLUSTER_DNS]},
+        {"to": anywhere, "ports": [_port(hub)]},
+    ]
 
 
 _CLUSTER_DNS: Json = {

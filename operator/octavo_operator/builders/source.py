@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.v1alpha1 import Model
 from octavo_operator.api.v1alpha1_engine import Env
+from octavo_operator.builders.common import SECURITY
 
 MOUNT = "/model"
 VOLUME = "model"
@@ -54,20 +55,38 @@ def env_entries(env: tuple[Env, ...]) -> list[Json]:
     return [entry.model_dump(by_alias=True, exclude_none=True) for entry in env]
 
 
-def prefetch(model: Model, env: tuple[Env, ...], image: str, security: Json) -> Json:
-    """The init container that downloads a hub model into the volume. It alone holds the hub token."""
-    target = model.uri if model.revision is None else f"{model.uri}@{model.revision}"
+def pinned(model: Model, revision: str | None) -> str:
+    """What a download is told to fetch."""
+    return model.uri if revision is None else f"{model.uri}@{revision}"
+
+
+def download_env(model: Model, env: tuple[Env, ...]) -> list[Json]:
+    """Variables of a container that speaks to the hub: way, and token. Empty for models that need no download."""
+    if not parse(model).downloads:
+        return []
     variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
     if model.credentials_secret_ref is not None:
         reference = {"name": model.credentials_secret_ref.name, "key": TOKEN_KEY}
         variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    return variables
+
+
+def prefetch(model: Model, env: tuple[Env, ...], image: str, revision: str) -> Json:
+    """The init container that downloads a hub model into the volume, at `revision` when that was resolved."""
     return {
         "name": PREFETCH,
         "image": image,
-        "command": ["python", "-m", "octavo_inference.prefetch", target, "--to", MOUNT],
-        "env": [{"name": "HOME", "value": "/tmp"}, *variables],  # noqa: S108 - the container's own volume
+        "command": [
+            "python",
+            "-m",
+            "octavo_inference.prefetch",
+            pinned(model, revision or model.revision),
+            "--to",
+            MOUNT,
+        ],
+        "env": [{"name": "HOME", "value": "/tmp"}, *download_env(model, env)],  # noqa: S108 - the container's own volume
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": security,
+        "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": VOLUME, "mountPath": MOUNT}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }

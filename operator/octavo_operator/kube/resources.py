@@ -38,6 +38,7 @@ PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
 POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+JOBS = Resource("batch", "v1", "jobs", "Job")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENT_RECORDS = Resource("events.k8s.io", "v1", "events", "Event")
 
@@ -52,5 +53,6 @@ CHILDREN = {
         SERVICE_ACCOUNTS,
         POD_DISRUPTION_BUDGETS,
         NETWORK_POLICIES,
+        JOBS,
     )
 }

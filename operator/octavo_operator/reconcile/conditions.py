@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from octavo_operator.api.v1alpha1_status import Condition
+from octavo_operator.reconcile.model import Failed, Pending
 from octavo_operator.reconcile.problems import Problem
 from octavo_operator.reconcile.rollout import Progress
 from octavo_operator.reconcile.times import rfc3339
 from octavo_operator.reconcile.view import View
+from octavo_protocol.model import ModelReport
 
 # A claim that the scheduler waits for keeps a pod from a node, too.
 _HOMELESS = ("Unschedulable", "ModelVolumeUnavailable")
@@ -66,16 +68,29 @@ def _counts(view: View) -> tuple[int, int, int]:
 
 
 def _ready(view: View) -> Verdict:
+    return _ready_without_pods(view) or _ready_with_pods(view)
+
+
+def _ready_without_pods(view: View) -> Verdict | None:
+    """What decides whatever the pods do; None when they decide."""
     invalid = _spec_valid(view)
     if invalid.status == "False":
         return invalid
     if view.owner.spec.suspend:
         return Verdict("False", "Suspended", "spec.suspend is true: no replica runs and no request is held")
-    ready, updated, active = _counts(view)
+    if isinstance(view.model, Failed):
+        return Verdict("False", view.model.reason, f"{view.model.message}{_goes_on(view)}")
     if view.target == 0:
         return _ready_at_zero(view)
+    if isinstance(view.model, Pending):
+        return Verdict("False", "ResolvingModel", f"{_looking(view)}{_goes_on(view)}")
+    return None
+
+
+def _ready_with_pods(view: View) -> Verdict:
     if view.progress is not None and view.progress.reason == "RolledBack":
         return _said(view.progress)
+    ready, updated, active = _counts(view)
     if ready and updated == active:
         if ready >= view.target:
             return Verdict("True", "AllReplicasReady", f"{ready} of {view.target} replicas are ready")
@@ -89,6 +104,15 @@ def _ready(view: View) -> Verdict:
 
 def _said(progress: Progress) -> Verdict:
     return Verdict(progress.status, progress.reason, progress.message)
+
+
+def _goes_on(view: View) -> str:
+    ready = sum(pod.ready for pod in view.active)
+    return f"; {ready} replicas of the spec before go on serving" if ready else ""
+
+
+def _looking(view: View) -> str:
+    return f"a Job looks at {view.owner.spec.model.uri} before pods are made for it"
 
 
 def _ready_at_zero(view: View) -> Verdict:
@@ -162,12 +186,24 @@ def _model_resolved(view: View, before: Condition | None) -> Verdict:
     failed = next((p for p in view.problems if p.reason in ("ModelPullFailed", "ModelVolumeUnavailable")), None)
     if failed:
         return Verdict("False", failed.reason, failed.message)
+    if isinstance(view.model, Failed):
+        return Verdict("False", view.model.reason, view.model.message)
+    if isinstance(view.model, Pending):
+        return Verdict("Unknown", "ResolvingModel", _looking(view))
+    if view.model is not None and view.model.found.architecture:
+        return Verdict("True", "Resolved", _found(view.owner.spec.model.uri, view.model.found))
     current = [pod for pod in view.active if pod.revision == view.owner.revision]
     if any(pod.loaded for pod in current):
         return Verdict("True", "Loaded", f"{view.owner.spec.model.uri} is on the node of a replica")
     if not current and before is not None:
         return Verdict(before.status, before.reason, before.message)
     return Verdict("Unknown", "Pending", f"no replica has {view.owner.spec.model.uri} yet")
+
+
+def _found(uri: str, found: ModelReport) -> str:
+    commit = f" at {found.revision}" if found.revision else ""
+    size = f", {found.parameters / 1e6:,.0f} million parameters" if found.parameters else ""
+    return f"{uri}{commit} is a {found.architecture} model{size}"
 
 
 def _scheduled(view: View) -> Verdict:

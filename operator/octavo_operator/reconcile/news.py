@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo_operator.api.blocks import Json
 
 # Reasons of Ready that are somebody's problem.
-_CALM = frozenset({"Starting", "RollingOut", "Suspended", "ScaledToZero"})
+_CALM = frozenset({"ResolvingModel", "Starting", "RollingOut", "Suspended", "ScaledToZero"})
 # Turns of a rollout worth an event, and whether they are a warning.
 _TURNS = {"SurgeUnschedulable": True, "Canary": False, "CanaryPromoted": False, "CanaryFailed": True}
 

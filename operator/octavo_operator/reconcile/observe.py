@@ -7,8 +7,10 @@ import asyncio
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders.common import selector
+from octavo_operator.builders.model_job import CONTAINER, job_name
 from octavo_operator.kube.client import KubeClient
-from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, PODS
+from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, JOBS, PODS
+from octavo_operator.reconcile.model import is_look, observe_look
 from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
 from octavo_operator.reconcile.pods import Pod, observe_pod, seconds
 from octavo_protocol import names
@@ -21,11 +23,12 @@ _PODS_WITH_EVENTS = 3
 
 async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Observed:
     """Children, pods and the events about pods that are in trouble."""
-    labels = ",".join(f"{name}={value}" for name, value in selector(owner).items())
+    labels = f"{names.LABEL_NAME}={owner.name}"
     managed = f"{labels},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-    maps, revisions, pods = await asyncio.gather(
+    maps, revisions, jobs, bodies = await asyncio.gather(
         client.list(CONFIG_MAPS, owner.namespace, labels=managed),
         client.list(CONTROLLER_REVISIONS, owner.namespace, labels=managed),
+        client.list(JOBS, owner.namespace, labels=managed),
         client.list(PODS, owner.namespace, labels=labels),
     )
     ids = child_ids(owner, revisions)
@@ -33,15 +36,29 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
     children: dict[ChildId, Json] = {
         child_id: body for child_id, body in zip(ids, fixed, strict=True) if body is not None
     }
-    children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions)}
-    return Observed(children=children, pods=await _observe_pods(client, owner, pods, now))
+    children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions, *jobs)}
+    looks = [body for body in bodies if is_look(body)]
+    events = await _events(client, owner, looks, [body for body in bodies if not is_look(body)], now)
+    return Observed(
+        children=children,
+        pods=tuple(
+            observe_pod(body, owner, events.get(body["metadata"]["uid"], []))
+            for body in bodies
+            if selector(owner).items() <= body["metadata"]["labels"].items()
+        ),
+        look=observe_look(looks, owner, job_name(owner), [event for found in events.values() for event in found]),
+    )
 
 
-async def _observe_pods(client: KubeClient, owner: LLMDeployment, bodies: list[Json], now: float) -> tuple[Pod, ...]:
-    troubled = [body for body in bodies if _troubled(observe_pod(body, owner, []), now)][:_PODS_WITH_EVENTS]
-    answers = await asyncio.gather(*(_events(client, owner, body) for body in troubled))
-    events = {body["metadata"]["uid"]: found for body, found in zip(troubled, answers, strict=True)}
-    return tuple(observe_pod(body, owner, events.get(body["metadata"]["uid"], [])) for body in bodies)
+async def _events(
+    client: KubeClient, owner: LLMDeployment, looks: list[Json], servers: list[Json], now: float
+) -> dict[str, list[Json]]:
+    """Events about pods in trouble, by their uid."""
+    troubled = [body for body in looks if _troubled(observe_pod(body, owner, [], main=CONTAINER), now)]
+    troubled += [body for body in servers if _troubled(observe_pod(body, owner, []), now)]
+    troubled = troubled[:_PODS_WITH_EVENTS]
+    answers = await asyncio.gather(*(_about(client, owner, body) for body in troubled))
+    return {body["metadata"]["uid"]: found for body, found in zip(troubled, answers, strict=True)}
 
 
 def _troubled(pod: Pod, now: float) -> bool:
@@ -49,7 +66,7 @@ def _troubled(pod: Pod, now: float) -> bool:
     return pod.active and (silent or bool(pod.problems))
 
 
-async def _events(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
+async def _about(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
     """Events about one pod, newest first."""
     found = await client.list(EVENTS, owner.namespace, fields=f"involvedObject.uid={body['metadata']['uid']}")
     return sorted(found, key=lambda e: seconds(e.get("lastTimestamp") or e.get("eventTime")) or 0.0, reverse=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api.blocks import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.builders import config, protection, revision, services
+from octavo_operator.builders import config, model_job, protection, revision, services
 from octavo_operator.builders import deployment as deployments
 from octavo_operator.builders.common import LABEL_REVISION, Installation, canary_name
 from octavo_operator.builders.config import quantity
 from octavo_operator.builders.revision import Revision
+from octavo_operator.reconcile.model import Look, Model, Resolved, resolve
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.rollout import Course, Seen, course, deadline
 from octavo_operator.reconcile.scale import Mark, Scale, scale, wanted
@@ -38,6 +39,7 @@ class Observed:
 
     children: Mapping[ChildId, Json] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
+    look: Look | None = None
     load: Load | None = None
     scaling: Scaling | None = None
     refused: str = ""
@@ -87,6 +89,7 @@ def child_ids(owner: LLMDeployment, revisions: Iterable[Json]) -> tuple[ChildId,
         *(beside if noted or owner.spec.rollout.strategy == "Canary" else ()),
         ("ServiceAccount", owner.name),
         ("NetworkPolicy", owner.name),
+        ("NetworkPolicy", protection.look_policy_name(owner)),
         ("PodDisruptionBudget", owner.name),
         ("Service", owner.name),
         ("Service", f"{owner.name}-pods"),
@@ -101,9 +104,13 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     recommended = observed.scaling.desired if observed.scaling else None
     target = wanted(owner.spec, current, recommended)
     settings = config.config_map(owner)
+    revisions = _recorded(owner, observed.children)
+    model = _model(owner, revisions, observed.look)
+    if owner.revision not in revisions and isinstance(model, Resolved):
+        revisions[owner.revision] = _new_revision(owner, installation, settings, revisions, model)
     seen = Seen(
         wanted=owner.revision,
-        revisions=_revisions(owner, installation, settings, observed.children),
+        revisions=revisions,
         deployment=live,
         canary=observed.children.get(("Deployment", canary_name(owner))),
         pods=observed.pods,
@@ -121,6 +128,8 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         scaling=observed.scaling,
         progress=way.progress,
         current_revision=_newest_served(way.revisions.values()),
+        look=observed.look,
+        model=model,
         conflict=_strangers(owner, way, observed.children),
         refused=observed.refused,
     )
@@ -132,7 +141,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     step = scale(current, way.replicas, seen.stable_pods, rolls_to, work, now)
     beside = _scale_canary(way, seen, work, now)
     actions = _actions(owner, installation, observed, way, (step, beside), status)
-    wait = _soonest(step.wait, beside.wait, way.wait, _patience(observed.pods))
+    wait = _soonest(step.wait, beside.wait, way.wait, _patience(observed))
     # What a canary takes from the replicas of mode Builtin is not the autoscaler's to make up for.
     return Plan(tuple(actions), status, step.replicas + target - way.replicas, wait)
 
@@ -149,13 +158,10 @@ def _newest_served(revisions: Iterable[Revision]) -> str | None:
     return max(served, key=lambda known: known.number).name if served else None
 
 
-def _revisions(
-    owner: LLMDeployment, installation: Installation, settings: Json, children: Mapping[ChildId, Json]
-) -> dict[str, Revision]:
-    """What is recorded, with the revisions of the spec and of the running Deployment where they are not yet."""
+def _recorded(owner: LLMDeployment, children: Mapping[ChildId, Json]) -> dict[str, Revision]:
+    """What is recorded, with the revision of the running Deployment where it is not yet."""
     ours = [body for (kind, _), body in children.items() if kind == revision.KIND and _is_ours(owner, body)]
     known = {found.name: found for found in map(revision.recorded, ours)}
-    number = max((found.number for found in known.values()), default=0)
     live = children.get(("Deployment", owner.name))
     running = None if live is None else live["metadata"].get("labels", {}).get(LABEL_REVISION)
     template = None if live is None else deployments.applied_template(live)
@@ -163,20 +169,49 @@ def _revisions(
         # Made by an operator that kept no history, or deleted by someone: what runs is not to be restarted for that.
         data = children.get(("ConfigMap", deployments.config_name(template)), {}).get("data")
         if data is not None and running:
-            number += 1
-            known[running] = Revision(running, number, template, data)
-    if owner.revision not in known:
-        template = deployments.pod_template(owner, installation, settings["metadata"]["name"])
-        known[owner.revision] = Revision(owner.revision, number + 1, template, settings["data"])
+            known[running] = Revision(running, _newest(known) + 1, template, data)
     return known
+
+
+def _newest(known: Mapping[str, Revision]) -> int:
+    return max((found.number for found in known.values()), default=0)
+
+
+def _model(owner: LLMDeployment, known: Mapping[str, Revision], look: Look | None) -> Model | None:
+    """What is known of the model; None for pods from before there were looks: what runs is right."""
+    newest_first = sorted(known.values(), key=lambda found: found.number, reverse=True)
+    model = resolve(owner, [found.template for found in newest_first], look)
+    return None if owner.revision in known and not isinstance(model, Resolved) else model
+
+
+def _new_revision(
+    owner: LLMDeployment, installation: Installation, settings: Json, known: Mapping[str, Revision], model: Resolved
+) -> Revision:
+    """The revision of the spec, made once its model is known."""
+    template = deployments.pod_template(
+        owner,
+        installation,
+        settings["metadata"]["name"],
+        revision=model.found.revision,
+        record=model_job.record(owner, model.report),
+    )
+    return Revision(owner.revision, _newest(known) + 1, template, settings["data"])
+
+
+def _pinned(owner: LLMDeployment) -> str:
+    """The revision that was resolved for this very model before, so that a lost child does not bring a newer one."""
+    known = owner.status.get("model", {})
+    same = known.get("identity") == model_job.identity(owner)
+    return str(known.get("resolvedRevision", "")) if same else ""
 
 
 def _soonest(*delays: float | None) -> float | None:
     return min((delay for delay in delays if delay is not None), default=None)
 
 
-def _patience(pods: Sequence[Pod]) -> float | None:
+def _patience(observed: Observed) -> float | None:
     """Why a volume cannot be mounted stands in events alone, which nobody watches: look again while a pod waits."""
+    pods = observed.pods if observed.look is None else (*observed.pods, observed.look.pod)
     return EVENTS_SECONDS if any(pod.active and not pod.loaded for pod in pods) else None
 
 
@@ -195,18 +230,37 @@ def _actions(
     bodies.append(services.service_account(owner))
     bodies += _settings(owner, way)
     if owner.spec.availability.network_policy:
-        bodies.append(protection.network_policy(owner, installation))
+        bodies += [protection.network_policy(owner, installation), protection.look_policy(owner)]
     if owner.spec.availability.pod_disruption_budget:
         bodies.append(protection.disruption_budget(owner))
+    if owner.revision not in way.revisions:
+        bodies.append(model_job.job(owner, installation, _pinned(owner)))
     bodies += _serving(owner, observed, way, steps, cold_start)
+    bodies = [_stamped(body) for body in bodies]
     applies: list[Action] = []
-    for body in map(_stamped, bodies):
-        present = observed.children.get((body["kind"], body["metadata"]["name"]))
-        if present is None or not _covers(present, body):
+    for body in bodies:
+        present = observed.children.get(_id(body))
+        if present is None or (body["kind"] != "Job" and not _covers(present, body)):
             applies.append(Apply(body))
+    kept = {_id(body) for body in bodies if body["kind"] != "Job" or not _outdated(body, observed)}
     # The marks go first: they must be on the pods before the Deployment's number moves.
     marks = [mark for step in steps for mark in step.marks]
-    return [*marks, *applies, *_deletions(owner, observed, {_id(body) for body in bodies})]
+    return [*marks, *applies, *_deletions(owner, observed, kept)]
+
+
+def _outdated(job: Json, observed: Observed) -> bool:
+    """Whether the Job must make room for `job`: what its pods are made from cannot be changed.
+
+    One that ended is read, however it was made; unless its pod, which has the result, is gone.
+    """
+    live = observed.children.get(_id(job))
+    if live is None:
+        return False
+    ended = any(c["type"] == "Complete" and c["status"] == "True" for c in live.get("status", {}).get("conditions", []))
+    if ended:
+        return observed.look is None
+    before, now = (body["metadata"].get("annotations", {}).get(ANNOTATION_APPLIED) for body in (live, job))
+    return bool(before != now)
 
 
 def _settings(owner: LLMDeployment, way: Course) -> list[Json]:
@@ -234,7 +288,7 @@ def _serving(
 
 
 def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> list[Action]:
-    """Children no longer wanted: protections switched off, an ended canary, settings that no pod uses any more."""
+    """Children no longer wanted: protections switched off, an ended canary or look, settings no pod uses any more."""
     in_use = {pod.config for pod in observed.pods}
     gone: list[Action] = []
     for (kind, name), body in observed.children.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo_operator.api.blocks import Json
@@ -43,13 +44,13 @@ class Pod:
         return not self.terminating and not self.finished
 
 
-def observe_pod(body: Json, owner: LLMDeployment, events: list[Json]) -> Pod:
-    """The pod in an API object; `events` are those about it."""
+def observe_pod(body: Json, owner: LLMDeployment, events: Sequence[Json], main: str = SERVER) -> Pod:
+    """The pod in an API object; `events` are those about it, `main` is the container it is made for."""
     meta, status = body["metadata"], body.get("status", {})
     annotations = meta.get("annotations", {})
     conditions = {c["type"]: c for c in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
-    server: Json = next((c for c in containers if c["name"] == SERVER), {})
+    server: Json = next((c for c in containers if c["name"] == main), {})
     running = server.get("state", {}).get("running")
     ready = conditions.get("Ready", {}).get("status") == "True"
     return Pod(

@@ -19,6 +19,10 @@ from octavo_operator.reconcile.words import creation_cause, last_words, pull_cau
 
 # All reasons there are, worst first: what no waiting cures stands before what may pass.
 REASONS = (
+    "ModelNotFound",
+    "Unauthorized",
+    "UnknownArchitecture",
+    "InvalidModel",
     "ModelPullFailed",
     "ModelVolumeUnavailable",
     "ImagePullFailed",
@@ -37,6 +41,9 @@ REASONS = (
     "StartTooSlow",
     "Unresponsive",
     "CrashLoop",
+    "RateLimited",
+    "SourceUnreachable",
+    "DownloadFailed",
     "Unschedulable",
     "SandboxFailed",
     "VolumeMountFailed",

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo_operator.api.blocks import Json
-from octavo_operator.api.v1alpha1_status import AutoscalingStatus, Capacity, Failure, ScalingEvent, Status
+from octavo_operator.api.v1alpha1_status import (
+    AutoscalingStatus,
+    Capacity,
+    Failure,
+    ModelStatus,
+    ScalingEvent,
+    Status,
+)
 from octavo_operator.api.v1alpha1_status import Load as LoadStatus
+from octavo_operator.builders import model_job
 from octavo_operator.builders.common import selector
+from octavo_operator.capacity import kv_element_bytes
 from octavo_operator.reconcile.conditions import conditions
+from octavo_operator.reconcile.model import Resolved
 from octavo_operator.reconcile.problems import Problem
 from octavo_operator.reconcile.times import rfc3339, seconds
 from octavo_operator.reconcile.view import Load, View
@@ -37,6 +47,7 @@ def next_status(view: View, now: float) -> Json:
         selector=",".join(f"{name}={value}" for name, value in selector(owner).items()),
         url=view.url,
         load=_load(previous.load, view.load, now),
+        model=_model(previous.model, view),
         capacity=_capacity(previous.capacity, view.load),
         autoscaling=_autoscaling(previous.autoscaling, view),
         failures=_failures(previous.failures, view.problems[:FAILURES]),
@@ -114,6 +125,23 @@ def _capacity(previous: Capacity | None, load: Load | None) -> Capacity | None:
         kv_tokens_per_replica=before.kv_tokens_per_replica if now.kv_tokens is None else now.kv_tokens,
     )
     return None if capacity == Capacity() else capacity
+
+
+def _model(previous: ModelStatus | None, view: View) -> ModelStatus | None:
+    """What is known of the model that the spec means; of another one, nothing."""
+    identity = model_job.identity(view.owner)
+    if not isinstance(view.model, Resolved):
+        return previous if previous and previous.identity == identity else None
+    found, dtype = view.model.found, view.owner.spec.engine.dtype
+    return ModelStatus(
+        identity=identity,
+        resolved_revision=found.revision or None,
+        architecture=found.architecture or None,
+        parameters=found.parameters or None,
+        weights_bytes=found.weights.get(dtype),
+        kv_bytes_per_token=found.kv_elements_per_token * kv_element_bytes(dtype) or None,
+        context_length=found.max_length or None,
+    )
 
 
 def _autoscaling(previous: AutoscalingStatus | None, view: View) -> AutoscalingStatus | None:

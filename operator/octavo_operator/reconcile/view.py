@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.reconcile.judge import Evidence
+from octavo_operator.reconcile.model import Failed, Look, Model, problems
 from octavo_operator.reconcile.pods import Pod, Problem
 from octavo_operator.reconcile.problems import REASONS, creation_problems
 from octavo_operator.reconcile.rollout import Progress
@@ -54,7 +55,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a status is made of."""
+    """All that a status is made of. `model` is None where pods were made without a look at it."""
 
     owner: LLMDeployment
     pods: tuple[Pod, ...]
@@ -67,6 +68,8 @@ class View:
     current_revision: str | None = None
     conflict: str = ""
     refused: str = ""
+    look: Look | None = None
+    model: Model | None = None
 
     @property
     def active(self) -> list[Pod]:
@@ -82,6 +85,8 @@ class View:
         enough = sum(pod.ready for pod in self.active) >= self.target
         shown = [pod for pod in self.pods if not (pod.terminating or (pod.finished and enough))]
         found = [*creation_problems(self.deployment), *(problem for pod in shown for problem in pod.problems)]
+        if isinstance(self.model, Failed):
+            found += problems(self.look, self.model)
         return sorted(found, key=lambda p: (_rank(p.reason), -p.last, p.pod))
 
 

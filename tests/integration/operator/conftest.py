@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -17,8 +18,9 @@ import yaml
 from octavo_operator.api.resource import Key
 from octavo_operator.builders.common import Installation
 from octavo_operator.kube.client import KubeClient
+from octavo_operator.kube.errors import ConflictError
 from octavo_operator.kube.permissions import rules
-from octavo_operator.kube.resources import LLMDEPLOYMENTS, SERVICE_ACCOUNTS, Resource
+from octavo_operator.kube.resources import JOBS, LLMDEPLOYMENTS, PODS, SERVICE_ACCOUNTS, Resource
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.reconciler import Reconciler
@@ -61,13 +63,74 @@ def sampled() -> Sampled:
     return Sampled()
 
 
+class Prompt(Reconciler):
+    """A reconciler in a cluster whose Jobs are done as soon as they are there."""
+
+    jobs: KubeClient
+
+    async def reconcile(self, key: Key) -> float | None:
+        again = await super().reconcile(key)
+        if await finish_jobs(self.jobs, key.namespace):
+            again = await super().reconcile(key)
+        return again
+
+
 @pytest.fixture
-def make_reconciler(sampled: Sampled) -> Callable[[KubeClient], Reconciler]:
-    def make(client: KubeClient) -> Reconciler:
+def make_reconciler(sampled: Sampled, kube: KubeClient) -> Callable[..., Reconciler]:
+    """A reconciler. Nobody runs Jobs here: with `jobs`, those that look at models end at once, with that report."""
+
+    def make(client: KubeClient, *, jobs: bool = True) -> Reconciler:
         installation = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")
-        return Reconciler(client, installation, sampled, Metrics(), time.time, "test")
+        reconciler = (Prompt if jobs else Reconciler)(client, installation, sampled, Metrics(), time.time, "test")
+        if isinstance(reconciler, Prompt):
+            reconciler.jobs = kube
+        return reconciler
 
     return make
+
+
+@pytest.fixture
+async def finishing(kube: KubeClient, namespace: str) -> AsyncIterator[None]:
+    """Jobs of the test's namespace end by themselves, for operators that run as a process."""
+
+    async def run() -> None:
+        while True:
+            await finish_jobs(kube, namespace)
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(run())
+    yield
+    task.cancel()
+
+
+async def finish_jobs(kube: KubeClient, namespace: str, report: str = "") -> bool:
+    """Let the unfinished Jobs of a namespace end well, with this termination message; whether there were any."""
+    unfinished = [job for job in await kube.list(JOBS, namespace) if not job.get("status", {}).get("succeeded")]
+    for job in unfinished:
+        await finish_job(kube, job, report)
+    return bool(unfinished)
+
+
+async def finish_job(kube: KubeClient, job: Json, report: str) -> None:
+    """What the Job controller and a kubelet would do."""
+    namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+    template = job["spec"]["template"]
+    pod = f"{name}-{job['metadata']['uid'][:5]}"
+    labels = template["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}
+    head = {"name": pod, "namespace": namespace, "labels": labels}
+    time_ = "2026-01-01T00:00:00Z"
+    with contextlib.suppress(ConflictError):
+        await kube.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": template["spec"]})
+    ended = {"exitCode": 0, "message": report, "startedAt": time_, "finishedAt": time_}
+    container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    states = [container | {"state": {"terminated": ended}}]
+    await kube.apply_status(PODS, namespace, pod, {"phase": "Succeeded", "containerStatuses": states})
+    conditions = [
+        {"type": kind, "status": "True", "lastTransitionTime": time_, "lastProbeTime": time_}
+        for kind in ("SuccessCriteriaMet", "Complete")
+    ]
+    done = {"succeeded": 1, "startTime": time_, "completionTime": time_, "conditions": conditions}
+    await kube.apply_status(JOBS, namespace, name, done)
 
 
 @pytest.fixture
@@ -146,7 +209,11 @@ class Program:
 
 @pytest.fixture
 async def start(
-    kubeconfig: Kubeconfig, namespace: str, tmp_path: Path, eventually: Callable[..., Awaitable[Any]]
+    kubeconfig: Kubeconfig,
+    namespace: str,
+    tmp_path: Path,
+    eventually: Callable[..., Awaitable[Any]],
+    finishing: None,
 ) -> AsyncIterator[Callable[..., Awaitable[Program]]]:
     """Starts operator processes; `server` may be a proxy, `environment` hold failpoints."""
     started: list[Program] = []

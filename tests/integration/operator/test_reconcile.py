@@ -256,8 +256,9 @@ async def test_a_new_state_is_an_event_once(kube: KubeClient, llmd: Make, key: K
         await reconciler.reconcile(key)
     found = await kube.list(EVENTS, key.namespace, fields="involvedObject.kind=LLMDeployment")
     said = {(event["type"], event["reason"], event["reportingComponent"]) for event in found}
-    assert len(found) == 2
-    assert said == {("Normal", reason, "octavo-operator") for reason in ("Starting", "AllReplicasReady")}
+    assert len(found) == 3
+    reasons = ("ResolvingModel", "Starting", "AllReplicasReady")
+    assert said == {("Normal", reason, "octavo-operator") for reason in reasons}
 
 
 async def test_a_foreign_service_of_the_name_is_respected(
@@ -298,8 +299,9 @@ async def test_killed_between_any_two_writes_it_converges(
             assert killed < 20
         else:
             break
-    # Eight children and a status; the event of the status is the one write that nobody makes up for.
-    assert killed == 9
+    # Seven children with the Job, status and event; then record, settings, Deployment, the end of the Job, status and
+    # event.
+    assert killed == 13
     before = await versions(kube, key.namespace)
     assert len(before) == 8
     await make_reconciler(kube).reconcile(key)

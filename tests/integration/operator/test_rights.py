@@ -18,7 +18,7 @@ from octavo_operator.reconcile.reconciler import Reconciler
 Json = dict[str, Any]
 Right = tuple[str, str, str]
 
-_ADDRESS = re.compile(r"/apis?/(?:(?P<group>[^/]+\.[^/]+|apps|policy)/)?[^/]+/namespaces/[^/]+/(?P<rest>.+)")
+_ADDRESS = re.compile(r"/apis?/(?:(?P<group>[^/]+\.[^/]+|apps|batch|policy)/)?[^/]+/namespaces/[^/]+/(?P<rest>.+)")
 _VERBS = {"GET": "get", "POST": "create", "DELETE": "delete"}
 
 

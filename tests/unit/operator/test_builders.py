@@ -13,7 +13,7 @@ import yaml
 from octavo_inference.settings import build_parser
 from octavo_inference.settings import parse as parse_arguments
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config, deployment, protection, services, source
+from octavo_operator.builders import config, deployment, model_job, protection, services, source
 from octavo_operator.builders.common import Installation
 
 _ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -117,7 +117,9 @@ Readable.add_representer(str, _text)
 
 def children(owner: LLMDeployment, installation: Installation) -> list[dict[str, Any]]:
     settings = config.config_map(owner)
-    template = deployment.pod_template(owner, installation, settings["metadata"]["name"])
+    template = deployment.pod_template(
+        owner, installation, settings["metadata"]["name"], revision="c0ffee", record=model_job.record(owner, "")
+    )
     body = deployment.deployment(owner, template, 1, _ROLLING, 1860)
     # The recorded template repeats the template as one long line.
     del body["metadata"]["annotations"]
@@ -125,9 +127,11 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
         services.service_account(owner),
         settings,
         protection.network_policy(owner, installation),
+        protection.look_policy(owner),
         protection.disruption_budget(owner),
         services.service(owner, 12),
         services.headless_service(owner),
+        model_job.job(owner, installation, ""),
         body,
     ]
 
@@ -170,10 +174,13 @@ def test_grace_period_covers_propagation_and_drain(
 
 
 @pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kind", ["server", "look"])
 def test_pods_keep_within_the_restricted_standard(
-    name: str, make_owner: Callable[..., LLMDeployment], installation: Installation
+    name: str, kind: str, make_owner: Callable[..., LLMDeployment], installation: Installation
 ) -> None:
-    pod = deployment.pod_template(make_owner(SPECS[name]), installation, "c")["spec"]
+    owner = make_owner(SPECS[name])
+    server = deployment.pod_template(owner, installation, "c")["spec"]
+    pod = server if kind == "server" else model_job.job(owner, installation, "")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False
     for container in (*pod.get("initContainers", []), *pod["containers"]):

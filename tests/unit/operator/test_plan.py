@@ -3,98 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
 from octavo_operator.builders.common import Installation
-from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
-from octavo_operator.reconcile.pods import Pod
+from octavo_operator.reconcile.plan import Apply, Delete, Observed, plan
 from octavo_operator.reconcile.scale import MARK_SECONDS, Mark
 from octavo_operator.reconcile.view import Scaling
 
 Json = dict[str, Any]
 BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}}
-
-
-class World:
-    """A cluster in miniature: applies actions, runs the Deployment's pods, lets time go by."""
-
-    def __init__(self, owner: LLMDeployment, installation: Installation) -> None:
-        self.owner, self.installation = owner, installation
-        self.children: dict[tuple[str, str], Json] = {}
-        self.pods: dict[str, Pod] = {}
-        self.costs: dict[str, int] = {}
-        self.now = 1_000_000.0
-        self.scaling: Scaling | None = None
-        self.names: Iterator[int] = count(1)
-
-    def plan(self) -> Plan:
-        observed = Observed(children=self.children, pods=tuple(self.pods.values()), scaling=self.scaling)
-        return plan(self.owner, self.installation, observed, self.now)
-
-    def pass_(self, actions: int | None = None) -> Plan:
-        """One pass; with `actions`, killed after so many of them and before the status is written."""
-        decided = self.plan()
-        for action in decided.actions[:actions]:
-            self.do(action)
-        if actions is None:
-            self.owner = replace(self.owner, status=copy.deepcopy(decided.status))
-        return decided
-
-    def do(self, action: Apply | Delete | Mark) -> None:
-        if isinstance(action, Apply):
-            body = copy.deepcopy(action.body)
-            key = (body["kind"], body["metadata"]["name"])
-            before = self.children.get(key)
-            body["metadata"]["uid"] = before["metadata"]["uid"] if before else f"uid-{next(self.names)}"
-            self.children[key] = body
-        elif isinstance(action, Delete):
-            assert self.children[action.kind, action.name]["metadata"]["uid"] == action.uid
-            del self.children[action.kind, action.name]
-        elif action.pod in self.pods:
-            marked = action.annotations["octavo.dev/draining"]
-            self.costs[action.pod] = int(action.annotations["controller.kubernetes.io/pod-deletion-cost"] or 0)
-            self.pods[action.pod] = replace(self.pods[action.pod], marked=self.now if marked else None)
-
-    def run(self) -> None:
-        """What the cluster does by itself: pods follow the Deployment, and become ready."""
-        self.now += 1.0
-        deployment = self.children.get(("Deployment", self.owner.name))
-        if deployment is None:
-            self.pods.clear()
-            return
-        revision = deployment["metadata"]["labels"]["octavo.dev/revision"]
-        wanted = deployment["spec"]["replicas"]
-        self.pods = {name: replace(pod, ready=True, loaded=True) for name, pod in self.pods.items()}
-        for pod in [pod for pod in self.pods.values() if pod.revision != revision]:
-            del self.pods[pod.name]
-        for pod in sorted(self.pods.values(), key=lambda pod: self.costs.get(pod.name, 0))[
-            : max(0, len(self.pods) - wanted)
-        ]:
-            del self.pods[pod.name]
-        template = deployment["spec"]["template"]
-        config = next(v["configMap"]["name"] for v in template["spec"]["volumes"] if v["name"] == "config")
-        assert ("ConfigMap", config) in self.children, "a pod that mounts missing settings never starts"
-        for _ in range(wanted - len(self.pods)):
-            name = f"pod-{next(self.names)}"
-            self.pods[name] = Pod(name, revision, config, self.now, scheduled=True)
-
-    def settle(self) -> Plan:
-        for _ in range(40):
-            before = self.owner.status, dict(self.pods)
-            decided = self.pass_()
-            self.run()
-            rested = (decided.status, self.pods) == before and decided.requeue_after is None
-            if rested and not decided.actions:
-                return decided
-        pytest.fail(f"no rest: {decided.actions} {decided.status}")
 
 
 @pytest.fixture
@@ -105,17 +30,13 @@ def make_world(make_owner: Callable[..., LLMDeployment], installation: Installat
     return make
 
 
-def condition(plan_: Plan, name: str) -> Json:
-    return next(c for c in plan_.status["conditions"] if c["type"] == name)
-
-
 def test_a_new_resource_gets_all_children_and_becomes_ready(make_world: Callable[..., World]) -> None:
     world = make_world({"replicas": 2})
     final = world.settle()
     kinds = sorted(kind for kind, _ in world.children)
     assert kinds == sorted(
         [
-            *("ServiceAccount", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget"),
+            *("ServiceAccount", "ConfigMap", "NetworkPolicy", "NetworkPolicy", "PodDisruptionBudget"),
             *("Service", "Service", "Deployment", "ControllerRevision"),
         ]
     )
@@ -126,9 +47,13 @@ def test_a_new_resource_gets_all_children_and_becomes_ready(make_world: Callable
 
 
 def test_the_record_the_account_and_the_settings_come_before_the_pods(make_world: Callable[..., World]) -> None:
-    kinds = [action.body["kind"] for action in make_world().plan().actions if isinstance(action, Apply)]
-    assert kinds[:2] == ["ControllerRevision", "ServiceAccount"]
-    assert kinds[-1] == "Deployment"
+    world = make_world()
+    first = [action.body["kind"] for action in world.pass_().actions if isinstance(action, Apply)]
+    assert first[0] == "ServiceAccount"
+    assert first.index("Job") > 0
+    world.run()
+    then = [action.body["kind"] for action in world.plan().actions if isinstance(action, Apply)]
+    assert then == ["ControllerRevision", "ConfigMap", "Deployment"]
 
 
 def test_what_someone_changed_is_put_back(make_world: Callable[..., World]) -> None:
@@ -180,7 +105,7 @@ def test_protections_go_when_they_are_switched_off(
     world.settle()
     world.owner = make_owner({"availability": {"podDisruptionBudget": False, "networkPolicy": False}})
     gone = {(a.kind, a.name) for a in world.plan().actions if isinstance(a, Delete)}
-    assert gone == {("PodDisruptionBudget", "tiny"), ("NetworkPolicy", "tiny")}
+    assert gone == {("PodDisruptionBudget", "tiny"), ("NetworkPolicy", "tiny"), ("NetworkPolicy", "tiny-fetch")}
 
 
 def test_old_settings_stay_while_a_pod_mounts_them(
@@ -352,6 +277,7 @@ specs = st.fixed_dictionaries(
         "suspend": st.booleans(),
         "engine": st.sampled_from([{}, {"maxModelLen": 64}, {"threads": 2}]),
         "autoscaling": st.sampled_from([{}, {"mode": "External"}, BUILTIN["autoscaling"]]),
+        "model": st.sampled_from([{"uri": "oci://r/m:1"}, {"uri": "hf://org/tiny"}]),
         "availability": st.sampled_from([{}, {"networkPolicy": False}, {"podDisruptionBudget": False}]),
     },
 )
@@ -384,3 +310,4 @@ def test_whatever_happened_it_converges_and_rests(story: list[tuple[str, Any]]) 
     assert len(world.pods) == final.status["desiredReplicas"] == expected
     assert all(pod.revision == world.owner.revision and pod.marked is None for pod in world.pods.values())
     assert sum(kind == "ConfigMap" for kind, _ in world.children) == 1
+    assert not any(kind == "Job" for kind, _ in world.children)

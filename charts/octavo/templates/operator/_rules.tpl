@@ -32,6 +32,10 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# What looks at a model before pods are made for it.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create, patch, delete]
 # Patch: which replica leaves first, and that it is draining.
 - apiGroups: [""]
   resources: [pods]

@@ -1,0 +1,198 @@
+"""Pods wait for a look at their model, and nothing else does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import World, condition
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.builders.common import Installation
+from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan
+from octavo_protocol.model import ModelFailure, ModelReport, encode_look
+
+Json = dict[str, Any]
+HUB = {"model": {"uri": "hf://org/tiny"}}
+FOUND = ModelReport(
+    revision="c0ffee",
+    architecture="llama",
+    parameters=134_000_000,
+    weights={"auto": 126_000_000, "bfloat16": 270_000_000, "float32": 540_000_000},
+    kv_elements_per_token=11_520,
+    max_length=8192,
+)
+
+
+@pytest.fixture
+def make_world(make_owner: Callable[..., LLMDeployment], installation: Installation) -> Callable[..., World]:
+    def make(spec: Json | None = None, said: str | None = encode_look(FOUND).decode()) -> World:
+        world = World(make_owner(spec), installation)
+        world.said = said
+        return world
+
+    return make
+
+
+def jobs(world: World) -> list[str]:
+    return [name for kind, name in world.children if kind == "Job"]
+
+
+def container(world: World, kind: str = "containers") -> Json:
+    found: Json = world.children["Deployment", "tiny"]["spec"]["template"]["spec"][kind][0]
+    return found
+
+
+def applied(decided: Plan) -> list[str]:
+    return [action.body["kind"] for action in decided.actions if isinstance(action, Apply)]
+
+
+def test_no_pod_before_the_model_is_known(make_world: Callable[..., World]) -> None:
+    world = make_world(HUB, said=None)
+    for _ in range(3):
+        decided = world.pass_()
+        world.run()
+    assert ("Deployment", "tiny") not in world.children
+    assert len(jobs(world)) == 1
+    assert condition(decided, "Ready")["reason"] == "ResolvingModel"
+    assert condition(decided, "ModelResolved")["status"] == "Unknown"
+    # The gateway may know of it, and hold requests.
+    assert ("Service", "tiny") in world.children
+
+
+def test_what_was_found_is_shown_and_pinned(make_world: Callable[..., World]) -> None:
+    world = make_world(HUB)
+    final = world.settle()
+    assert final.status["model"] | {"identity": ""} == {
+        "identity": "",
+        "resolvedRevision": "c0ffee",
+        "architecture": "llama",
+        "parameters": 134_000_000,
+        "weightsBytes": 126_000_000,
+        "kvBytesPerToken": 23_040,
+        "contextLength": 8192,
+    }
+    message = condition(final, "ModelResolved")["message"]
+    assert message == "hf://org/tiny at c0ffee is a llama model, 134 million parameters"
+    assert "hf://org/tiny@c0ffee" in container(world, "initContainers")["command"]
+    assert jobs(world) == []
+
+
+def test_a_job_without_a_report_is_enough(make_world: Callable[..., World]) -> None:
+    world = make_world(HUB, said="")
+    final = world.settle()
+    assert condition(final, "Ready")["reason"] == "AllReplicasReady"
+    assert set(final.status["model"]) == {"identity"}
+
+
+def test_a_branch_that_moves_moves_no_replica(make_world: Callable[..., World], make_owner: Any) -> None:
+    world = make_world(HUB)
+    world.settle()
+    world.said = encode_look(ModelReport(revision="beef", architecture="llama")).decode()
+    world.owner = make_owner({**HUB, "engine": {"maxModelLen": 128}}, status=world.owner.status)
+    final = world.settle()
+    assert "hf://org/tiny@c0ffee" in container(world, "initContainers")["command"]
+    assert final.status["model"]["resolvedRevision"] == "c0ffee"
+
+
+def test_another_model_is_looked_at_while_the_old_one_serves(make_world: Callable[..., World], make_owner: Any) -> None:
+    world = make_world(HUB)
+    world.settle()
+    before = copy.deepcopy(world.children["Deployment", "tiny"]["spec"]["template"])
+    world.said = None
+    world.owner = make_owner({**HUB, "model": {"uri": "hf://org/other"}, "replicas": 2}, status=world.owner.status)
+    for _ in range(3):
+        decided = world.pass_()
+        world.run()
+    assert world.children["Deployment", "tiny"]["spec"]["template"] == before
+    assert len(world.pods) == 2, "what serves is still scaled"
+    assert "model" not in decided.status
+    world.said = ""
+    world.settle()
+    assert "hf://org/other" in container(world, "initContainers")["command"]
+
+
+def test_a_refused_model_says_why_and_leaves_the_old_one(make_world: Callable[..., World], make_owner: Any) -> None:
+    world = make_world(HUB)
+    world.settle()
+    world.said = None
+    world.owner = make_owner({"model": {"uri": "hf://org/other"}}, status=world.owner.status)
+    world.pass_()
+    world.failed = encode_look(ModelFailure(reason="ModelNotFound", message="the hub has no such model (404)")).decode()
+    decided = world.pass_()
+    ready = condition(decided, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "ModelNotFound")
+    assert "'hf://org/other': the hub has no such model (404); 1 replicas of the spec before" in ready["message"]
+    assert condition(decided, "Available")["status"] == "True"
+    assert decided.status["failures"][0]["reason"] == "ModelNotFound"
+    assert len(world.pods) == 1
+
+
+def test_pods_made_before_there_were_looks_are_left_alone(make_world: Callable[..., World]) -> None:
+    world = make_world(HUB)
+    world.settle()
+    for key in [key for key in world.children if key[0] == "ControllerRevision"]:
+        del world.children[key]
+    deployment = world.children["Deployment", "tiny"]
+    recorded = deployment["metadata"]["annotations"]["octavo.dev/applied-template"]
+    template = copy.deepcopy(deployment["spec"]["template"])
+    # As an operator of before wrote it.
+    del template["metadata"]["annotations"]
+    legacy = recorded.replace(recorded[: recorded.index('"labels"')], '{"metadata":{')
+    deployment["metadata"]["annotations"]["octavo.dev/applied-template"] = legacy
+    deployment["spec"]["template"] = template
+    decided = world.pass_()
+    assert applied(decided) == ["ControllerRevision", "Deployment"], "a record, and the stamp"
+    assert "annotations" not in world.children["Deployment", "tiny"]["spec"]["template"]["metadata"]
+    assert condition(decided, "Ready")["status"] == "True"
+
+
+def test_a_lost_status_comes_back_without_a_job(make_world: Callable[..., World], make_owner: Any) -> None:
+    world = make_world(HUB)
+    before = world.settle().status["model"]
+    world.owner = make_owner(HUB)
+    decided = world.pass_()
+    assert decided.status["model"] == before
+    assert jobs(world) == []
+
+
+def test_a_lost_deployment_gets_the_same_commit(make_world: Callable[..., World]) -> None:
+    world = make_world(HUB)
+    world.settle()
+    for key in [key for key in world.children if key[0] in ("Deployment", "ControllerRevision")]:
+        del world.children[key]
+    world.pass_()
+    (name,) = jobs(world)
+    command = world.children["Job", name]["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert "hf://org/tiny@c0ffee" in command
+
+
+def test_a_waiting_job_follows_the_spec_and_the_installation(make_world: Callable[..., World]) -> None:
+    world = make_world(HUB, said=None)
+    world.pass_()
+    (name,) = jobs(world)
+    world.installation = Installation("s:2", "c:2", "octavo-system")
+    (gone,) = [action for action in world.pass_().actions if isinstance(action, Delete)]
+    assert (gone.kind, gone.name) == ("Job", name)
+    world.pass_()
+    assert world.children["Job", name]["spec"]["template"]["spec"]["containers"][0]["image"] == "c:2"
+
+
+def test_a_result_that_was_lost_is_asked_for_again(make_world: Callable[..., World]) -> None:
+    world = make_world(HUB)
+    world.pass_()
+    world.run()
+    world.lost_look = True
+    assert [action.kind for action in world.pass_().actions if isinstance(action, Delete)] == ["Job"]
+
+
+def test_the_look_at_a_model_is_not_a_server(make_owner: Any, installation: Installation) -> None:
+    world = World(make_owner(HUB), installation)
+    world.pass_()
+    job = next(body for (kind, _), body in world.children.items() if kind == "Job")
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    service = world.children["Service", "tiny"]["spec"]["selector"]
+    assert not service.items() <= labels.items()
+    assert plan(world.owner, installation, world.observed(), world.now).replicas == 1

@@ -1,0 +1,172 @@
+"""The look at a model: the same figures as the engine's own, from heads of files alone."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
+
+from octavo_inference import build
+from octavo_inference.config import Dtype
+from octavo_inference.errors import ModelError
+from octavo_inference.inspect_model import inspect, inspect_hub, look, main
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.find import find_model
+from octavo_inference.model.load import LoadedModel, load_model
+from octavo_inference.prefetch import Hub, PrefetchError
+from octavo_protocol.model import ModelFailure, ModelReport, decode_look, encode_look
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+}
+
+
+def safetensors(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> bytes:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, count = end, 1
+        for size in shape:
+            count *= size
+        end = start + count * (2 if dtype != "F32" else 4)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def llama_files(config: dict[str, Any] = LLAMA) -> dict[str, bytes]:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (256, 64), "model.norm.weight": (64,)}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            prefix + "self_attn.q_proj.weight": (64, 64),
+            prefix + "self_attn.k_proj.weight": (32, 64),
+            prefix + "self_attn.v_proj.weight": (32, 64),
+            prefix + "self_attn.o_proj.weight": (64, 64),
+            prefix + "mlp.gate_proj.weight": (128, 64),
+            prefix + "mlp.up_proj.weight": (128, 64),
+            prefix + "mlp.down_proj.weight": (64, 128),
+            prefix + "input_layernorm.weight": (64,),
+            prefix + "post_attention_layernorm.weight": (64,),
+        }
+    return {
+        "config.json": json.dumps(config).encode(),
+        "tokenizer.json": b"{}" * 1000,
+        "model.safetensors": safetensors(shapes),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in llama_files().items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_weights_take_what_the_engine_says(dtype: Dtype, kind: str, folder: Path) -> None:
+    path = "smollm2" if kind == "gguf" else str(folder)
+    model = load_model(path)
+    assert isinstance(model, LoadedModel)
+    packed = build._weight_bytes(model.weights, "cpu", dtype)
+    report = inspect(path)
+    assert report.weights[dtype] == packed + model.weights.embedding.data.nbytes
+    assert isinstance(model.text.config, ModelConfig)
+    assert report.kv_elements_per_token == model.config.kv_bytes_per_token(1)
+    assert report.max_length == model.config.max_positions
+
+
+def test_a_hub_model_is_described_from_the_heads_of_its_files(hub: FakeHub, tmp_path: Path, folder: Path) -> None:
+    hub.files = llama_files()
+    out = tmp_path / "out"
+    out.mkdir()
+    report = inspect_hub(Hub(hub.url, None), "org/tiny", "main", out)
+    local = inspect(str(folder))
+    assert report.revision == COMMIT
+    assert (report.parameters, report.weights) == (local.parameters, local.weights)
+
+
+def test_a_hub_gguf_is_described_without_its_weights(hub: FakeHub, tmp_path: Path) -> None:
+    weights = find_model("smollm2").read_bytes()
+    hub.files = {"model.gguf": weights}
+    report = inspect_hub(Hub(hub.url, None), "org/tiny", "main", tmp_path)
+    assert report.weights == inspect("smollm2").weights
+    assert hub.sent < len(weights) / 5
+    used = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert used < len(weights) / 5, "a sparse file"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({**LLAMA, "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "UnknownArchitecture"),
+        ({**LLAMA, "num_hidden_layers": "two"}, "InvalidModel"),
+    ],
+)
+def test_what_cannot_be_served_says_why(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    for name, data in llama_files(config).items():
+        (tmp_path / name).write_bytes(data)
+    found = look(str(tmp_path), any_architecture=False)
+    assert isinstance(found, ModelFailure)
+    assert found.reason == reason
+    with pytest.raises(ModelError):
+        inspect(str(tmp_path))
+
+
+def test_another_image_knows_other_architectures(tmp_path: Path) -> None:
+    config = {**LLAMA, "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+    for name, data in llama_files(config).items():
+        (tmp_path / name).write_bytes(data)
+    assert look(str(tmp_path), any_architecture=True) == ModelReport()
+
+
+def test_the_program_writes_its_report(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    hub.files = llama_files()
+    report = tmp_path / "report"
+    assert main(["hf://org/tiny", "--report", str(report)]) == 0
+    found = decode_look(report.read_bytes())
+    assert isinstance(found, ModelReport)
+    assert found.revision == COMMIT
+    assert main(["hf://org/none", "--report", str(report)]) == 1
+    failure = decode_look(report.read_bytes())
+    assert isinstance(failure, ModelFailure)
+    assert failure.reason == "ModelNotFound"
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_report_fits_a_termination_message() -> None:
+    for letter in ("x", "é", "\n"):
+        said = encode_look(ModelFailure(reason="x" * 128, message=letter * 5000))
+        assert 2048 <= len(said) <= 4096
+        assert isinstance(decode_look(said), ModelFailure)
+
+
+def test_a_hub_that_wants_patience_gets_it(hub: FakeHub, tmp_path: Path) -> None:
+    hub.codes, hub.headers = [429], {"Retry-After": "7"}
+    slept: list[float] = []
+    assert Hub(hub.url, None, sleep=slept.append).commit("org/tiny", "main") == COMMIT
+    assert slept == [7.0]
+
+
+def test_a_hub_that_wants_an_hour_is_left_alone(hub: FakeHub) -> None:
+    hub.codes, hub.headers = [429], {"Retry-After": "3600"}
+    slept: list[float] = []
+    with pytest.raises(PrefetchError, match="3600 s of patience") as refused:
+        Hub(hub.url, None, sleep=slept.append).commit("org/tiny", "main")
+    assert refused.value.reason == "RateLimited"
+    assert slept == []

@@ -28,11 +28,16 @@ class Endpoint:
     url: str
     admin_url: str = ""
     ready: bool = True
+    canary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One LLMDeployment as the gateway sees it. `models`: served name first, then aliases. `cold_start` in seconds."""
+    """One LLMDeployment as the gateway sees it. `models`: served name first, then aliases. `cold_start` in seconds.
+
+    `canary_percent` of the requests go to the pods of a canary; `canary_step` names what is counted meanwhile, and is
+    empty when there is none.
+    """
 
     namespace: str
     name: str
@@ -41,6 +46,8 @@ class Deployment:
     cold_start: float = DEFAULT_COLD_START
     created: int = 0
     endpoints: tuple[Endpoint, ...] = ()
+    canary_percent: int = 0
+    canary_step: str = ""
 
     @property
     def key(self) -> Key:
@@ -104,7 +111,12 @@ def _key(item: Object) -> Key | None:
 
 def _merged(one: Endpoint, other: Endpoint) -> Endpoint:
     """A pod that several Services list, each with its own ports: ready only when none says that it is not."""
-    return replace(one, admin_url=one.admin_url or other.admin_url, ready=one.ready and other.ready)
+    return replace(
+        one,
+        admin_url=one.admin_url or other.admin_url,
+        ready=one.ready and other.ready,
+        canary=one.canary or other.canary,
+    )
 
 
 def _deployment(key: Key, service: Object, annotations: Mapping[str, str], pods: tuple[Endpoint, ...]) -> Deployment:
@@ -122,7 +134,14 @@ def _deployment(key: Key, service: Object, annotations: Mapping[str, str], pods:
         cold_start=cold_start if 0 < cold_start < float("inf") else DEFAULT_COLD_START,
         created=int(datetime.fromisoformat(created).timestamp()) if created else 0,
         endpoints=pods,
+        canary_percent=_percent(annotations.get(names.ANNOTATION_CANARY_PERCENT, "")),
+        canary_step=annotations.get(names.ANNOTATION_CANARY_STEP, ""),
     )
+
+
+def _percent(text: str) -> int:
+    """A share of the requests; what is none of 0 to 100 gives a canary nothing."""
+    return int(text) if text.isdecimal() and int(text) <= 100 else 0
 
 
 def _endpoints(item: Object) -> Iterable[Endpoint]:
@@ -130,6 +149,7 @@ def _endpoints(item: Object) -> Iterable[Endpoint]:
     api, admin = ports.get(names.PORT_NAME_API), ports.get(names.PORT_NAME_ADMIN)
     if not api:
         return
+    canary = (item["metadata"].get("labels") or {}).get(names.LABEL_TRACK) == names.TRACK_CANARY
     for endpoint in item.get("endpoints") or ():
         conditions = endpoint.get("conditions") or {}
         # `serving` is the pod's readiness; `ready` is always true for a Service with publishNotReadyAddresses. Absent
@@ -143,4 +163,5 @@ def _endpoints(item: Object) -> Iterable[Endpoint]:
                 url=f"http://{host}:{api}",
                 admin_url=f"http://{host}:{admin}" if admin else "",
                 ready=ready,
+                canary=canary,
             )

@@ -14,6 +14,7 @@ from octavo_gateway.endpoints import Deployment, Endpoint, Key, Table
 from octavo_gateway.hold import Bounds, HoldQueue, Ticket
 from octavo_gateway.openai import ApiError
 from octavo_gateway.router import Candidate, Report, has_room, route
+from octavo_gateway.tracks import Tally, Tracks, split
 from octavo_protocol.load import LoadReport, ModelTraffic
 
 # Reports are taken every second; an older one says less than what this gateway itself has sent.
@@ -107,6 +108,17 @@ class Lease:
     backend: Backend
     upstream: Upstream
     tokens: int
+    tally: Tally | None = None
+
+    def answered(self, *, well: bool) -> None:
+        """Tell what came of it, where there are two tracks to compare."""
+        if self.tally is not None:
+            self.tally.answered(well=well)
+
+    def first_token(self, seconds: float) -> None:
+        """Tell how long the first token of a stream took."""
+        if self.tally is not None:
+            self.tally.first_token(seconds)
 
     def release(self) -> None:
         """Give the place back; the next held request may have it."""
@@ -128,6 +140,7 @@ class Backend:
     arrival_tokens: int = 0
     in_flight: int = 0
     last_arrival: float = 0.0
+    tracks: Tracks | None = None
 
     def arrived(self, tokens: int) -> None:
         """Count an arrival."""
@@ -138,14 +151,14 @@ class Backend:
     def available(self) -> bool:
         """Whether any pod accepts requests now."""
         now = self.clock()
-        return any(upstream.accepts(now) for upstream in self.upstreams.values())
+        return any(True for _ in self._accepting(now))
 
     def lease(self, tokens: int) -> Lease | None:
         """A place on a pod at once; None when no pod accepts or others have waited longer."""
         if len(self.queue):
             return None
         now = self.clock()
-        return self._lease([u.candidate(now) for u in self.upstreams.values() if u.accepts(now)], tokens)
+        return self._lease([u.candidate(now) for u in self._accepting(now)], tokens)
 
     def hold(self, size: int, tokens: int) -> Ticket[Lease]:
         """A place in the queue. Raises `ApiError` 503 when the deployment does not hold or its queue is full."""
@@ -170,7 +183,7 @@ class Backend:
         """Grant places to held requests in order, as long as a pod has room for the first."""
         while (ticket := self.queue.head()) is not None:
             now = self.clock()
-            candidates = (u.candidate(now) for u in self.upstreams.values() if u.accepts(now))
+            candidates = (u.candidate(now) for u in self._accepting(now))
             lease = self._lease([c for c in candidates if has_room(c, ticket.tokens)], ticket.tokens)
             if lease is None:
                 return
@@ -205,11 +218,15 @@ class Backend:
             held_prompt_tokens=self.queue.tokens,
             oldest_hold=self.queue.oldest(self.clock()),
             last_arrival=self.last_arrival,
+            canary=self.tracks.traffic() if self.tracks else None,
         )
 
     def serve_by(self, deployment: Deployment) -> None:
         """Take over a new description; pods that are still there keep their counts."""
         self.deployment = deployment
+        step = deployment.canary_step
+        if step != (self.tracks.step if self.tracks else ""):
+            self.tracks = Tracks(step) if step else None
         before = self.upstreams
         self.upstreams = {}
         for endpoint in deployment.endpoints:
@@ -224,13 +241,23 @@ class Backend:
             self.fail_held(self.unavailable("no replica is ready"))
 
     def _lease(self, candidates: list[Candidate], tokens: int) -> Lease | None:
-        chosen = route(candidates, tokens, self.random)
+        stable = [c for c in candidates if not self.upstreams[c.key].endpoint.canary]
+        canary = [c for c in candidates if self.upstreams[c.key].endpoint.canary]
+        chosen = route(split(stable, canary, self.deployment.canary_percent, self.random), tokens, self.random)
         if chosen is None:
             return None
         upstream = self.upstreams[chosen.key]
         upstream.sent(tokens)
         self.in_flight += 1
-        return Lease(self, upstream, tokens)
+        tally = None
+        if self.tracks is not None:
+            tally = self.tracks.canary if upstream.endpoint.canary else self.tracks.stable
+        return Lease(self, upstream, tokens, tally)
+
+    def _accepting(self, now: float) -> Iterator[Upstream]:
+        """The pods that may be sent requests; those of a canary without a share may not."""
+        canary = self.deployment.canary_percent > 0
+        return (u for u in self.upstreams.values() if u.accepts(now) and (canary or not u.endpoint.canary))
 
 
 class Fleet:

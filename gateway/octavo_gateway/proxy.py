@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # A short wait is not worth giving up the status code for.
 STREAM_GRACE_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 10.0
+# The last event of a stream that came to its end.
+_DONE = b"data: [DONE]"
 # Answers that are not streamed are read whole before a byte is passed on, so that a broken one can become a 502.
 MAX_PLAIN_ANSWER = 64 * 1024 * 1024
 _SKIPPED = ("User-Agent", "Accept-Encoding")
@@ -153,6 +155,7 @@ class Proxy:
         return granted.result()
 
     async def _exchange(self, request: web.Request, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
+        sent = perf_counter()
         pod = await self._open(request, lease, call)
         complete = False
         try:
@@ -160,9 +163,9 @@ class Proxy:
                 raise UnreachedError("draining")
             lease.upstream.trust()
             if pod.content_type == EVENT_STREAM:
-                response = await self._relay(pod, answer, lease, call)
+                response = await self._relay(pod, answer, lease, call, sent)
             else:
-                response = await self._whole(pod, answer, call)
+                response = await self._whole(pod, answer, lease, call)
             complete = True
             return response
         finally:
@@ -182,38 +185,57 @@ class Proxy:
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectionError:
+            lease.answered(well=False)
             raise UnreachedError("connect") from None
         except aiohttp.ClientError:
+            lease.answered(well=False)
             raise ApiError(502, "The replica gave an answer that is not HTTP.", code="bad_gateway") from None
 
-    async def _relay(self, pod: aiohttp.ClientResponse, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
-        """Pass an event stream on as it comes, in whole events."""
+    async def _relay(
+        self, pod: aiohttp.ClientResponse, answer: Answer, lease: Lease, call: Call, sent: float
+    ) -> web.StreamResponse:
+        """Pass an event stream on as it comes, in whole events. `sent`: when it was asked for."""
         await answer.begin(pod.status, headers.to_client(pod.headers, call.request_id))
         cutter = EventCutter()
+        begun, last = False, b""
         while True:
             try:
                 chunk = await pod.content.readany()
             except (aiohttp.ClientError, OSError):
                 self._metrics.broken.labels(label(lease.backend)).inc()
                 log.warning("%s: %s broke its stream off", call.request_id, lease.upstream.endpoint.name)
+                lease.answered(well=False)
                 return await answer.fail(broken())
             if not chunk:
                 break
             if whole := cutter.feed(chunk):
+                if not begun and b"data:" in whole:
+                    begun = True
+                    lease.first_token(perf_counter() - sent)
+                last = whole
                 await answer.write(whole)
-        await answer.write(cutter.rest())
+        rest = cutter.rest()
+        lease.answered(well=_DONE in last + rest)
+        await answer.write(rest)
         return await answer.end()
 
-    async def _whole(self, pod: aiohttp.ClientResponse, answer: Answer, call: Call) -> web.StreamResponse:
+    async def _whole(self, pod: aiohttp.ClientResponse, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
         """Pass an answer on that is not a stream."""
-        body = bytearray()
+        body, well = bytearray(), False
         try:
             while chunk := await pod.content.readany():
                 body += chunk
                 if len(body) > MAX_PLAIN_ANSWER:
                     raise ApiError(502, "The replica's answer is too long.", code="bad_gateway")
+            well = pod.status < 500
         except (aiohttp.ClientError, OSError):
             raise broken() from None
+        except asyncio.CancelledError:
+            # The client went away: that says nothing about the pod.
+            lease.tally = None
+            raise
+        finally:
+            lease.answered(well=well)
         if not answer.begun:
             passed = headers.to_client(pod.headers, call.request_id)
             return web.Response(status=pod.status, body=bytes(body), headers=passed)

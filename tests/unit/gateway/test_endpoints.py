@@ -119,3 +119,21 @@ def test_cut_events_are_the_bytes_that_came(chunks):
     for whole in out:
         assert not whole or whole.endswith((b"\n\n", b"\r\n\r\n"))
     assert b"".join(out) + cutter.rest() == b"".join(chunks)
+
+
+def test_the_pods_of_a_canary_and_its_share():
+    both = [service(canary_percent="20", canary_step="abc-0"), service(name="d-canary", models=None)]
+    canary = sliced(pod("10.0.0.2", "d-canary-x"), name="d-canary-1")
+    canary["metadata"]["labels"] = {**LABELS, "octavo.dev/track": "canary"}
+    for order in (1, -1):
+        slices = [sliced(pod(), pod("10.0.0.2", "d-canary-x")), canary][::order]
+        found = only(build(both, slices))
+        assert (found.canary_percent, found.canary_step) == (20, "abc-0")
+        assert {endpoint.name: endpoint.canary for endpoint in found.endpoints} == {"d-abc": False, "d-canary-x": True}
+
+
+@given(text=st.one_of(st.text(max_size=4), st.integers(-200, 200).map(str)))
+def test_a_share_that_is_none_gives_nothing(text):
+    percent = only(build([service(canary_percent=text)], [])).canary_percent
+    assert percent == (int(text) if text in map(str, range(101)) else 0) or text.isdecimal()
+    assert 0 <= percent <= 100

@@ -38,6 +38,12 @@ class Capacity(Block):
     cold_start_seconds: int | None = Field(
         default=None, ge=0, description="From the creation of a pod to its readiness."
     )
+    estimated_memory_bytes: int | None = Field(
+        default=None, ge=0, description="Memory that a replica is expected to use once all of it is in use."
+    )
+    estimated_kv_tokens_per_replica: int | None = Field(
+        default=None, ge=0, description="Tokens that the KV pool of a replica is expected to hold."
+    )
     kv_tokens_per_replica: int | None = Field(
         default=None, ge=0, description="Tokens that the KV pool of a replica holds."
     )

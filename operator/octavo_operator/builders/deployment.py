@@ -72,6 +72,13 @@ def applied_template(live: Json) -> Json | None:
     return template
 
 
+def memory_limit(template: Json) -> str:
+    """Memory that the server of a template may use, a quantity."""
+    server = next(container for container in template["spec"]["containers"] if container["name"] == SERVER)
+    limit: str = server["resources"]["limits"]["memory"]
+    return limit
+
+
 def config_name(template: Json) -> str:
     """Name of the ConfigMap a template (or pod) mounts; empty when it mounts none."""
     volumes = template.get("spec", {}).get("volumes", [])

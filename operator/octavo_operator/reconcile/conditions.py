@@ -75,7 +75,7 @@ def _ready_without_pods(view: View) -> Verdict | None:
     """What decides whatever the pods do; None when they decide."""
     invalid = _spec_valid(view)
     if invalid.status == "False":
-        return invalid
+        return Verdict("False", invalid.reason, f"{invalid.message}{_goes_on(view)}")
     if view.owner.spec.suspend:
         return Verdict("False", "Suspended", "spec.suspend is true: no replica runs and no request is held")
     if isinstance(view.model, Failed):
@@ -179,6 +179,8 @@ def _spec_valid(view: View) -> Verdict:
         return Verdict("False", "NameConflict", view.conflict)
     if view.refused:
         return Verdict("False", "ApplyRefused", f"the API server refuses what the spec asks for: {view.refused}")
+    if view.too_large:
+        return Verdict("False", "ModelTooLarge", view.too_large)
     return Verdict("True", "Valid", "the spec can be carried out")
 
 

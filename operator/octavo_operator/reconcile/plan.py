@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_operator import capacity
 from octavo_operator.api.blocks import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.builders import config, model_job, protection, revision, services
@@ -106,8 +107,13 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     settings = config.config_map(owner)
     revisions = _recorded(owner, observed.children)
     model = _model(owner, revisions, observed.look)
-    if owner.revision not in revisions and isinstance(model, Resolved):
-        revisions[owner.revision] = _new_revision(owner, installation, settings, revisions, model)
+    estimate, too_large = None, ""
+    if isinstance(model, Resolved):
+        update = revisions.get(owner.revision) or _new_revision(owner, installation, settings, revisions, model)
+        estimate = capacity.estimate(owner.spec, deployments.memory_limit(update.template), model.found)
+        too_large = capacity.refusal(owner.spec, estimate) if estimate and owner.revision not in revisions else ""
+        if not too_large:
+            revisions[owner.revision] = update
     seen = Seen(
         wanted=owner.revision,
         revisions=revisions,
@@ -130,6 +136,8 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         current_revision=_newest_served(way.revisions.values()),
         look=observed.look,
         model=model,
+        estimate=estimate,
+        too_large=too_large,
         conflict=_strangers(owner, way, observed.children),
         refused=observed.refused,
     )
@@ -140,7 +148,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     rolls_to = way.stable.name if way.stable else owner.revision
     step = scale(current, way.replicas, seen.stable_pods, rolls_to, work, now)
     beside = _scale_canary(way, seen, work, now)
-    actions = _actions(owner, installation, observed, way, (step, beside), status)
+    actions = _actions(owner, installation, observed, way, (step, beside), status, too_large=bool(too_large))
     wait = _soonest(step.wait, beside.wait, way.wait, _patience(observed))
     # What a canary takes from the replicas of mode Builtin is not the autoscaler's to make up for.
     return Plan(tuple(actions), status, step.replicas + target - way.replicas, wait)
@@ -222,8 +230,10 @@ def _actions(
     way: Course,
     steps: tuple[Scale, Scale],
     status: Json,
+    *,
+    too_large: bool,
 ) -> list[Action]:
-    """`steps`: those of the Deployment and of the canary."""
+    """`steps`: those of the Deployment and of the canary. `too_large`: the model is known and gets no pod."""
     cold_start = status.get("capacity", {}).get("coldStartSeconds")
     # Notes first: killed after them, the next pass knows what this one was about to do.
     bodies = [revision.controller_revision(owner, known) for known in way.revisions.values()]
@@ -233,7 +243,7 @@ def _actions(
         bodies += [protection.network_policy(owner, installation), protection.look_policy(owner)]
     if owner.spec.availability.pod_disruption_budget:
         bodies.append(protection.disruption_budget(owner))
-    if owner.revision not in way.revisions:
+    if owner.revision not in way.revisions and (observed.look or not too_large):
         bodies.append(model_job.job(owner, installation, _pinned(owner)))
     bodies += _serving(owner, observed, way, steps, cold_start)
     bodies = [_stamped(body) for body in bodies]

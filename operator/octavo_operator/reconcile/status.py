@@ -16,7 +16,7 @@ from octavo_operator.api.v1alpha1_status import (
 from octavo_operator.api.v1alpha1_status import Load as LoadStatus
 from octavo_operator.builders import model_job
 from octavo_operator.builders.common import selector
-from octavo_operator.capacity import kv_element_bytes
+from octavo_operator.capacity import Estimate, kv_element_bytes
 from octavo_operator.reconcile.conditions import conditions
 from octavo_operator.reconcile.model import Resolved
 from octavo_operator.reconcile.problems import Problem
@@ -48,7 +48,7 @@ def next_status(view: View, now: float) -> Json:
         url=view.url,
         load=_load(previous.load, view.load, now),
         model=_model(previous.model, view),
-        capacity=_capacity(previous.capacity, view.load),
+        capacity=_capacity(previous.capacity, view.load, view.estimate),
         autoscaling=_autoscaling(previous.autoscaling, view),
         failures=_failures(previous.failures, view.problems[:FAILURES]),
         conditions=conditions(view, previous.conditions, now),
@@ -117,10 +117,12 @@ def _load(previous: LoadStatus | None, load: Load | None, now: float) -> LoadSta
     return fresh if moved and due else previous
 
 
-def _capacity(previous: Capacity | None, load: Load | None) -> Capacity | None:
-    """What was measured last; without a measurement of today, that of yesterday."""
+def _capacity(previous: Capacity | None, load: Load | None, estimate: Estimate | None) -> Capacity | None:
+    """What was measured last, without a measurement of today that of yesterday; and what was to be expected."""
     before, now = previous or Capacity(), load or Load()
     capacity = Capacity(
+        estimated_kv_tokens_per_replica=estimate.kv_tokens if estimate else None,
+        estimated_memory_bytes=estimate.total if estimate else None,
         cold_start_seconds=before.cold_start_seconds if now.cold_start is None else now.cold_start,
         kv_tokens_per_replica=before.kv_tokens_per_replica if now.kv_tokens is None else now.kv_tokens,
     )

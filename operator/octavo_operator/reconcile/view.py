@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.capacity import Estimate
 from octavo_operator.reconcile.judge import Evidence
 from octavo_operator.reconcile.model import Failed, Look, Model, problems
 from octavo_operator.reconcile.pods import Pod, Problem
@@ -70,6 +71,8 @@ class View:
     refused: str = ""
     look: Look | None = None
     model: Model | None = None
+    estimate: Estimate | None = None
+    too_large: str = ""
 
     @property
     def active(self) -> list[Pod]:

@@ -27,6 +27,8 @@ class FakeHub:
         self.codes: list[int] = []
         self.ranges = True
         self.headers: dict[str, str] = {}
+        self.silent = False
+        self.closed = threading.Event()
         self.sent = 0
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.storage = self._serve("storage")
@@ -50,6 +52,10 @@ class FakeHub:
         return server
 
     def answer_hub(self, request: BaseHTTPRequestHandler) -> None:
+        if self.silent:
+            self.closed.wait()
+            request.close_connection = True
+            return None
         if self.codes:
             return self.send(request, self.codes.pop(0), b"", self.headers)
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
@@ -109,6 +115,7 @@ class FakeHub:
         request.wfile.write(body)
 
     def close(self) -> None:
+        self.closed.set()
         for server in (self.hub, self.storage):
             server.shutdown()
             server.server_close()

@@ -316,7 +316,8 @@ def _strangers(owner: LLMDeployment, way: Course, children: Mapping[ChildId, Jso
     if not found:
         return ""
     listed = ", ".join(f"{kind} {name}" for (kind, name), _ in found)
-    if all(ref.get("kind") == names.KIND for _, body in found for ref in body["metadata"].get("ownerReferences", [{}])):
+    references = [ref for _, body in found for ref in body["metadata"].get("ownerReferences", [{}])]
+    if all((ref.get("kind"), ref.get("name")) == (names.KIND, owner.name) for ref in references):
         return f"metadata.name: {listed} belongs to a deleted LLMDeployment of this name and is not gone yet"
     return (
         f"metadata.name: {listed} exists and does not belong to this LLMDeployment; "

@@ -243,7 +243,7 @@ def _waits_for_room(pod: Pod) -> bool:
 
 def _canary(spec: Spec, limits: Canary, seen: Seen, old: Revision, update: Revision, now: float) -> Course:
     """The old revision serves, the new one gets its share."""
-    state = _resumed(update.canary, seen.target, len(limits.steps), now)
+    state = _resumed(update.canary, seen, len(limits.steps), now)
     run = _run(spec, seen, update, state)
     ready = seen.target > 0 and complete(seen.canary_pods, update.name, run.replicas)
     if ready and state.held is None:
@@ -253,11 +253,7 @@ def _canary(spec: Spec, limits: Canary, seen: Seen, old: Revision, update: Revis
     until = None if state.held is None else state.held + step.hold_seconds
     over = until is not None and now >= until
     verdict = judge(seen.evidence.get(run.step, Evidence()), limits, run.percent, held=over)
-    late = (until or state.begun) + deadline(spec) - now
-    if verdict.outcome == "fail":
-        failed = verdict.message
-    else:
-        failed = "" if ready or not seen.target or late > 0 else _not_ready(spec, seen, update)
+    failed = verdict.message if verdict.outcome == "fail" else _not_ready(spec, seen, update, state, now)
     if failed and spec.rollout.auto_rollback:
         given_up = replace(update, served=False, failed=failed)
         seen = replace(seen, revisions={**seen.revisions, update.name: given_up})
@@ -281,16 +277,29 @@ def _canary(spec: Spec, limits: Canary, seen: Seen, old: Revision, update: Revis
     return Course(old, replicas, strategy, {**seen.revisions, update.name: update}, run, progress, wait)
 
 
-def _resumed(state: CanaryState | None, target: int, steps: int, now: float) -> CanaryState:
-    """The canary's state as far as it still holds: without replicas its clocks stand still, at 0."""
+def _resumed(state: CanaryState | None, seen: Seen, steps: int, now: float) -> CanaryState:
+    """The canary's state as far as it still holds.
+
+    Without replicas its clocks stand still, at 0. A pod that was ready and is not any more begins the step anew.
+    """
     if state is None or state.step < 0:
         state = CanaryState(0, 0.0)
-    if not target:
-        return CanaryState(min(state.step, steps - 1), 0.0)
-    return replace(state, step=min(state.step, steps - 1), begun=state.begun or now)
+    state = replace(state, step=min(state.step, steps - 1))
+    if not seen.target:
+        return CanaryState(state.step, 0.0)
+    fell = state.held is not None and any(pod.created < state.held for pod in seen.canary_pods if not pod.ready)
+    return CanaryState(state.step, now) if fell or not state.begun else state
 
 
-def _not_ready(spec: Spec, seen: Seen, update: Revision) -> str:
+def _not_ready(spec: Spec, seen: Seen, update: Revision, state: CanaryState, now: float) -> str:
+    """Why the canary's pods count as failed; empty while they need not be ready yet.
+
+    Pods that scaling adds in the middle of a step have as long as those it began with.
+    """
+    waiting = [pod.created for pod in seen.canary_pods if not pod.ready]
+    since = state.begun if state.held is None else min(waiting, default=now)
+    if not seen.target or now < since + deadline(spec):
+        return ""
     return f"canary was not ready within {deadline(spec)} s: {_why(seen.pods, update.name)}"
 
 

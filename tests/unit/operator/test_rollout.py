@@ -263,6 +263,17 @@ def test_a_canary_that_is_not_ready_in_time_is_given_up() -> None:
     assert "not ready within 30 s: Unschedulable: pod new" in back.revisions["b"].failed
 
 
+def test_a_pod_added_to_a_step_gets_its_time_and_one_that_fell_begins_it_anew() -> None:
+    state = CanaryState(0, NOW - 9000, NOW - 9000)
+    added = replace(NEW, name="d", ready=False, created=NOW - 5)
+    found = course(spec(CANARY), canary(*OLD, *OLD, NEW, added, state=state, answers=WELL, target=8), NOW)
+    assert found.revisions["b"].canary == state
+    fallen = replace(NEW, ready=False, created=NOW - 9500)
+    again = course(spec(CANARY), canary(*OLD, fallen, state=state, answers=WELL), NOW)
+    assert again.revisions["b"].canary == CanaryState(0, NOW)
+    assert of(again) == (1, 0, "", 4)
+
+
 def test_without_automatic_rollback_a_bad_canary_stays_at_its_step() -> None:
     state = CanaryState(0, NOW, NOW)
     found = course(spec({**CANARY, "autoRollback": False}), canary(*OLD, NEW, state=state, answers=BADLY), NOW + 99)

@@ -1,19 +1,28 @@
 """One cluster with the chart installed, shared by the end-to-end tests and removed after them."""
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from demo.cluster import Cluster, gateway_url
 from demo.install import SYSTEM, Installation, install
-from localcluster import audit, cli, record
+from localcluster import audit, cli, kube, record
+from localcluster.addresses import Addresses
+from localcluster.pki import Pki
+from monitoring.discovery import discovery
+from monitoring.prometheus import Prometheus, prometheus
+from toolbox import ToolError
 from toolbox.progress import Progress
 
 # Not the demonstration's cluster: both may run at the same time, and two runs of the tests under two names.
 NAME = os.environ.get("OCTAVO_E2E_NAME", "octavo-e2e")
 HERE = Path(__file__).parent
+ALERTS = HERE.parents[1] / "charts" / "octavo" / "files" / "alerts.yaml"
 # Run after all others: they look at what the whole session did.
 LAST = ("test_observability.py", "test_rights.py")
 COMPLETE = pytest.StashKey[str]()
@@ -37,6 +46,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[COMPLETE] = ", ".join(left_out)
 
 
+@dataclass(frozen=True)
+class Watching:
+    """A running Prometheus and when it began, in Unix time."""
+
+    prometheus: Prometheus
+    since: float
+
+
 @pytest.fixture(scope="session")
 def left_out(pytestconfig: pytest.Config) -> str:
     """Which tests of this folder do not run in this session; empty when all do."""
@@ -49,9 +66,10 @@ def installation() -> Iterator[Installation]:
         pytest.skip("a Kubernetes node needs root: run the end-to-end tests as root")
     if "OCTAVO_E2E_KEEP" not in os.environ:
         cli.main(["down", "--name", NAME])
-    accounts = [f"system:serviceaccount:{SYSTEM}:{account}" for account in ("octavo-operator", "octavo-gateway")]
+    spaces = (SYSTEM, "team-a", "team-b")
+    accounts = [f"system:serviceaccount:{space}:octavo-{part}" for space in spaces for part in ("operator", "gateway")]
     try:
-        yield install(NAME, None, Progress(), audit.policy(accounts))
+        yield install(NAME, None, Progress(), audit_policy=audit.policy(accounts), watched=True)
     finally:
         if "OCTAVO_E2E_KEEP" not in os.environ:
             cli.main(["down", "--name", NAME])
@@ -81,9 +99,55 @@ def data(installation: Installation) -> Path:
 
 
 @pytest.fixture(scope="session")
+def this_machine(installation: Installation) -> str:
+    """This machine's address as pods see it."""
+    found = record.load(NAME)
+    assert found is not None
+    return Addresses(found.network or 0).host
+
+
+@pytest.fixture(scope="session")
+def registry(installation: Installation) -> str:
+    """host:port of the local cluster's registry, to push to."""
+    found = record.load(NAME)
+    assert found is not None
+    return Addresses(found.network or 0).registry
+
+
+@pytest.fixture(scope="session")
+def direct(installation: Installation) -> bool:
+    """Whether this machine has a route to the cluster's Services."""
+    return installation.direct
+
+
+@pytest.fixture(scope="session")
 def url(installation: Installation) -> Iterator[str]:
     with gateway_url(installation.cluster, SYSTEM, direct=installation.direct) as address:
         yield address
+
+
+@pytest.fixture(scope="session", autouse=True)
+def watching(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watching | None]:
+    """A Prometheus that scrapes the cluster's pods from the first to the last test that uses the cluster.
+
+    Its alerts are the chart's, except that they do not wait: a test has no five minutes.
+    """
+    if not any("installation" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield None
+        return
+    request.getfixturevalue("installation")
+    folder = tmp_path_factory.mktemp("prometheus")
+    rules = folder / "alerts.yaml"
+    rules.write_text(re.sub(r"\bfor: \w+", "for: 4s", ALERTS.read_text()))
+    try:
+        found = record.load(NAME)
+        assert found is not None
+        api = kube.connect(found.server, Pki(found.data / "pki"))
+        with discovery(api) as targets, prometheus(folder, targets, rules) as running:
+            yield Watching(running, time.time())
+    except ToolError as error:
+        print(f"WITHOUT PROMETHEUS: {error}")
+        yield None
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,17 @@ class Installation:
 
 
 def install(
-    name: str | None, registry: str | None, progress: Progress, audit_policy: str | None = None
+    name: str | None,
+    registry: str | None,
+    progress: Progress,
+    *,
+    audit_policy: str | None = None,
+    watched: bool = False,
 ) -> Installation:
     """Octavo on the local cluster `name`, or on the kubectl context at hand when it is None.
 
-    With an audit policy, a local cluster that is started for this logs requests by it.
+    With an audit policy, a local cluster that is started for this logs requests by it. `watched`: this machine may read
+    the metrics of a local cluster's pods, as Prometheus would.
     Raises ClusterError when the context at hand comes without a registry that its nodes can pull from.
     """
     if name is None and registry is None:
@@ -65,6 +72,8 @@ def install(
                 "--set",
                 f"{value}.image.tag={built.tag}",
             ]
+        if name is not None and watched:
+            values += ["--set-json", f"networkPolicy.metrics={json.dumps([_this_machine(name)])}"]
         chart = str(ROOT / "charts" / "octavo")
         cluster.run_helm("upgrade", "--install", "octavo", chart, "-n", SYSTEM, *values, "--wait", "--timeout", "4m")
     example = re.sub(rf"oci://\S*{MODEL_IMAGE}\S*", f"oci://{images[MODEL_IMAGE].reference}", EXAMPLE.read_text())
@@ -78,6 +87,13 @@ def _local(name: str, progress: Progress, audit_policy: str | None) -> record.Re
         progress.note(f"cluster {name} is up already: {found.server}")
         return found
     return up(name, None, None, control_plane_only=False, progress=progress, audit_policy=audit_policy)
+
+
+def _this_machine(name: str) -> dict[str, dict[str, str]]:
+    """The NetworkPolicyPeer that is this machine, seen from a local cluster."""
+    found = record.load(name)
+    network = found.network if found else None
+    return {"ipBlock": {"cidr": f"{Addresses(network or 0).host}/32"}}
 
 
 def _namespace(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""A Prometheus of Debian's package as a child process on loopback, scraping a cluster's Octavo pods."""
+"""A Prometheus of Debian's package as a child process on loopback."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ from toolbox.debian import debian_program
 PACKAGE = "prometheus"
 _START_SECONDS = 60.0
 _SCRAPE = "2s"
-# As charts/octavo/templates/monitoring/podmonitor.yaml: the same labels, whoever scrapes.
-_META = "__meta_kubernetes_pod_"
-_RELABEL = [
-    {"source_labels": [f"{_META}label_app_kubernetes_io_part_of"], "regex": "octavo", "action": "keep"},
-    {"source_labels": [f"{_META}container_port_name"], "regex": "admin|http", "action": "keep"},
-    {"source_labels": [f"{_META}phase"], "regex": "Running", "action": "keep"},
-    {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-    {"source_labels": [f"{_META}name"], "target_label": "pod"},
-    {"source_labels": [f"{_META}label_octavo_dev_llmdeployment"], "target_label": "llmdeployment"},
-]
 
 
 class QueryError(Exception):
@@ -60,9 +50,9 @@ class Prometheus:
         """Rules by name, with what Prometheus says of their health."""
         return {rule["name"]: rule for group in self._get("rules")["groups"] for rule in group["rules"]}
 
-    def metrics(self) -> set[str]:
-        """Names of all metrics that were scraped."""
-        return set(self._get("label/__name__/values"))
+    def metadata(self) -> set[str]:
+        """Names of all metrics that scraped pods declare, also of those without a value yet."""
+        return set(self._get("metadata"))
 
     def targets(self) -> list[dict[str, Any]]:
         """What is scraped, each with `health` and `lastError`."""
@@ -80,24 +70,23 @@ class Prometheus:
         return body["data"]
 
 
-def configuration(kubeconfig: Path, rules: Path) -> dict[str, Any]:
-    """Scrapes all pods of Octavo that a kubeconfig reaches; `rules` is a file of alerting rules."""
-    discovery = {"role": "pod", "kubeconfig_file": str(kubeconfig)}
+def configuration(targets: str, rules: Path) -> dict[str, Any]:
+    """Scrapes what the discovery at the URL `targets` names; `rules` is a file of alerting rules."""
     job = {
         "job_name": "octavo",
+        # The operator's labels `namespace` and `name` are those of what it tells about.
         "honor_labels": True,
-        "kubernetes_sd_configs": [discovery],
-        "relabel_configs": _RELABEL,
+        "http_sd_configs": [{"url": targets, "refresh_interval": _SCRAPE}],
     }
     every = {"scrape_interval": _SCRAPE, "evaluation_interval": _SCRAPE}
     return {"global": every, "rule_files": [str(rules)], "scrape_configs": [job]}
 
 
 @contextmanager
-def prometheus(folder: Path, kubeconfig: Path, rules: Path) -> Iterator[Prometheus]:
+def prometheus(folder: Path, targets: str, rules: Path) -> Iterator[Prometheus]:
     """One that keeps its data in `folder` while in use. Raises ToolError where there is none, TimeoutError if stuck."""
     config, log = folder / "prometheus.yaml", folder / "prometheus.log"
-    config.write_text(yaml.safe_dump(configuration(kubeconfig, rules)), encoding="utf-8")
+    config.write_text(yaml.safe_dump(configuration(targets, rules)), encoding="utf-8")
     address = f"127.0.0.1:{_free_port()}"
     command = [
         # It dies with whoever started it, even when that is killed.

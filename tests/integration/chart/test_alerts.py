@@ -77,6 +77,11 @@ CASES = {
         {**replicas(3, 3), f"octavo_autoscaler_max_replicas{{{MODEL}}}": always(4)},
         'name="m",namespace="a"',
     ),
+    "OctavoReplicasFail": Case(
+        {f'octavo_failures{{{MODEL},reason="OOMKilled"}}': always(1)},
+        {f'octavo_condition{{{MODEL},type="Ready",status="True",reason="AllReady"}}': always(1)},
+        'name="m",namespace="a",reason="OOMKilled"',
+    ),
     "OctavoKVPoolFull": Case(
         {
             f"octavo:kv_cache_usage_perc{{{SERVER}}}": always(0.99),

@@ -48,7 +48,7 @@ def seen(watching: Any) -> Prometheus:
 
 
 @pytest.fixture(scope="module")
-def asleep_from_the_start(cluster: Cluster, example: str, url: str) -> Iterator[str]:
+def nobodys(cluster: Cluster, example: str, url: str) -> Iterator[str]:
     """A model that nobody can have, and a client that waits for it."""
     name = "nobody-has-it"
     resource = yaml.safe_load(example)
@@ -57,13 +57,21 @@ def asleep_from_the_start(cluster: Cluster, example: str, url: str) -> Iterator[
     resource["spec"].pop("autoscaling", None)
     cluster.apply(resource)
     body = {"model": name, "messages": [{"role": "user", "content": "Anybody?"}]}
-    threading.Thread(target=lambda: chat(url, body, timeout=100), daemon=True).start()
+    leave = threading.Event()
+
+    def wait() -> None:
+        # Until the gateway has heard of the model it says 404; from then on it holds the request.
+        while not leave.wait(0.5):
+            chat(url, body, timeout=30)
+
+    threading.Thread(target=wait, daemon=True).start()
     yield name
+    leave.set()
     cluster.run("delete", "llmd", name, "-n", cluster.namespace, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def served(cluster: Cluster, example: str, url: str, asleep_from_the_start: str) -> Iterator[None]:
+def served(cluster: Cluster, example: str, url: str, nobodys: str) -> Iterator[None]:
     """A model with a little load, so that these tests say something when they run alone."""
     resource = yaml.safe_load(example)
     resource["metadata"]["name"] = "watched"
@@ -135,21 +143,21 @@ def test_every_alert_is_evaluated_and_fires_for_what_the_suite_did(
 
 
 def test_alerts_fire_while_something_is_wrong_and_end_with_it(
-    seen: Prometheus, cluster: Cluster, system: str, asleep_from_the_start: str
+    seen: Prometheus, cluster: Cluster, system: str, nobodys: str
 ) -> None:
     def fires(alert: str) -> Callable[[], bool]:
         return lambda: alert in seen.firing()
 
     eventually("OctavoModelDown", fires("OctavoModelDown"), timeout=60)
     eventually("OctavoReplicasFail", fires("OctavoReplicasFail"), timeout=60)
-    eventually("OctavoRequestsHeld", fires("OctavoRequestsHeld"), timeout=150)
+    eventually("OctavoRequestsHeld", fires("OctavoRequestsHeld"), timeout=90)
     cluster.run("scale", "deployment/octavo-operator", "-n", system, "--replicas=0")
     try:
         eventually("OctavoOperatorNotLeading", fires("OctavoOperatorNotLeading"), timeout=90)
     finally:
         cluster.run("scale", "deployment/octavo-operator", "-n", system, "--replicas=2")
     eventually("a leader", _not(fires("OctavoOperatorNotLeading")), timeout=120)
-    cluster.run("delete", "llmd", asleep_from_the_start, "-n", cluster.namespace, "--wait=false")
+    cluster.run("delete", "llmd", nobodys, "-n", cluster.namespace, "--wait=false")
     for alert in ("OctavoModelDown", "OctavoReplicasFail", "OctavoRequestsHeld"):
         eventually(f"{alert} ended", _not(fires(alert)), timeout=90)
 

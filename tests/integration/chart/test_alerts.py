@@ -71,7 +71,8 @@ def first_tokens(quick: float, every: float) -> dict[str, str]:
 
 CASES = {
     "OctavoModelDown": Case(replicas(2, 0), replicas(2, 1), 'name="m",namespace="a"'),
-    "OctavoModelDegraded": Case(replicas(3, 1), replicas(3, 3), 'name="m",namespace="a"'),
+    # None at all is another alert.
+    "OctavoModelDegraded": Case(replicas(3, 1), replicas(3, 0), 'name="m",namespace="a"'),
     "OctavoAutoscalerAtMax": Case(
         {**replicas(4, 4), f"octavo_autoscaler_max_replicas{{{MODEL}}}": always(4)},
         {**replicas(3, 3), f"octavo_autoscaler_max_replicas{{{MODEL}}}": always(4)},

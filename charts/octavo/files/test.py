@@ -1,16 +1,22 @@
 # ruff: noqa: INP001 - a script for a pod, not a module
-"""Asks the gateway and the operator of a release, and fails unless both answer as they should."""
+"""Asks the gateway, the operator and the API server of a release, and fails unless all answer as they should."""
 
+import argparse
 import json
+import ssl
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 PATIENCE_SECONDS = 60.0
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+GOOD = {"model": {"uri": "hf://octavo/test"}, "resources": {"gpu": {"count": 0}}}
+BAD = {"model": {"uri": "ftp://octavo/test"}, "resources": {"gpu": {"count": 0}}}
 
 
-def ask(url, key):
+def ask(url, key=None):
     """The body of a 200 answer; anything else is tried again for a while, for rollouts and DNS to settle."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     end = time.monotonic() + PATIENCE_SECONDS
@@ -26,18 +32,51 @@ def ask(url, key):
             time.sleep(1)
 
 
-def main(gateway, operator, key_file=None):
-    """Readiness of both, then the list of models."""
-    key = None
-    if key_file:
-        lines = Path(key_file).read_text(encoding="utf-8").splitlines()
-        key = next((line.strip() for line in lines if line.strip() and not line.startswith("#")), None)
-    ask(f"{operator}/readyz", None)
-    ask(f"{gateway}/readyz", None)
-    models = json.loads(ask(f"{gateway}/v1/models", key))
+def create(namespace, spec):
+    """Status and answer of the API server to an LLMDeployment that it shall check, and not keep."""
+    url = f"https://kubernetes.default.svc/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments?dryRun=All"
+    body = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "test"}, "spec": spec}
+    headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    trust = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=trust) as answer:  # noqa: S310
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def check_crd(namespace):
+    """The CustomResourceDefinition is there and its rules work."""
+    status, text = create(namespace, GOOD)
+    if status != 201:
+        sys.exit(f"failed: the API server refused a good LLMDeployment: {status} {text}")
+    status, text = create(namespace, BAD)
+    if status != 422 or "model.uri" not in text:
+        sys.exit(f"failed: the API server did not refuse model.uri ftp://octavo/test by its name: {status} {text}")
+    print("ok: the API server takes a good LLMDeployment and refuses a bad one", flush=True)
+
+
+def main():
+    """Readiness of both, metrics, the list of models, then the CRD."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gateway", required=True)
+    parser.add_argument("--operator", required=True)
+    parser.add_argument("--key-file", type=Path)
+    parser.add_argument("--namespace")
+    given = parser.parse_args()
+    lines = given.key_file.read_text(encoding="utf-8").splitlines() if given.key_file else []
+    key = next((line.strip() for line in lines if line.strip() and not line.startswith("#")), None)
+    ask(f"{given.operator}/readyz")
+    if b"octavo_reconcile_total" not in ask(f"{given.operator}/metrics"):
+        sys.exit(f"failed: {given.operator}/metrics has no octavo_reconcile_total")
+    ask(f"{given.gateway}/readyz")
+    models = json.loads(ask(f"{given.gateway}/v1/models", key))
     if models.get("object") != "list" or not isinstance(models.get("data"), list):
-        sys.exit(f"failed: {gateway}/v1/models answered no list of models: {models}")
+        sys.exit(f"failed: {given.gateway}/v1/models answered no list of models: {models}")
     print("models:", ", ".join(model["id"] for model in models["data"]) or "none yet")
+    if given.namespace:
+        check_crd(given.namespace)
 
 
-main(*sys.argv[1:])
+main()

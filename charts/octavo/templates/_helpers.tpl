@@ -132,3 +132,10 @@ imagePullSecrets:
       app.kubernetes.io/managed-by: octavo
       app.kubernetes.io/component: server
 {{- end }}
+
+{{/* Annotations of an object of `helm test`, by its turn. */}}
+{{- define "octavo.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

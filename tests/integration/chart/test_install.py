@@ -68,7 +68,7 @@ def test_examples_are_accepted(installed: ControlPlane, run: Run, path: Any) -> 
         ("octavo-operator", "update", "leases.coordination.k8s.io/octavo-operator", SYSTEM, True),
         ("octavo-operator", "update", "leases.coordination.k8s.io/kube-scheduler", "kube-system", False),
         ("octavo-operator", "patch", "llmdeployments.octavo.dev", "other", False),
-        ("octavo-operator", "delete", "deployments.apps", "other", False),
+        ("octavo-operator", "delete", "serviceaccounts", "other", False),
         ("octavo-operator", "get", "secrets", "other", False),
         ("octavo-operator", "create", "pods/exec", "other", False),
         ("octavo-operator", "create", "roles.rbac.authorization.k8s.io", SYSTEM, False),

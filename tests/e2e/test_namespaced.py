@@ -21,6 +21,13 @@ TEAMS = ("team-a", "team-b")
 NAME = "ours"
 QUESTION = {"model": NAME, "messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 8}
 
+ASK = """
+import sys, urllib.request
+kind = {"Content-Type": "application/json"}
+request = urllib.request.Request("http://localhost:8000/v1/chat/completions", sys.argv[1].encode(), kind)
+print(urllib.request.urlopen(request).read().decode())
+"""
+
 
 def release(cluster: Cluster, system: str, team: str) -> None:
     """Installs Octavo for one namespace, with the images of the shared installation."""
@@ -113,8 +120,8 @@ def test_models_outlive_the_release_and_the_next_one_adopts_them(
     ours.run_helm("uninstall", "octavo", "-n", "team-a", "--wait")
     assert not ours.items("deployments", "app.kubernetes.io/instance=octavo")
     assert (ours.get(RESOURCE, NAME) or {})["spec"]
-    path = f"/api/v1/namespaces/team-a/pods/{name}:8000/proxy/v1/chat/completions"
-    answer = json.loads(ours.run("create", "--raw", path, "-f", "-", stdin=json.dumps(QUESTION)))
+    # From inside: nobody else may reach it now.
+    answer = json.loads(ours.run("exec", "-n", "team-a", name, "--", "python", "-c", ASK, json.dumps(QUESTION)))
     assert answer["choices"][0]["message"]["content"]
 
     release(ours, system, "team-a")

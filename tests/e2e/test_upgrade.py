@@ -18,8 +18,8 @@ from demo.traffic import Load
 CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
 CRD = "llmdeployments.octavo.dev"
 NAME = "steady"
-# What the earlier version did not have.
-NEW_FIELD = "probes"
+# What the earlier version did not have; no rule of the schema may speak of it.
+NEW_FIELD = "rollout"
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 
 
@@ -73,9 +73,11 @@ def before(
         retag(registry, image["repository"].partition("/")[2], image["tag"], "earlier")
         image["tag"] = "earlier"
     old["operator"] |= {"logLevel": "debug", "workers": 2}
-    upgrade(cluster, system, earlier, old, tmp_path)
-    yield
-    upgrade(cluster, system, CHART, values, tmp_path)
+    try:
+        upgrade(cluster, system, earlier, old, tmp_path)
+        yield
+    finally:
+        upgrade(cluster, system, CHART, values, tmp_path)
 
 
 def upgrade(cluster: Cluster, system: str, chart: Path, values: dict[str, Any], folder: Path) -> None:

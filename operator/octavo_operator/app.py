@@ -24,6 +24,7 @@ from octavo_operator.kube.resources import LLMDEPLOYMENTS, PODS
 from octavo_operator.leader import LeaseLock, boottime
 from octavo_operator.metrics import Metrics
 from octavo_operator.pulse import Pulse
+from octavo_operator.reconcile.basis import Basis, Change
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.web import Answers, application
 from octavo_operator.workqueue import WorkQueue
@@ -32,6 +33,8 @@ from octavo_protocol import names
 logger = logging.getLogger(__name__)
 
 RESYNC_SECONDS = 300.0
+# Resources that are looked at with one list of each kind: what is in memory at once, and in the address of the list.
+_TOGETHER = 50
 # A pass makes a dozen calls of at most 30 s; one that takes longer hangs.
 STUCK_SECONDS = 300.0
 # A watch is asked for anew every five minutes at the latest; one that is not has no task any more.
@@ -71,16 +74,24 @@ class App:
         self._client = client
         self._http = http
         self._metrics = metrics
-        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after)
+        self._basis = Basis()
+        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._basis.stale)
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime)
-        self._loop = AutoscaleLoop(self._fetch, self._gateways, self._queue.add, metrics, time.time)
+        self._loop = AutoscaleLoop(self._fetch, self._gateways, self._ask, metrics, time.time)
         self._reconciler = Reconciler(
-            client.fenced(self._lease.left), options.installation, self._loop, metrics, time.time, options.identity
+            client.fenced(self._lease.left),
+            options.installation,
+            self._loop,
+            metrics,
+            time.time,
+            options.identity,
+            self._basis,
         )
         self._leading = False
         self._resynced = time.monotonic()
         self._watching = asyncio.Event()
         self._relisted = asyncio.Event()
+        self._looked = asyncio.Event()
         self._stop = asyncio.Event()
         self._pulse = Pulse(handlers.watches(options.scope), self._watching.set, self._relisted.set)
 
@@ -113,8 +124,19 @@ class App:
             # kopf handles the signals too, and would close the watches before the Lease is given back.
             again = tasks.create_task(self._watching.wait(), name="watching")
             again.add_done_callback(lambda _: self._handle_signals())
-            await handlers.watch(self._queue.add, connection, self._options.scope, self._stop, self._pulse)
+            await handlers.watch(self._notice, connection, self._options.scope, self._stop, self._pulse)
             again.cancel()
+
+    def _notice(self, change: Change) -> None:
+        """An event. Who takes the lead looks at everything, whatever events said before."""
+        if self._leading:
+            self._basis.change(change)
+            self._queue.add(change.key)
+
+    def _ask(self, key: Key) -> None:
+        """Have `key` reconciled, whether or not events tell something new."""
+        self._basis.ask(key)
+        self._queue.add(key)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -133,11 +155,16 @@ class App:
         self._metrics.leading(True)
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._options.workers):
-                tasks.create_task(self._queue.work(self._reconciler.reconcile), name=f"worker-{number}")
+                tasks.create_task(self._work(), name=f"worker-{number}")
             tasks.create_task(self._loop.run(), name="autoscale")
             tasks.create_task(self._resync(), name="resync")
             await self._lease.hold()
             raise LeaseLostError(f"lease {self._options.lease_namespace}/{LEASE_NAME} lost")
+
+    async def _work(self) -> None:
+        # A few lists tell which of thousands need a pass; the events of the first lists ask for all.
+        await self._looked.wait()
+        await self._queue.work(self._reconciler.reconcile)
 
     async def _resync(self) -> None:
         """Look at everything every few minutes, and whenever a watch has missed something."""
@@ -147,8 +174,10 @@ class App:
                 await self._look_at_everything()
             except KubeError as error:
                 logger.warning("resync failed: %s", error)
+                self._looked.set()
                 await asyncio.sleep(10)
                 continue
+            self._looked.set()
             await asyncio.sleep(RELISTS_APART)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._relisted.wait(), RESYNC_SECONDS - RELISTS_APART)
@@ -158,12 +187,12 @@ class App:
         # Also what was there before: a list says nothing about what is gone.
         gone = set(self._reconciler.known)
         for namespace in self._options.scope or (None,):
-            for body in await self._client.list(LLMDEPLOYMENTS, namespace):
-                key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
-                self._queue.add(key)
-                gone.discard(key)
+            async for page in self._client.pages(LLMDEPLOYMENTS, namespace, size=_TOGETHER):
+                for key in await self._reconciler.screen(namespace, page):
+                    self._ask(key)
+                gone -= {Key(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page}
         for key in gone:
-            self._queue.add(key)
+            self._ask(key)
         self._resynced = time.monotonic()
 
     async def _wait_for_crd(self) -> None:

@@ -1,4 +1,4 @@
-"""kopf as an informer: every event of a resource or of one of its children enqueues the resource's key, no more.
+"""kopf as an informer: it tells which object of which resource has changed, no more.
 
 No create or update handlers, timers, daemons or indexes: they write annotations, force finalizers or keep ghosts. This
 is the only module that imports kopf.
@@ -18,14 +18,16 @@ from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import Connection
 from octavo_operator.kube.resources import CHILDREN, LLMDEPLOYMENTS, PODS, Resource
 from octavo_operator.pulse import Pulse
+from octavo_operator.reconcile.basis import GONE, Change, version_of
 from octavo_operator.tame import tamed
 from octavo_protocol import names
 
-Enqueue = Callable[[Key], None]
+Notice = Callable[[Change], None]
 Connect = Callable[[], Awaitable[Connection]]
 _CHILDREN = (*CHILDREN.values(), PODS)
 _WATCHED = (LLMDEPLOYMENTS, *_CHILDREN)
 _PLURALS = frozenset(resource.plural for resource in _WATCHED)
+_PAGE = 100
 
 
 class JitteredForever:
@@ -40,7 +42,7 @@ class JitteredForever:
             delay = min(delay * 2, self.longest)
 
 
-def _registry(enqueue: Enqueue, connect: Connect, pulse: Pulse) -> kopf.OperatorRegistry:
+def _registry(notice: Notice, connect: Connect, pulse: Pulse) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.AiohttpSession:
@@ -62,11 +64,11 @@ def _registry(enqueue: Enqueue, connect: Connect, pulse: Pulse) -> kopf.Operator
         )
         return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
-    async def changed(namespace: str, name: str, **_: Any) -> None:
-        enqueue(Key(namespace, name))
+    async def changed(namespace: str, name: str, **event: Any) -> None:
+        notice(_change(Key(namespace, name), **event))
 
-    async def child_changed(namespace: str, meta: Any, **_: Any) -> None:
-        enqueue(Key(namespace, meta["labels"][names.LABEL_NAME]))
+    async def child_changed(namespace: str, meta: Any, **event: Any) -> None:
+        notice(_change(Key(namespace, meta["labels"][names.LABEL_NAME]), meta=meta, **event))
 
     kopf.on.login(registry=registry)(login)
     kopf.on.event(*_selector(LLMDEPLOYMENTS), id=LLMDEPLOYMENTS.plural, registry=registry)(changed)
@@ -74,6 +76,11 @@ def _registry(enqueue: Enqueue, connect: Connect, pulse: Pulse) -> kopf.Operator
         labels = {names.LABEL_NAME: kopf.PRESENT}
         kopf.on.event(*_selector(child), labels=labels, id=child.plural, registry=registry)(child_changed)
     return registry
+
+
+def _change(key: Key, *, meta: Any, **event: Any) -> Change:
+    version = GONE if event["type"] == "DELETED" else version_of(meta.get("resourceVersion"))
+    return Change(key, meta.get("uid", ""), version)
 
 
 def _selector(resource: Resource) -> tuple[str, str, str]:
@@ -88,6 +95,9 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 290
     settings.watching.client_timeout = 300
     settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = _PAGE
+    # kopf keeps an object's last event while its task idles: with the default of 5 s, thousands at the start.
+    settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = JitteredForever()
     settings.process.ultimate_exiting_timeout = 10
@@ -102,12 +112,10 @@ def watches(namespaces: Sequence[str]) -> int:
     return len(_WATCHED) * max(1, len(namespaces))
 
 
-async def watch(
-    enqueue: Enqueue, connect: Connect, namespaces: Sequence[str], stop: asyncio.Event, pulse: Pulse
-) -> None:
+async def watch(notice: Notice, connect: Connect, namespaces: Sequence[str], stop: asyncio.Event, pulse: Pulse) -> None:
     """Watch until `stop` is set or the process is told to end. Without `namespaces`, all are watched."""
     await kopf.operator(
-        registry=_registry(enqueue, connect, pulse),
+        registry=_registry(notice, connect, pulse),
         settings=_settings(),
         # Without a name kopf looks for that of the user, which a container need not have.
         identity="octavo-operator",

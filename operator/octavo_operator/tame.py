@@ -17,6 +17,9 @@ from octavo_operator.pulse import Pulse
 
 _GONE = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 _EVENT, _ERROR = b'{"type":"', b'{"type":"ERROR"'
+# An event only wakes: all that has to come over the wire is whom it is about, a fraction of a pod or a Deployment. Not
+# of lists: kopf does not understand an empty one of this kind.
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 _ANSWERS_OF_KOPF = (401, 403, 429)
 
 
@@ -52,6 +55,8 @@ def tamed(plurals: Collection[str], pulse: Pulse) -> aiohttp.ClientMiddlewareTyp
             return await send(request)
         path, watch = request.url.path, "watch" in request.url.query
         await asyncio.sleep(pulse.pause(path, watch=watch))
+        if watch:
+            request.headers["Accept"] = _METADATA
         answer = await send(request)
         if answer.status == 200:
             if watch:

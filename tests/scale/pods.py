@@ -9,7 +9,7 @@ from octavo_protocol import names
 from octavo_protocol.load import LoadReport, encode
 
 _REPORT = LoadReport(
-    sequence=1, start_time=time.time(), model="m", block_size=32, blocks_total=1000, blocks_pinned=700,
+    sequence=1, start_time=time.time(), model="m", block_size=32, blocks_total=1000, blocks_pinned=300,
     blocks_cached=100, running=6, waiting=0, waiting_tokens=0, uncached_prompt_tokens=0, oldest_wait=0.0,
     preemptions=0, requests=20, prompt_tokens=100, generation_tokens=100, prefix_hit_tokens=0, max_running=16,
     max_batched_tokens=512, max_waiting=64, ready=True, draining=False, cold_start=2.0,

@@ -131,7 +131,7 @@ class Run:
         end = time.monotonic() + LIMIT_SECONDS
         shown = time.monotonic()
         while missing := await self._asked(done):
-            if time.monotonic() > end:
+            if time.monotonic() > end or self._process is None or self._process.poll() is not None:
                 raise StuckError(f"{what}: {missing}\n{self._log_tail()}")
             if time.monotonic() - shown > 15:
                 shown = time.monotonic()
@@ -174,8 +174,10 @@ class Run:
         if self.samples[-1].ready < self._size.pods:
             return f"{self.samples[-1].ready} of {self._size.pods} ready"
         found = await world.states(self._kube)
-        left = len(found) - sum(map(world.settled, found))
-        return f"{left} not settled" if left or len(found) < self._size.deployments else ""
+        left = [state for state in found if not world.settled(state)]
+        if left or len(found) < self._size.deployments:
+            return f"{len(left)} of {len(found)} not settled, such as {world.counts(left[0]) if left else 'none'}"
+        return ""
 
     async def _all_known(self) -> str:
         known = self.samples[-1].known

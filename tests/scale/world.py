@@ -146,7 +146,8 @@ async def create(kube: KubeClient, size: Size) -> None:
 async def change(kube: KubeClient, size: Size) -> None:
     """Specs that roll their pods."""
     step = size.deployments // size.changed
-    bodies = [llmd(number * step, size) for number in range(size.changed)]
+    # Of all kinds, whatever their period.
+    bodies = [llmd(number * step + number % step, size) for number in range(size.changed)]
     for body in bodies:
         body["spec"]["engine"] = {"maxModelLen": 4096}
     await _each(bodies, lambda body: kube.merge(LLMDEPLOYMENTS, body))
@@ -184,8 +185,12 @@ async def states(kube: KubeClient) -> list[Json]:
 
 def settled(state: Json) -> bool:
     """Whether every replica is ready and of the newest spec, and the status says so of this generation."""
-    counts = {state.get(f"{what}eplicas") for what in ("r", "readyR", "updatedR", "desiredR")}
-    return state.get("observedGeneration") == state["generation"] and counts == {REPLICAS}
+    return state.get("observedGeneration") == state["generation"] and set(counts(state).values()) == {REPLICAS}
+
+
+def counts(state: Json) -> Json:
+    """Replicas as a status has them."""
+    return {name: state.get(name) for name in ("replicas", "readyReplicas", "updatedReplicas", "desiredReplicas")}
 
 
 async def operator_kubeconfig(kube: KubeClient, plane: ControlPlane, folder: Path) -> Path:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -125,16 +125,27 @@ class KubeClient:
     async def list(
         self, resource: Resource, namespace: str | None, *, labels: str | None = None, fields: str | None = None
     ) -> list[Json]:
-        """All objects that match the selectors, in pages. Each says what it is, which items of a list do not."""
+        """All objects that match the selectors."""
+        return [item async for page in self.pages(resource, namespace, labels=labels, fields=fields) for item in page]
+
+    async def pages(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str | None = None,
+        fields: str | None = None,
+        size: int = _PAGE,
+    ) -> AsyncIterator[Sequence[Json]]:
+        """The same in pages of at most `size`. Each object says what it is, which items of a list do not."""
         head = {"apiVersion": resource.api_version, "kind": resource.kind}
-        items: list[Json] = []
-        query = {"limit": str(_PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": None}
+        query = {"limit": str(size), "labelSelector": labels, "fieldSelector": fields, "continue": None}
         while True:
             page = await self._call("GET", resource.path(namespace), query)
-            items += [{**head, **item} for item in page.get("items") or []]
             query["continue"] = page["metadata"].get("continue")
+            yield tuple({**head, **item} for item in page.get("items") or [])
             if not query["continue"]:
-                return items
+                return
 
     async def create(self, resource: Resource, body: Json) -> Json:
         """Create an object. Raises ConflictError when it exists."""

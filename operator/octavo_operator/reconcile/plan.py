@@ -35,12 +35,14 @@ _QUANTITY = re.compile(QUANTITY)
 class Observed:
     """What was read: children by (kind, name), pods, and what the sampling loop knows.
 
-    `refused`: what the API server answered to the actions of this very state, when it refused them.
+    `refused`: what the API server answered to the actions of this very state, when it refused them. `versions` of all
+    objects that were read, by uid.
     """
 
     children: Mapping[ChildId, Json] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
     look: Look | None = None
+    versions: Mapping[str, int] = field(default_factory=dict)
     load: Load | None = None
     scaling: Scaling | None = None
     refused: str = ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,10 +16,11 @@ from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.resources import LLMDEPLOYMENTS
 from octavo_operator.metrics import Metrics
+from octavo_operator.reconcile.basis import Basis, version_of
 from octavo_operator.reconcile.execute import execute
 from octavo_operator.reconcile.news import news
-from octavo_operator.reconcile.observe import observe
-from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan
+from octavo_operator.reconcile.observe import observe, observe_together
+from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.view import Load, Scaling
 
@@ -52,6 +54,7 @@ class Reconciler:
         metrics: Metrics,
         clock: Callable[[], float],
         identity: str,
+        basis: Basis | None = None,
     ) -> None:
         self._client = client
         self._teller = Teller(client, identity, clock)
@@ -61,6 +64,7 @@ class Reconciler:
         self._clock = clock
         # What was there when it was last looked at; the deletion of some of it may never be heard of.
         self.known: set[Key] = set()
+        self._basis = basis or Basis()
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring `key` one step nearer to its spec; seconds until the next step, None when events will tell."""
@@ -72,7 +76,45 @@ class Reconciler:
         self._metrics.reconciled("success" if again is None else "requeue")
         return again
 
+    async def screen(self, namespace: str | None, bodies: Iterable[Json]) -> list[Key]:
+        """Which of these resources need a pass, told from a few lists: of the others, a pass would find the same.
+
+        `namespace` is where all of them are, None when they are anywhere.
+        """
+        needy: list[Key] = []
+        owners: dict[Key, tuple[LLMDeployment, Json]] = {}
+        for body in bodies:
+            key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+            self.known.add(key)
+            try:
+                owners[key] = parse(body), body["metadata"]
+            except InvalidSpecError:
+                needy.append(key)
+        for key in owners:
+            self._basis.begin(key)
+        together = await observe_together(self._client, namespace, [owner for owner, _ in owners.values()])
+        for key, (owner, meta) in owners.items():
+            # Thousands of decisions must not keep the Lease and the watches waiting.
+            await asyncio.sleep(0)
+            observed, decided = self._decide(owner, together[key], self._clock())
+            if decided.actions or decided.requeue_after is not None or decided.status != owner.status:
+                needy.append(key)
+            elif not owner.deleting:
+                self._settle(owner, meta, observed, decided)
+        return needy
+
+    def _decide(self, owner: LLMDeployment, observed: Observed, now: float) -> tuple[Observed, Plan]:
+        observed = replace(observed, load=self._sampler.load(owner.key), scaling=self._sampler.scaling(owner.key))
+        return observed, plan(owner, self._installation, observed, now)
+
+    def _settle(self, owner: LLMDeployment, meta: Json, observed: Observed, decided: Plan) -> None:
+        """Nothing is left to do: remember on what ground."""
+        self._sampler.track(owner, observed.pods, decided.replicas)
+        self._show(owner, decided.status)
+        self._basis.settle(owner.key, {**observed.versions, owner.uid: version_of(meta.get("resourceVersion"))})
+
     async def _pass(self, key: Key) -> float | None:
+        self._basis.begin(key)
         body = await self._client.get(LLMDEPLOYMENTS, key.namespace, key.name)
         if body is None:
             self.known.discard(key)
@@ -90,9 +132,7 @@ class Reconciler:
         if owner.deleting:
             return None
         now = self._clock()
-        observed = await observe(self._client, owner, now)
-        observed = replace(observed, load=self._sampler.load(key), scaling=self._sampler.scaling(key))
-        decided = plan(owner, self._installation, observed, now)
+        observed, decided = self._decide(owner, await observe(self._client, owner, now), now)
         _log(key, decided)
         try:
             await execute(self._client, owner, decided.actions)
@@ -102,18 +142,24 @@ class Reconciler:
             raise
         self._sampler.track(owner, observed.pods, decided.replicas)
         await self._write_status(owner, decided.status)
+        if not decided.actions and decided.requeue_after is None:
+            self._settle(owner, body["metadata"], observed, decided)
         return decided.requeue_after
 
     async def _write_status(self, owner: LLMDeployment, status: Json) -> None:
+        self._show(owner, status)
+        if status != owner.status:
+            written = await self._client.apply_status(LLMDEPLOYMENTS, owner.namespace, owner.name, status)
+            self._basis.wrote(owner.key, owner.uid, version_of(written["metadata"].get("resourceVersion")))
+            await self._teller.tell(owner, news(owner.status, status))
+
+    def _show(self, owner: LLMDeployment, status: Json) -> None:
         desired, ready = status["desiredReplicas"], status["readyReplicas"]
         self._metrics.replicas(owner.namespace, owner.name, desired, ready)
         self._metrics.states.status(owner.namespace, owner.name, status)
         scaling = owner.spec.autoscaling
         bounds = (scaling.min_replicas, scaling.max_replicas) if scaling.mode == "Builtin" else None
         self._metrics.autoscaled(owner.namespace, owner.name, bounds)
-        if status != owner.status:
-            await self._client.apply_status(LLMDEPLOYMENTS, owner.namespace, owner.name, status)
-            await self._teller.tell(owner, news(owner.status, status))
 
 
 def _log(key: Key, decided: Plan) -> None:

@@ -22,6 +22,7 @@ from octavo_operator.kube.failpoints import Failpoint, FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
 from octavo_operator.metrics import Metrics
 from octavo_operator.pulse import Pulse
+from octavo_operator.reconcile.basis import GONE, Change
 from octavo_operator.web import Answers, application
 
 
@@ -104,8 +105,8 @@ def test_watches_are_filtered_by_the_api_server() -> None:
     assert selectors.collect(mine) == []
 
 
-async def test_every_event_enqueues_the_key_of_its_resource() -> None:
-    seen: list[Key] = []
+async def test_every_event_tells_which_version_of_which_object_of_a_resource() -> None:
+    seen: list[Change] = []
 
     async def connect() -> Any:
         pytest.fail("an event needs no connection")
@@ -113,9 +114,12 @@ async def test_every_event_enqueues_the_key_of_its_resource() -> None:
     registry = handlers._registry(seen.append, connect, Pulse(1, lambda: None, lambda: None))
     functions = {handler.id: handler.fn for handler in registry._watching.get_all_handlers()}
     assert set(functions) == {"llmdeployments", *(child.plural for child in CHILDREN.values()), "pods"}
-    await functions["llmdeployments"](namespace="models", name="tiny", type="DELETED")
-    await functions["pods"](namespace="models", meta={"labels": {"octavo.dev/llmdeployment": "tiny"}}, type="ADDED")
-    assert seen == [Key("models", "tiny")] * 2
+    await functions["llmdeployments"](
+        namespace="models", name="tiny", type="DELETED", meta={"uid": "a", "resourceVersion": "9"}
+    )
+    pod = {"labels": {"octavo.dev/llmdeployment": "tiny"}, "uid": "b", "resourceVersion": "7"}
+    await functions["pods"](namespace="models", meta=pod, type="ADDED")
+    assert seen == [Change(Key("models", "tiny"), "a", GONE), Change(Key("models", "tiny"), "b", 7)]
 
 
 def test_kopf_writes_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,8 +20,10 @@ Start = Callable[..., WorkQueue[str]]
 async def start() -> AsyncIterator[Start]:
     tasks: list[asyncio.Task[None]] = []
 
-    def run(reconcile: Callable[[str], Awaitable[float | None]], workers: int = 2) -> WorkQueue[str]:
-        queue: WorkQueue[str] = WorkQueue(QueueMetrics(CollectorRegistry()))
+    def run(
+        reconcile: Callable[[str], Awaitable[float | None]], workers: int = 2, pause: float = 0.0, **more: Any
+    ) -> WorkQueue[str]:
+        queue: WorkQueue[str] = WorkQueue(QueueMetrics(CollectorRegistry()), pause=pause, **more)
         tasks.extend(asyncio.create_task(queue.work(reconcile)) for _ in range(workers))
         return queue
 
@@ -162,3 +165,41 @@ async def test_a_returned_number_brings_the_key_back(start: Start) -> None:
     start(reconcile).add("k")
     async with asyncio.timeout(1):
         await done.wait()
+
+
+async def test_between_two_passes_of_a_key_is_a_pause_and_other_keys_do_not_wait_for_it(start: Start) -> None:
+    seen: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        seen.append(key)
+
+    queue = start(reconcile, pause=0.05)
+    for _ in range(50):
+        queue.add("k")
+        await settle()
+    queue.add("other")
+    await settle()
+    assert seen == ["k", "other"]
+    async with asyncio.timeout(2):
+        while seen.count("k") < 2:  # noqa: ASYNC110 - the queue has no event for being idle
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert seen == ["k", "other", "k"]
+
+
+async def test_what_is_not_worth_it_any_more_when_its_turn_comes_is_dropped(start: Start) -> None:
+    seen: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        seen.append(key)
+
+    worth = {"a": False, "b": True}
+    queue = start(reconcile, worth=worth.__getitem__)
+    queue.add("a")
+    queue.add("b")
+    await settle()
+    assert seen == ["b"]
+    worth["a"] = True
+    queue.add("a")
+    await settle()
+    assert seen == ["b", "a"]

@@ -1,0 +1,98 @@
+"""A pass may be left out only when it would find what the last one found."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_operator.api.resource import Key
+from octavo_operator.reconcile.basis import GONE, Basis, Change, version_of
+
+KEY = Key("models", "tiny")
+
+
+@pytest.fixture
+def settled() -> Basis:
+    """The last pass looked at `pod` of version 7 and wrote version 12 of `own`, which it had read as 10."""
+    basis = Basis()
+    basis.begin(KEY)
+    basis.wrote(KEY, "own", 12)
+    basis.settle(KEY, {"own": 10, "pod": 7})
+    return basis
+
+
+@pytest.mark.parametrize(
+    ("uid", "version", "stale"),
+    [
+        ("pod", 6, False),
+        ("pod", 7, False),
+        ("pod", 8, True),
+        ("pod", GONE, True),
+        ("another pod", 1, True),
+        ("own", 12, False),
+        ("own", 11, True),  # somebody else's, between our look and our write
+        ("own", 13, True),
+    ],
+)
+def test_only_what_is_newer_than_the_last_look_asks_for_a_pass(
+    settled: Basis, uid: str, version: int, stale: bool
+) -> None:
+    settled.change(Change(KEY, uid, version))
+    assert settled.stale(KEY) is stale
+
+
+def test_one_change_among_echoes_is_enough(settled: Basis) -> None:
+    for version in (11, 12):
+        settled.change(Change(KEY, "own", version))
+    assert settled.stale(KEY)
+
+
+def test_nothing_is_left_out_before_a_pass_has_settled() -> None:
+    basis = Basis()
+    assert basis.stale(KEY)
+    basis.begin(KEY)
+    assert basis.stale(KEY)
+
+
+def test_who_asks_during_a_pass_gets_another_one(settled: Basis) -> None:
+    settled.begin(KEY)
+    settled.ask(KEY)
+    settled.settle(KEY, {"own": 12})
+    assert settled.stale(KEY)
+    settled.begin(KEY)
+    settled.settle(KEY, {"own": 12})
+    assert not settled.stale(KEY)
+
+
+@pytest.mark.parametrize(("text", "version"), [("12", 12), ("", GONE), (None, GONE), ("abc", GONE)])
+def test_versions_that_are_no_numbers_are_never_known(text: str | None, version: int) -> None:
+    assert version_of(text) == version
+
+
+Step = st.tuples(st.sampled_from(["write", "event", "pass"]), st.sampled_from("ab"))
+
+
+@given(st.lists(Step, max_size=60))
+def test_when_all_events_have_come_the_last_pass_saw_everything(steps: list[tuple[str, str]]) -> None:
+    """Others write, events come late and in order, passes read what is there when they are due."""
+    basis, live, seen, pending, clock = Basis(), {"a": 1, "b": 1}, {}, list[Change](), 1
+
+    def work() -> None:
+        if basis.stale(KEY):
+            basis.begin(KEY)
+            seen.update(live)
+            basis.settle(KEY, dict(live))
+
+    work()
+    for what, uid in (*steps, *[("event", "")] * len(steps)):
+        if what == "write":
+            clock += 1
+            live[uid] = clock
+            pending.append(Change(KEY, uid, clock))
+        elif what == "event" and pending:
+            basis.change(pending.pop(0))
+        elif what == "pass":
+            work()
+    work()
+    assert seen == live

@@ -33,6 +33,7 @@ class States(Collector):
     """One series per condition and per reason of failure that there is now: as many as a status holds, no more.
 
     Made when asked for, from plain values: thousands of resources cost kilobytes, not a gauge object for each series.
+    Asked in a thread of its own: hence the copies.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class States(Collector):
             "octavo_condition", "1 for each condition as it is now.", labels=(*_NAME, "type", "status", "reason")
         )
         failures = GaugeMetricFamily("octavo_failures", "What status.failures lists.", labels=(*_NAME, "reason"))
-        for key, state in self._states.items():
+        for key, state in list(self._states.items()):
             for condition in state.conditions:
                 conditions.add_metric((*key, *condition), 1)
             for reason, count in state.failures.items():
@@ -71,7 +72,7 @@ class States(Collector):
         yield failures
         for metric, (text, field) in _LOADS.items():
             family = GaugeMetricFamily(metric, text, labels=_NAME)
-            for key, load in self._loads.items():
+            for key, load in list(self._loads.items()):
                 value = getattr(load, field)
                 if value is not None:
                     family.add_metric(key, value)

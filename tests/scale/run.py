@@ -24,7 +24,7 @@ from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.resources import DEPLOYMENTS, LLMDEPLOYMENTS, PODS
 
 PORT = 8081
-SAMPLE_SECONDS = 2.0
+SAMPLE_SECONDS = 4.0
 LIMIT_SECONDS = 900.0
 
 

@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
-import msgspec
-
+from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import Key, LLMDeployment
-from octavo_operator.autoscale.observation import Gateway, observation, policy_settings, summary
+from octavo_operator.autoscale.observation import observation, policy_settings, summary
 from octavo_operator.autoscale.policy import decide
+from octavo_operator.autoscale.sampling import Fetch, ListGateways, Reports, Sampling
 from octavo_operator.autoscale.types import State
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.status import LOAD_SECONDS
 from octavo_operator.reconcile.view import Change, Load, Scaling
-from octavo_protocol import names
-from octavo_protocol.load import GatewayReport, LoadReport, decode_gateway, decode_load
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 2.0
-# Gateways come and go rarely, and are looked up by a list call.
-GATEWAYS_SECONDS = 10.0
+# Pods sampled in a second: of those whose replicas are decided here, and of the others, whose load is only shown. With
+# more pods than that fit into a tick, each is asked more rarely.
+_PER_SECOND = {True: 500.0, False: 100.0}
+# Loads of all resources that are told in a second: each costs a pass, and thousands that serve move all the time.
+TELLINGS_PER_SECOND = 5.0
+_LEAST_WAIT = 0.05
 _CHANGES_KEPT = 10
-_PARALLEL = 64
 
-Fetch = Callable[[str], Awaitable[bytes]]
-ListGateways = Callable[[], Awaitable[dict[str, str]]]
+
+# What a status shows of a load: percent of the pools, running, queued, held; tokens of a pool, seconds of a start; what
+# a canary is judged by.
+Shown = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -44,12 +48,13 @@ class Tracked:
     pods: tuple[Pod, ...]
     replicas: int
     due: float = 0.0
+    busy: bool = False
     wake: bool = False
     state: State = field(default_factory=State)
     scaling: Scaling | None = None
-    reports: dict[str, tuple[float, LoadReport]] = field(default_factory=dict)
+    reports: Reports = field(default_factory=dict)
     load: Load | None = None
-    told: Load | None = None
+    told: Shown | None = None
     told_at: float = 0.0
 
 
@@ -68,16 +73,13 @@ class AutoscaleLoop:
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self._fetch = fetch
-        self._list_gateways = gateways
+        self._sampling = Sampling(fetch, gateways, metrics, clock)
         self._enqueue = enqueue
         self._metrics = metrics
         self._clock = clock
         self._tracked: dict[Key, Tracked] = {}
-        self._gateways: dict[str, Gateway] = {}
-        self._gateways_at = float("-inf")
         self._kick = asyncio.Event()
-        self._slots = asyncio.Semaphore(_PARALLEL)
+        self._intervals = {True: TICK_SECONDS, False: TICK_SECONDS}
 
     def load(self, key: Key) -> Load | None:
         """What the pods of `key` said last; None when none was asked yet."""
@@ -93,11 +95,19 @@ class AutoscaleLoop:
         """Go on with these pods; `replicas` is the Deployment's number now."""
         tracked = self._tracked.get(owner.key)
         if tracked is None or tracked.owner.uid != owner.uid:
-            tracked = self._tracked[owner.key] = Tracked(owner, pods, replicas)
+            now = self._clock()
+            tracked = self._tracked[owner.key] = Tracked(owner, pods, replicas, told=_shown_by(owner.status))
+            # A start finds thousands at once: they spread over the time between two looks, and two tellings.
+            share = crc32(str(owner.key).encode()) / (1 << 32)
+            if not _decides(owner):
+                tracked.due = now + share * (self._intervals[False] - TICK_SECONDS)
+            if "load" in owner.status:
+                tracked.told_at = now - share * self._telling_seconds()
             self._kick.set()
-        tracked.owner, tracked.pods, tracked.replicas = owner, pods, replicas
-        present = {pod.name for pod in pods}
-        tracked.reports = {name: report for name, report in tracked.reports.items() if name in present}
+        # The status is of no interest here, and as large as all the rest together.
+        tracked.owner, tracked.pods, tracked.replicas = replace(owner, status={}), pods, replicas
+        for name in tracked.reports.keys() - {pod.name for pod in pods}:
+            del tracked.reports[name]
         if not _decides(owner):
             tracked.scaling, tracked.state = None, State()
 
@@ -115,52 +125,72 @@ class AutoscaleLoop:
         return tracked.replicas
 
     async def run(self) -> None:
-        """Look at everything whenever it is due."""
-        while True:
-            await self.tick()
-            now = self._clock()
-            next_due = min((tracked.due for tracked in self._tracked.values()), default=now + TICK_SECONDS)
-            try:
-                async with asyncio.timeout(max(0.05, next_due - now)):
-                    await self._kick.wait()
-            except TimeoutError:
-                continue
+        """Look at everything whenever it is due, each on its own."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._kick.clear()
+                for key, tracked in self._due():
+                    tasks.create_task(self._visit(key, tracked))
+                now = self._clock()
+                next_due = min((t.due for t in self._tracked.values() if not t.busy), default=now + TICK_SECONDS)
+                try:
+                    async with asyncio.timeout(min(max(_LEAST_WAIT, next_due - now), TICK_SECONDS)):
+                        await self._kick.wait()
+                except TimeoutError:
+                    continue
 
     async def tick(self) -> None:
         """One look at what is due now."""
-        self._kick.clear()
+        await asyncio.gather(*(self._visit(key, tracked) for key, tracked in self._due()))
+        await self._sampling.finish()
+
+    def _due(self) -> list[tuple[Key, Tracked]]:
+        """Those whose time has come."""
         now = self._clock()
-        due = {key: tracked for key, tracked in self._tracked.items() if tracked.due <= now}
-        if not due:
-            return
-        pods = [(tracked, pod) for tracked in due.values() for pod in tracked.pods if pod.loaded and pod.ip]
-        await asyncio.gather(self._sample_gateways(now), *(self._sample_pod(tracked, pod) for tracked, pod in pods))
-        for key, tracked in due.items():
-            if self._tracked.get(key) is not tracked:
-                continue
-            try:
+        pods = {True: 0, False: 0}
+        for tracked in self._tracked.values():
+            pods[_decides(tracked.owner)] += len(tracked.pods)
+        self._intervals = {decided: max(TICK_SECONDS, pods[decided] / _PER_SECOND[decided]) for decided in pods}
+        due = [(key, t) for key, t in self._tracked.items() if t.due <= now and not t.busy]
+        for _, tracked in due:
+            tracked.busy = True
+        return due
+
+    async def _visit(self, key: Key, tracked: Tracked) -> None:
+        try:
+            await self._sampling.sample([pod for pod in tracked.pods if pod.loaded and pod.ip], tracked.reports)
+            if self._tracked.get(key) is tracked:
                 self._look(key, tracked, self._clock())
-            except Exception:
-                # What is odd about one resource must not stop the others from being scaled.
-                logger.exception("no decision", extra={"key": str(key)})
+        except Exception:
+            # What is odd about one resource must not stop the others from being scaled.
+            logger.exception("no decision", extra={"key": str(key)})
+            tracked.due = self._clock() + TICK_SECONDS
+        finally:
+            tracked.busy = False
 
     def _look(self, key: Key, tracked: Tracked, now: float) -> None:
-        tracked.due = now + TICK_SECONDS
-        tracked.load = summary(tracked.owner, tracked.pods, tracked.reports, self._gateways.values(), now)
+        decides = _decides(tracked.owner)
+        tracked.due = now + self._intervals[decides]
+        tracked.load = summary(tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, now)
         self._metrics.states.load(key.namespace, key.name, tracked.load)
-        changed = self._decide(key, tracked, now) if _decides(tracked.owner) else False
-        if changed or (tracked.load != tracked.told and now - tracked.told_at >= LOAD_SECONDS):
-            tracked.told, tracked.told_at = tracked.load, now
+        changed = self._decide(key, tracked, now) if decides else False
+        shown = _shown(tracked.load)
+        if changed or (shown != tracked.told and now - tracked.told_at >= self._telling_seconds()):
+            tracked.told, tracked.told_at = shown, now
             self._enqueue(key)
+
+    def _telling_seconds(self) -> float:
+        """Between two tellings of the same resource's load."""
+        return max(LOAD_SECONDS, len(self._tracked) / TELLINGS_PER_SECOND)
 
     def _decide(self, key: Key, tracked: Tracked, now: float) -> bool:
         """Ask the policy; whether there is anything new to say."""
         seen = observation(
-            tracked.owner, tracked.pods, tracked.reports, self._gateways.values(), tracked.replicas, wake=tracked.wake
+            tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, tracked.replicas, wake=tracked.wake
         )
         tracked.wake = False
         decision = decide(policy_settings(tracked.owner.spec), tracked.state, seen, now)
-        tracked.state, tracked.due = decision.state, now + decision.requeue
+        tracked.state, tracked.due = decision.state, max(tracked.due - TICK_SECONDS, now) + decision.requeue
         before = tracked.scaling or Scaling(tracked.replicas, "", "")
         scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes)
         if decision.desired != before.desired:
@@ -179,50 +209,20 @@ class AutoscaleLoop:
         unmet = scaling.desired != tracked.replicas
         return unmet or (scaling.desired, scaling.reason) != (before.desired, before.reason)
 
-    async def _sample_pod(self, tracked: Tracked, pod: Pod) -> None:
-        body = await self._get(pod.ip)
-        if body is None:
-            return
-        try:
-            tracked.reports[pod.name] = (self._clock(), decode_load(body))
-        except msgspec.MsgspecError as error:
-            logger.warning("load report of pod %s: %s", pod.name, error)
-
-    async def _sample_gateways(self, now: float) -> None:
-        if now - self._gateways_at >= GATEWAYS_SECONDS:
-            self._gateways_at = now
-            try:
-                addresses = await self._list_gateways()
-            except OSError as error:
-                logger.warning("gateways cannot be listed: %s", error)
-            else:
-                known = self._gateways
-                self._gateways = {
-                    name: replace(known.get(name, Gateway(name)), ip=ip) for name, ip in addresses.items()
-                }
-        await asyncio.gather(*(self._sample_gateway(gateway) for gateway in self._gateways.values()))
-
-    async def _sample_gateway(self, gateway: Gateway) -> None:
-        report: GatewayReport | None = None
-        body = await self._get(gateway.ip)
-        if body is not None:
-            try:
-                report = decode_gateway(body)
-            except msgspec.MsgspecError as error:
-                logger.warning("report of gateway %s: %s", gateway.name, error)
-        if gateway.name in self._gateways:
-            self._gateways[gateway.name] = replace(gateway, report=report, sampled_at=self._clock())
-
-    async def _get(self, ip: str) -> bytes | None:
-        host = f"[{ip}]" if ":" in ip else ip
-        async with self._slots:
-            try:
-                return await self._fetch(f"http://{host}:{names.PORT_ADMIN}{names.PATH_LOAD}")
-            except (OSError, TimeoutError):
-                self._metrics.missed_sample()
-                return None
-
 
 def _decides(owner: LLMDeployment) -> bool:
     """Whether the built-in autoscaler has a say."""
     return owner.spec.autoscaling.mode == "Builtin" and not owner.spec.suspend
+
+
+def _shown(load: Load) -> Shown:
+    percent = None if load.kv_occupancy is None else f"{round(100 * load.kv_occupancy)}%"
+    return percent, load.running, load.queued, load.held, load.kv_tokens, load.cold_start, load.evidence or None
+
+
+def _shown_by(status: Json) -> Shown:
+    """What was told before this process was there."""
+    load, capacity = status.get("load", {}), status.get("capacity", {})
+    counts = (load.get(name, 0) for name in ("runningRequests", "queuedRequests", "heldRequests"))
+    measured = (capacity.get(name) for name in ("kvTokensPerReplica", "coldStartSeconds"))
+    return load.get("kvOccupancy"), *counts, *measured, None

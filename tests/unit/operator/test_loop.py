@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from octavo_operator.api.resource import Key
-from octavo_operator.autoscale.loop import AutoscaleLoop
+from octavo_operator.autoscale.loop import TELLINGS_PER_SECOND, AutoscaleLoop
 from octavo_operator.autoscale.observation import Gateway, observation, policy_settings, summary
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.pods import Problem
@@ -235,3 +237,105 @@ def test_cold_start_is_measured_from_the_creation_of_the_pod(
     owner = make_owner()
     assert summary(owner, (make_pod("a", created=1000.0),), {"a": (1.0, report)}, (), 2.0).cold_start == 15
     assert summary(owner, (make_pod("a", restarts=1),), {"a": (1.0, report)}, (), 2.0).cold_start is None
+
+
+async def test_a_pod_that_does_not_answer_is_asked_ever_more_rarely_and_found_again(
+    site: Site, make_owner: Make, make_pod: Make, make_report: Make
+) -> None:
+    site.loop.track(make_owner(BUILTIN), (make_pod("a"),), 1)
+    asked = []
+    for _ in range(30):
+        before = len(site.asked)
+        await site.tick(1.0)
+        asked.append(len(site.asked) > before)
+    # Twice at the usual pace; then 2, 4, 8 and at most 10 seconds apart.
+    assert asked.count(True) < 8
+    assert any(asked[-11:])
+    site.answers["10.0.0.1"] = encode(make_report(running=3))
+    for _ in range(11):
+        await site.tick(1.0)
+    await site.tick(2.0)
+    load = site.loop.load(KEY)
+    assert load is not None
+    assert load.running == 3
+    before = len(site.asked)
+    await site.tick(2.0)
+    assert len(site.asked) == before + 1
+
+
+async def test_silent_pods_hold_up_neither_their_own_resource_nor_others(
+    site: Site, make_owner: Make, make_pod: Make, make_report: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, forever = site.fetch, asyncio.Event()
+
+    async def hanging(url: str) -> bytes:
+        if "10.9." in url:
+            await forever.wait()
+            raise OSError("gave up")
+        return await answer(url)
+
+    site.loop = AutoscaleLoop(hanging, site.list_gateways, site.enqueued.append, Metrics(), lambda: site.now)
+    site.answers["10.0.0.1"] = encode(make_report(blocks_pinned=99, waiting=8))
+    dead = tuple(make_pod(f"d{n}", ip=f"10.9.0.{n}") for n in range(200))
+    sampling = site.loop._sampling
+    # They have missed once already: the first time they are waited for as everybody is.
+    sampling._silent = {pod.ip: (1, 0.0) for pod in dead}
+    site.loop.track(make_owner(BUILTIN), (make_pod("a"), *dead), 201)
+    async with asyncio.timeout(5):
+        for key, tracked in site.loop._due():
+            await site.loop._visit(key, tracked)
+    assert site.loop.load(KEY) is not None
+    forever.set()
+    await sampling.finish()
+
+
+async def test_with_many_pods_those_that_are_not_scaled_are_asked_more_rarely(
+    site: Site, make_owner: Make, make_pod: Make, make_report: Make
+) -> None:
+    site.answers["10.0.0.1"] = encode(make_report())
+    scaled = replace(make_owner(BUILTIN), key=Key("models", "scaled"))
+    site.loop.track(scaled, (make_pod("a"),), 1)
+    crowd = [replace(make_owner(), key=Key("models", f"m{n}")) for n in range(100)]
+    for owner in crowd:
+        site.loop.track(owner, tuple(make_pod(f"p{n}") for n in range(10)), 10)
+    # 1,000 pods at 100 a second: ten seconds.
+    counts = []
+    for _ in range(40):
+        before = len(site.asked)
+        await site.tick(2.0)
+        counts.append(len(site.asked) - before)
+    later = counts[10:]
+    assert min(later) >= 1
+    assert 150 <= sum(later) / len(later) <= 250
+    assert site.loop.load(crowd[0].key) is not None
+
+
+async def test_loads_of_thousands_are_told_more_rarely_and_all_alike(
+    site: Site, make_owner: Make, make_pod: Make, make_report: Make
+) -> None:
+    owners = [replace(make_owner(), key=Key("models", f"m{n}")) for n in range(300)]
+    for owner in owners:
+        site.loop.track(owner, (make_pod("a"),), 1)
+    for second in range(70):
+        site.answers["10.0.0.1"] = encode(make_report(running=second))
+        await site.tick(2.0)
+    between = 300 / TELLINGS_PER_SECOND
+    counts = [site.enqueued.count(owner.key) for owner in owners]
+    assert set(counts) <= {140 // int(between), 140 // int(between) + 1}
+
+
+async def test_a_new_leader_tells_only_what_its_predecessor_did_not(
+    site: Site, make_owner: Make, make_pod: Make, make_report: Make
+) -> None:
+    report = make_report(blocks_pinned=30, running=2, start_time=1010.0, cold_start=5.0)
+    site.answers["10.0.0.1"] = encode(report)
+    shown = {"kvOccupancy": "30%", "runningRequests": 2, "updatedAt": "2026-01-01T00:00:00Z"}
+    status = {"load": shown, "capacity": {"kvTokensPerReplica": 3200, "coldStartSeconds": 15}}
+    site.loop.track(make_owner(status=status), (make_pod("a"),), 1)
+    for _ in range(40):
+        await site.tick()
+    assert site.enqueued == []
+    site.answers["10.0.0.1"] = encode(make_report(blocks_pinned=30, running=3))
+    for _ in range(16):
+        await site.tick()
+    assert site.enqueued == [KEY]

@@ -1,7 +1,7 @@
 # Octavo: `make demo` and `make test` do everything; `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit integration e2e test-scale bench generate images tools deps lock
+.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench generate images tools deps lock
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -44,6 +44,9 @@ unit: .venv/.ready
 
 integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and on real weights
 	@$(PY) -m pytest tests/integration
+
+kill-points: .venv/.ready deps ## Kill the operator before and after each write of each scenario; writes docs/kill-points.md
+	@OCTAVO_KILL_POINTS=$(CURDIR)/docs/kill-points.md $(PY) -m pytest tests/integration/operator/test_kill_points.py -q -k anywhere
 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
 	@$(PY) -m pytest tests/e2e

@@ -15,6 +15,7 @@ from typing import Any
 
 from octavo_operator import app, logs
 from octavo_operator.builders.common import Installation
+from octavo_operator.leader import timing
 from octavo_protocol import names
 
 logger = logging.getLogger("octavo_operator")
@@ -40,6 +41,14 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
         metavar="JSON",
         help="list of NetworkPolicyPeers that may read the metrics of inference pods",
     )
+    add(
+        "--lease-seconds",
+        type=int,
+        default=15,
+        choices=range(3, 301),
+        metavar="3..300",
+        help="without a sign of the leader for so long another replica takes over",
+    )
     add("--gateway-url", help="address of the gateway, shown in status.url (default: each Service's own address)")
     add(
         "--identity",
@@ -62,6 +71,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
         ),
         scope=tuple(name.strip() for name in arguments.namespace_scope.split(",") if name.strip()),
         lease_namespace=arguments.lease_namespace or arguments.namespace,
+        lease=timing(arguments.lease_seconds),
         identity=arguments.identity,
         host=arguments.host,
         port=arguments.port,

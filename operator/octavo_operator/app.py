@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
@@ -21,7 +21,7 @@ from octavo_operator.kube.client import KubeClient, connection
 from octavo_operator.kube.errors import KubeError, NotFoundError, retry_after
 from octavo_operator.kube.permissions import LEASE_NAME
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, PODS
-from octavo_operator.leader import LeaseLock, boottime
+from octavo_operator.leader import LeaseLock, Timing, boottime
 from octavo_operator.metrics import Metrics
 from octavo_operator.pulse import Pulse
 from octavo_operator.reconcile.basis import Basis, Change
@@ -64,6 +64,7 @@ class Options:
     host: str
     port: int
     workers: int
+    lease: Timing = field(default_factory=Timing)
 
 
 class App:
@@ -76,7 +77,7 @@ class App:
         self._metrics = metrics
         self._basis = Basis()
         self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._basis.stale)
-        self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime)
+        self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime, options.lease)
         self._loop = AutoscaleLoop(self._fetch, self._gateways, self._ask, metrics, time.time)
         self._reconciler = Reconciler(
             client.fenced(self._lease.left),

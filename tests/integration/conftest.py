@@ -102,13 +102,23 @@ def eventually() -> Eventually:
 
 
 @pytest.fixture
-async def namespace(kube: KubeClient) -> str:
-    """A namespace no other test uses. Without a controller manager namespaces never go: it is left behind."""
-    name = f"t-{uuid.uuid4().hex[:10]}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    head = {"apiVersion": "v1", "kind": "Namespace"}
-    await _apply_cluster_scoped(kube, NAMESPACES, {**head, "metadata": {"name": name, "labels": labels}})
-    return name
+def make_namespace(kube: KubeClient) -> Callable[[], Awaitable[str]]:
+    """Makes namespaces no other test uses. Without a controller manager they never go: they are left behind."""
+
+    async def make() -> str:
+        name = f"t-{uuid.uuid4().hex[:10]}"
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        head = {"apiVersion": "v1", "kind": "Namespace"}
+        await _apply_cluster_scoped(kube, NAMESPACES, {**head, "metadata": {"name": name, "labels": labels}})
+        return name
+
+    return make
+
+
+@pytest.fixture
+async def namespace(make_namespace: Callable[[], Awaitable[str]]) -> str:
+    """A namespace no other test uses."""
+    return await make_namespace()
 
 
 async def _apply_cluster_scoped(client: KubeClient, resource: Resource, body: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import NotFoundError, RefusedError
 from octavo_operator.kube.resources import CHILDREN, PODS
-from octavo_operator.reconcile.plan import Action, Apply, Delete
+from octavo_operator.reconcile.plan import ANNOTATION_APPLIED, Action, Apply, Delete
 
 _UNPROCESSABLE = 422
 
@@ -29,7 +29,8 @@ async def _apply(client: KubeClient, body: Json) -> None:
     """Server-side apply, with a way out where someone gave an entry of a list another key.
 
     Lists merge by key: a Service's port that someone renumbered stands beside ours, has the same name, and the API
-    server refuses both. A merge patch puts our lists in place of the live ones; then apply works again.
+    server refuses both. A merge patch puts our lists in place of the live ones; then apply works again. The patch takes
+    the stamp off: killed in between, the next pass sees that the apply is still to come.
     """
     resource = CHILDREN[body["kind"]]
     try:
@@ -37,8 +38,10 @@ async def _apply(client: KubeClient, body: Json) -> None:
     except RefusedError as error:
         if error.status != _UNPROCESSABLE:
             raise
+        metadata = body["metadata"]
+        unstamped = {**metadata.get("annotations", {}), ANNOTATION_APPLIED: None}
         try:
-            await client.merge(resource, body)
+            await client.merge(resource, {**body, "metadata": {**metadata, "annotations": unstamped}})
         except (NotFoundError, RefusedError):
             raise error from None
         await client.apply(resource, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import os
 import sys
 import time
@@ -18,9 +18,8 @@ import yaml
 from octavo_operator.api.resource import Key
 from octavo_operator.builders.common import Installation
 from octavo_operator.kube.client import KubeClient
-from octavo_operator.kube.errors import ConflictError
 from octavo_operator.kube.permissions import rules
-from octavo_operator.kube.resources import JOBS, LLMDEPLOYMENTS, PODS, SERVICE_ACCOUNTS, Resource
+from octavo_operator.kube.resources import LLMDEPLOYMENTS, SERVICE_ACCOUNTS, Resource
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.reconciler import Reconciler
@@ -29,9 +28,10 @@ from octavo_operator.reconcile.view import Load, Scaling
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from breaking_proxy import free_port
+from jobs import finish_jobs
 
 Json = dict[str, Any]
-Kubeconfig = Callable[..., Path]
+Kubeconfig = Callable[..., Awaitable[Path]]
 
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
@@ -103,36 +103,6 @@ async def finishing(kube: KubeClient, namespace: str) -> AsyncIterator[None]:
     task.cancel()
 
 
-async def finish_jobs(kube: KubeClient, namespace: str, report: str = "") -> bool:
-    """Let the unfinished Jobs of a namespace end well, with this termination message; whether there were any."""
-    unfinished = [job for job in await kube.list(JOBS, namespace) if not job.get("status", {}).get("succeeded")]
-    for job in unfinished:
-        await finish_job(kube, job, report)
-    return bool(unfinished)
-
-
-async def finish_job(kube: KubeClient, job: Json, report: str) -> None:
-    """What the Job controller and a kubelet would do."""
-    namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-    template = job["spec"]["template"]
-    pod = f"{name}-{job['metadata']['uid'][:5]}"
-    labels = template["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}
-    head = {"name": pod, "namespace": namespace, "labels": labels}
-    time_ = "2026-01-01T00:00:00Z"
-    with contextlib.suppress(ConflictError):
-        await kube.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": template["spec"]})
-    ended = {"exitCode": 0, "message": report, "startedAt": time_, "finishedAt": time_}
-    container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
-    states = [container | {"state": {"terminated": ended}}]
-    await kube.apply_status(PODS, namespace, pod, {"phase": "Succeeded", "containerStatuses": states})
-    conditions = [
-        {"type": kind, "status": "True", "lastTransitionTime": time_, "lastProbeTime": time_}
-        for kind in ("SuccessCriteriaMet", "Complete")
-    ]
-    done = {"succeeded": 1, "startTime": time_, "completionTime": time_, "conditions": conditions}
-    await kube.apply_status(JOBS, namespace, name, done)
-
-
 @pytest.fixture
 def llmd(namespace: str) -> Callable[..., Json]:
     """Body of an LLMDeployment."""
@@ -150,28 +120,32 @@ def llmd(namespace: str) -> Callable[..., Json]:
 
 
 @pytest.fixture
-async def kubeconfig(kube: KubeClient, namespace: str, plane: Any, tmp_path: Path) -> Kubeconfig:
-    """Makes kubeconfigs of a service account that has the operator's rights in its namespace, and no others.
+def kubeconfig(kube: KubeClient, plane: Any, tmp_path: Path) -> Kubeconfig:
+    """Makes kubeconfigs of service accounts that have the operator's rights in one namespace, and no others.
 
     `server` may be another address than the API server's own.
     """
-    head = {"metadata": {"name": "operator", "namespace": namespace}}
-    granted = [rule for group in rules().values() for rule in group]
-    await kube.create(SERVICE_ACCOUNTS, {"apiVersion": "v1", "kind": "ServiceAccount", **head})
-    await kube.create(ROLES, {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", **head, "rules": granted})
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        **head,
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"},
-        "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
-    }
-    await kube.create(BINDINGS, binding)
-    path = SERVICE_ACCOUNTS.path(namespace, "operator", "token")
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = (await kube._call("POST", path, body=request))["status"]["token"]
 
-    def make(server: str = "") -> Path:
+    numbers = itertools.count()
+
+    async def make(namespace: str, server: str = "") -> Path:
+        name = f"operator-{next(numbers)}"
+        file = tmp_path / f"{name}.kubeconfig"
+        head = {"metadata": {"name": name, "namespace": namespace}}
+        granted = [rule for group in rules().values() for rule in group]
+        rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", **head}
+        await kube.create(SERVICE_ACCOUNTS, {"apiVersion": "v1", "kind": "ServiceAccount", **head})
+        await kube.create(ROLES, {**rbac, "kind": "Role", "rules": granted})
+        binding = {
+            "kind": "RoleBinding",
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        await kube.create(BINDINGS, {**rbac, **binding})
+        path = SERVICE_ACCOUNTS.path(namespace, name, "token")
+        spec = {"expirationSeconds": 3600}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        token = (await kube._call("POST", path, body=request))["status"]["token"]
         cluster = {"server": server} if server else {"server": plane.server, "certificate-authority": str(plane.ca)}
         config = {
             "apiVersion": "v1",
@@ -181,7 +155,6 @@ async def kubeconfig(kube: KubeClient, namespace: str, plane: Any, tmp_path: Pat
             "clusters": [{"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": {"token": token}}],
         }
-        file = tmp_path / f"kubeconfig-{len(list(tmp_path.glob('kubeconfig-*')))}"
         file.write_text(yaml.safe_dump(config))
         return file
 
@@ -202,6 +175,11 @@ class Program:
         except aiohttp.ClientError:
             return 0
 
+    async def leads(self) -> bool:
+        """Only the leader looks for the LLMDeployment of a wake call."""
+        assert self.process.returncode is None, self.log.read_text()
+        return await self.asks("POST", "/v1/octavo/wake", json={"namespace": "x", "name": "x"}) == 404
+
     async def ready(self) -> bool:
         assert self.process.returncode is None, self.log.read_text()
         return await self.asks("GET", "/readyz") == 200
@@ -218,12 +196,14 @@ async def start(
     """Starts operator processes; `server` may be a proxy, `environment` hold failpoints."""
     started: list[Program] = []
 
-    async def run(name: str = "one", *, wait: bool = True, server: str = "", **environment: str) -> Program:
+    async def run(
+        name: str = "one", *, wait: bool = True, server: str = "", lease: int = 15, **environment: str
+    ) -> Program:
         port, log = free_port(), tmp_path / f"{name}.log"
         command = [sys.executable, "-m", "octavo_operator", "--server-image", "server:1", "--server-cpu-image", "cpu:1"]
         command += ["--namespace-scope", namespace, "--namespace", namespace, "--host", "127.0.0.1"]
-        command += ["--port", str(port), "--identity", name]
-        environment = {**os.environ, "KUBECONFIG": str(kubeconfig(server)), **environment}
+        command += ["--port", str(port), "--identity", name, "--lease-seconds", str(lease)]
+        environment = {**os.environ, "KUBECONFIG": str(await kubeconfig(namespace, server)), **environment}
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=out, stderr=out)
         program = Program(process, port, log)

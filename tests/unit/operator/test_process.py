@@ -20,6 +20,7 @@ from octavo_operator.api.resource import Key
 from octavo_operator.kube import errors, permissions
 from octavo_operator.kube.failpoints import Failpoint, FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
+from octavo_operator.leader import Timing
 from octavo_operator.metrics import Metrics
 from octavo_operator.pulse import Pulse
 from octavo_operator.reconcile.basis import GONE, Change
@@ -201,6 +202,9 @@ def test_command_line() -> None:
     )
     assert (options.scope, options.installation.namespace, options.lease_namespace) == (("x", "y"), "ns", "ns")
     assert (options.identity, options.port, level, style) == ("pod", 8081, "info", "json")
+    assert options.lease == Timing(15.0, 10.0, 2.0)
+    quick, *_ = program.parse([*images, "--lease-seconds", "3"], {})
+    assert quick.lease == Timing(3, 2.0, 0.4)
     with pytest.raises(SystemExit):
         program.parse([], {})
 

@@ -54,6 +54,9 @@ def tamed(plurals: Collection[str], pulse: Pulse) -> aiohttp.ClientMiddlewareTyp
         if request.url.name not in plurals:
             return await send(request)
         path, watch = request.url.path, "watch" in request.url.query
+        if "continue" in request.url.query:
+            # The next page of a list that was asked for already.
+            return await send(request)
         await asyncio.sleep(pulse.pause(path, watch=watch))
         if watch:
             request.headers["Accept"] = _METADATA

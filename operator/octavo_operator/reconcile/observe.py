@@ -44,13 +44,10 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
     return _sorted_out(owner, children, bodies, events)
 
 
-async def observe_together(
+async def read_together(
     client: KubeClient, namespace: str | None, owners: Sequence[LLMDeployment]
-) -> dict[Key, Observed]:
-    """The same of many owners, with one list for each kind, from `namespace` or from all.
-
-    Less than `observe` sees: no strangers of a child's name, no events. Enough to tell who needs a closer look.
-    """
+) -> dict[Key, list[Json]]:
+    """Children and pods of many owners, with one list for each kind, from `namespace` or from all."""
     listed = ",".join(sorted({owner.name for owner in owners}))
     labels = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_NAME} in ({listed})"
     kinds = (*CHILDREN.values(), PODS)
@@ -59,10 +56,14 @@ async def observe_together(
         for body in bodies:
             meta = body["metadata"]
             found.get(Key(meta["namespace"], meta["labels"][names.LABEL_NAME]), []).append(body)
-    return {owner.key: _of(owner, found[owner.key]) for owner in owners}
+    return found
 
 
-def _of(owner: LLMDeployment, bodies: Sequence[Json]) -> Observed:
+def from_lists(owner: LLMDeployment, bodies: Sequence[Json]) -> Observed:
+    """What `read_together` found of one owner.
+
+    Less than `observe` sees: no strangers of a child's name, no events. Enough to tell who needs a closer look.
+    """
     children = {(body["kind"], body["metadata"]["name"]): body for body in bodies if body["kind"] in CHILDREN}
     return _sorted_out(owner, children, [body for body in bodies if body["kind"] == PODS.kind], {})
 

@@ -19,7 +19,7 @@ from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.basis import Basis, version_of
 from octavo_operator.reconcile.execute import execute
 from octavo_operator.reconcile.news import news
-from octavo_operator.reconcile.observe import observe, observe_together
+from octavo_operator.reconcile.observe import from_lists, observe, read_together
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.view import Load, Scaling
@@ -92,11 +92,17 @@ class Reconciler:
                 needy.append(key)
         for key in owners:
             self._basis.begin(key)
-        together = await observe_together(self._client, namespace, [owner for owner, _ in owners.values()])
+        together = await read_together(self._client, namespace, [owner for owner, _ in owners.values()])
         for key, (owner, meta) in owners.items():
             # Thousands of decisions must not keep the Lease and the watches waiting.
             await asyncio.sleep(0)
-            observed, decided = self._decide(owner, together[key], self._clock())
+            try:
+                observed, decided = self._decide(owner, from_lists(owner, together[key]), self._clock())
+            except Exception:
+                # A pass of its own fails alone, and comes back.
+                logger.exception("no decision", extra={"key": str(key)})
+                needy.append(key)
+                continue
             if decided.actions or decided.requeue_after is not None or decided.status != owner.status:
                 needy.append(key)
             elif not owner.deleting:

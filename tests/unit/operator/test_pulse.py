@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+from yarl import URL
+
 from octavo_operator.pulse import CALM_SECONDS, LONGEST_PAUSE, Pulse
+from octavo_operator.tame import tamed
 
 PODS, SERVICES = "/api/v1/pods", "/api/v1/services"
 
@@ -55,3 +61,22 @@ def test_the_quietest_watch_counts() -> None:
     assert pulse.silence() == 290
     pulse.pause(SERVICES, watch=True)
     assert pulse.silence() == 0
+
+
+async def test_the_next_page_of_a_list_is_no_new_question() -> None:
+    missed: list[None] = []
+    pulse = Pulse(1, nothing, lambda: missed.append(None))
+    sent: list[str] = []
+
+    async def send(request: Any) -> Any:
+        sent.append(request.headers.get("Accept", ""))
+        return SimpleNamespace(status=200, content=None)
+
+    ask = tamed({"pods"}, pulse)
+    for number in range(200):
+        query = "?limit=100" + ("&continue=abc" if number else "")
+        await ask(SimpleNamespace(url=URL(f"https://k/api/v1/pods{query}"), headers={}), send)  # type: ignore[arg-type]
+    assert missed == []
+    assert set(sent) == {""}
+    await ask(SimpleNamespace(url=URL("https://k/api/v1/pods?watch=true"), headers={}), send)  # type: ignore[arg-type]
+    assert "as=PartialObjectMetadata;" in sent[-1]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import plane
 import psutil
 import report
-from run import Run
+from run import Run, StuckError
 from world import ROOT, Size, connect
 
 INSIDE = "OCTAVO_SCALE_NETWORK"
@@ -44,6 +44,8 @@ async def measure(size: Size, rest: float, workers: int) -> Run:
         run = Run(kube, control, folder, size, workers)
         try:
             await run.all(rest)
+        except StuckError as error:
+            run.stuck = str(error)
         finally:
             await run.stop()
             await kube.close()
@@ -70,13 +72,18 @@ def main() -> int:
         "workers": arguments.workers,
         "scale": arguments.scale,
         "size": {"nodes": size.nodes, "deployments": size.deployments, "pods": size.pods},
+        "stuck": run.stuck,
         "seconds": round(time.time() - began.timestamp()),
     }
     path = arguments.output or ROOT / f"bench/results/scale-{began:%Y-%m-%d-%H%M}"
+    if not run.phases:
+        print(f"FAILED: {run.stuck}")
+        return 1
     report.write(path, run.phases, run.samples, about)
     print(f"\n{report.table(run.phases, about['size'], host)}\n{path}.json, .md, .svg", flush=True)
-    aims = report.verdict(run.phases)
-    missed = [f"{aim}: {measured}" for aim, measured, met in aims if not met]
+    missed = [f"{aim}: {measured}" for aim, measured, met in report.verdict(run.phases) if not met]
+    if run.stuck:
+        missed.append(run.stuck)
     print("PASSED: every aim is met" if not missed else "FAILED: " + "; ".join(missed))
     return 1 if missed else 0
 

@@ -37,7 +37,7 @@ def verdict(phases: Sequence[Phase]) -> list[tuple[str, str, bool]]:
     """Each aim: in words, as measured, whether it holds."""
     worst = max(phases, key=lambda phase: phase.figures.p99)
     rss = max(phase.figures.rss for phase in phases)
-    rest = next(phase for phase in phases if phase.name == REST)
+    rest = next((phase.figures.qps for phase in phases if phase.name == REST), float("inf"))
     return [
         (
             f"99 % of passes take less than {P99_SECONDS:g} s, in every phase",
@@ -47,8 +47,8 @@ def verdict(phases: Sequence[Phase]) -> list[tuple[str, str, bool]]:
         (f"less than {RSS_BYTES / 1e6:.0f} MB of memory", f"{rss / 1e6:.0f} MB", rss < RSS_BYTES),
         (
             f"less than {REST_QPS:g} requests per second at rest",
-            f"{rest.figures.qps:.2f}",
-            rest.figures.qps < REST_QPS,
+            f"{rest:.2f}",
+            rest < REST_QPS,
         ),
     ]
 

@@ -44,11 +44,12 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._started = time.monotonic()
+        self.stuck = ""
         self.samples: list[Sample] = []
         self.phases: list[Phase] = []
 
     async def all(self, rest: float) -> None:
-        """The phases in order."""
+        """The phases in order. Raises StuckError when one does not end."""
         size = self._size
         self._say(f"{size.nodes} nodes, {size.deployments} LLMDeployments, {size.pods} pods")
         await world.furnish(self._kube, size)

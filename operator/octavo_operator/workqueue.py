@@ -43,6 +43,7 @@ class WorkQueue(Generic[K]):
         self._working: dict[K, float] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
+        self._said: dict[K, str] = {}
         self._metrics = metrics
         self._patience = patience
         self._worth = worth
@@ -82,6 +83,7 @@ class WorkQueue(Generic[K]):
     def forget(self, key: K) -> None:
         """Start the back-off of `key` afresh."""
         self._failures.pop(key, None)
+        self._said.pop(key, None)
 
     def longest_running(self) -> float:
         """Seconds that the oldest item is being worked on; 0 when none is."""
@@ -101,7 +103,7 @@ class WorkQueue(Generic[K]):
                 again = await reconcile(key)
             except Exception as error:
                 delay = self.add_rate_limited(key, self._patience(error))
-                logger.warning("reconcile failed: %s", error, extra={"key": str(key), "retry_seconds": round(delay, 2)})
+                self._tell(key, str(error), delay)
                 logger.debug("traceback", exc_info=True, extra={"key": str(key)})
             else:
                 self.forget(key)
@@ -120,6 +122,12 @@ class WorkQueue(Generic[K]):
             # What it waited for until now was not a worker.
             self._dirty[key] = time.monotonic()
             self._ready.put_nowait(key)
+
+    def _tell(self, key: K, text: str, delay: float) -> None:
+        """Log a failure: with the same words as the last one of this key, only for those who debug."""
+        level = logging.DEBUG if self._said.get(key) == text else logging.WARNING
+        self._said[key] = text
+        logger.log(level, "reconcile failed: %s", text, extra={"key": str(key), "retry_seconds": round(delay, 2)})
 
     def _due(self, key: K) -> None:
         del self._timers[key]

@@ -202,3 +202,23 @@ async def test_what_is_not_worth_it_any_more_when_its_turn_comes_is_dropped(star
     queue.add("a")
     await settle()
     assert seen == ["b", "a"]
+
+
+async def test_a_failure_that_repeats_is_logged_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workqueue, "BASE_DELAY", 0.0)
+    texts = iter(["quota", "quota", "quota", "gone", "quota"])
+    done = asyncio.Event()
+
+    async def reconcile(_: str) -> None:
+        text = next(texts, None)
+        if text is None:
+            done.set()
+        else:
+            raise ValueError(text)
+
+    with caplog.at_level("WARNING"):
+        start(reconcile).add("k")
+        await done.wait()
+    assert [record.getMessage().split()[-1] for record in caplog.records] == ["quota", "gone", "quota"]

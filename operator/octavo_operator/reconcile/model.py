@@ -78,14 +78,20 @@ def _last_words(body: Json) -> str:
     return said
 
 
-def resolve(owner: LLMDeployment, templates: Sequence[Json], look: Look | None) -> Model:
-    """What is known now. `templates` are what pods were made from, newest first; `look` is at the spec's model."""
+def resolve(
+    owner: LLMDeployment, templates: Sequence[Json], look: Look | None, unseen: Sequence[Problem] = ()
+) -> Model:
+    """What is known now.
+
+    `templates` are what pods were made from, newest first; `look` is at the spec's model, `unseen` why there is none.
+    """
     remembered = (model_job.recorded(owner, template) for template in templates)
     report = next((found for found in remembered if found is not None), None)
     if report is not None:
         return _resolved(report)
     if look is None:
-        return Pending()
+        refused = next(iter(unseen), None)
+        return Failed(refused.reason, refused.message) if refused else Pending()
     if look.done:
         return _resolved(look.said)
     return _failed(owner, look)
@@ -114,7 +120,7 @@ def _read(said: str) -> ModelReport | ModelFailure | None:
 def problems(look: Look | None, failed: Failed) -> tuple[Problem, ...]:
     """The failure as one of a pod, for the list of all failures."""
     if look is None:
-        return ()
+        return (Problem("", "", failed.reason, failed.message),)
     last = max((problem.last for problem in look.pod.problems), default=0.0)
     count = max((problem.count for problem in look.pod.problems), default=1)
     return (Problem(look.pod.name, model_job.CONTAINER, failed.reason, failed.message, count, last),)

@@ -15,6 +15,7 @@ from octavo_operator.reconcile.basis import version_of
 from octavo_operator.reconcile.model import is_look, observe_look
 from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
 from octavo_operator.reconcile.pods import Pod, observe_pod, seconds
+from octavo_operator.reconcile.problems import look_refusals
 from octavo_protocol import names
 
 # A pod that has not started its server after this long may have something to say that only its events tell.
@@ -41,6 +42,9 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
     children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions, *jobs)}
     looks = [body for body in bodies if is_look(body)]
     events = await _events(client, owner, looks, [body for body in bodies if not is_look(body)], now)
+    job = children.get(("Job", job_name(owner)))
+    if job is not None and not looks:
+        events[job["metadata"]["uid"]] = await _about(client, owner, job)
     return _sorted_out(owner, children, bodies, events)
 
 
@@ -71,8 +75,11 @@ def from_lists(owner: LLMDeployment, bodies: Sequence[Json]) -> Observed:
 def _sorted_out(
     owner: LLMDeployment, children: Mapping[ChildId, Json], pods: Sequence[Json], events: Mapping[str, list[Json]]
 ) -> Observed:
-    """`events` about pods by their uid."""
+    """`events` about pods, or a Job without any, by uid."""
     looks = [body for body in pods if is_look(body)]
+    look = observe_look(looks, owner, job_name(owner), [event for found in events.values() for event in found])
+    job = children.get(("Job", job_name(owner)))
+    unseen = [] if job is None or look is not None else events.get(job["metadata"]["uid"], [])
     return Observed(
         children=children,
         pods=tuple(
@@ -80,7 +87,8 @@ def _sorted_out(
             for body in pods
             if selector(owner).items() <= body["metadata"]["labels"].items()
         ),
-        look=observe_look(looks, owner, job_name(owner), [event for found in events.values() for event in found]),
+        look=look,
+        unseen=look_refusals(unseen),
         versions=_versions((*children.values(), *pods)),
     )
 
@@ -106,6 +114,6 @@ def _troubled(pod: Pod, now: float) -> bool:
 
 
 async def _about(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
-    """Events about one pod, newest first."""
+    """Events about one object, newest first."""
     found = await client.list(EVENTS, owner.namespace, fields=f"involvedObject.uid={body['metadata']['uid']}")
     return sorted(found, key=lambda e: seconds(e.get("lastTimestamp") or e.get("eventTime")) or 0.0, reverse=True)

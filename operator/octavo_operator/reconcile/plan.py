@@ -16,7 +16,7 @@ from octavo_operator.builders.common import LABEL_REVISION, Installation, canary
 from octavo_operator.builders.config import quantity
 from octavo_operator.builders.revision import Revision
 from octavo_operator.reconcile.model import Look, Model, Resolved, resolve
-from octavo_operator.reconcile.pods import Pod
+from octavo_operator.reconcile.pods import Pod, Problem
 from octavo_operator.reconcile.rollout import Course, Seen, course, deadline
 from octavo_operator.reconcile.scale import Mark, Scale, scale, wanted
 from octavo_operator.reconcile.status import next_status
@@ -37,12 +37,15 @@ class Observed:
 
     `refused`: what the API server answered to the actions of this very state, when it refused them. `versions` of all
     objects that were read, by uid.
+    `unseen`: why the Job that looks at the model has no pod. `refused`: what the API server answered to the actions of
+    this very state, when it refused them.
     """
 
     children: Mapping[ChildId, Json] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
     look: Look | None = None
     versions: Mapping[str, int] = field(default_factory=dict)
+    unseen: tuple[Problem, ...] = ()
     load: Load | None = None
     scaling: Scaling | None = None
     refused: str = ""
@@ -108,7 +111,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     target = wanted(owner.spec, current, recommended)
     settings = config.config_map(owner)
     revisions = _recorded(owner, observed.children)
-    model = _model(owner, revisions, observed.look)
+    model = _model(owner, revisions, observed)
     estimate, too_large = None, ""
     if isinstance(model, Resolved):
         update = revisions.get(owner.revision) or _new_revision(owner, installation, settings, revisions, model)
@@ -187,10 +190,10 @@ def _newest(known: Mapping[str, Revision]) -> int:
     return max((found.number for found in known.values()), default=0)
 
 
-def _model(owner: LLMDeployment, known: Mapping[str, Revision], look: Look | None) -> Model | None:
+def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observed) -> Model | None:
     """What is known of the model; None for pods from before there were looks: what runs is right."""
     newest_first = sorted(known.values(), key=lambda found: found.number, reverse=True)
-    model = resolve(owner, [found.template for found in newest_first], look)
+    model = resolve(owner, [found.template for found in newest_first], observed.look, observed.unseen)
     return None if owner.revision in known and not isinstance(model, Resolved) else model
 
 
@@ -222,7 +225,8 @@ def _soonest(*delays: float | None) -> float | None:
 def _patience(observed: Observed) -> float | None:
     """Why a volume cannot be mounted stands in events alone, which nobody watches: look again while a pod waits."""
     pods = observed.pods if observed.look is None else (*observed.pods, observed.look.pod)
-    return EVENTS_SECONDS if any(pod.active and not pod.loaded for pod in pods) else None
+    unseen = observed.look is None and any(kind == "Job" for kind, _ in observed.children)
+    return EVENTS_SECONDS if unseen or any(pod.active and not pod.loaded for pod in pods) else None
 
 
 def _actions(

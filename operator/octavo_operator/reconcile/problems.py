@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders import source
-from octavo_operator.builders.deployment import SERVER
+from octavo_operator.builders.deployment import EXIT_SECONDS, SERVER
 from octavo_operator.reconcile.times import seconds
 from octavo_operator.reconcile.words import creation_cause, last_words, pull_cause, short
 
@@ -60,6 +60,7 @@ _EXIT_STALLED = 70
 _EXIT_CORRUPT = 71
 # How a process ends that the kubelet stopped: by itself on SIGTERM, by SIGTERM, by SIGKILL.
 _STOPPED = (0, 143, 137)
+_SLACK_SECONDS = 10.0
 
 _PULL = frozenset(
     {
@@ -112,6 +113,15 @@ def pod_problems(body: Json, owner: LLMDeployment, events: Sequence[Json]) -> tu
             known.add(reason)
             found.append(Problem(pod, "", reason, message, *_seen(events, event.get("reason", ""))))
     return tuple(found or _of_readiness(body))
+
+
+def look_refusals(events: Sequence[Json]) -> tuple[Problem, ...]:
+    """Why the API server refuses to create the pod of a Job, of which only the Job's events (newest first) tell."""
+    refused = next((event for event in events if event.get("reason") == "FailedCreate"), None)
+    if refused is None:
+        return ()
+    reason, message = _refused(creation_cause(refused.get("message", "")))
+    return (Problem("", "", reason, message, *_seen(events, "FailedCreate")),)
 
 
 def creation_problems(deployment: Json | None) -> tuple[Problem, ...]:
@@ -228,7 +238,7 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
         )
     if code == _EXIT_CORRUPT:
         return "EngineCorrupt", short(f"container {name} stopped so that answers cannot mix: {words}; {logs}")
-    if code in _STOPPED and (probe := _killed_by(ended, events)):
+    if code in _STOPPED and (probe := _killed_by(ended, owner, events)):
         return _killed(probe, name, owner, logs)
     said = f": {words}" if words else " without a last word"
     return "CrashLoop", short(f"container {name} ended with exit code {code}{said}; {logs}")
@@ -243,14 +253,20 @@ def _memory(name: str, owner: LLMDeployment) -> str:
     )
 
 
-def _killed_by(ended: Json, events: Sequence[Json]) -> str:
-    """The probe whose failure made the kubelet stop the container; empty when none did."""
+def _killed_by(ended: Json, owner: LLMDeployment, events: Sequence[Json]) -> str:
+    """The probe whose failure made the kubelet stop the container; empty when none did.
+
+    Events say it, if they come: the kubelet stops sending them about a pod that has had many, such as failed probes.
+    """
     since = seconds(ended.get("startedAt")) or 0.0
     for event in events:
         found = re.search(r"failed (startup|liveness) probe", event.get("message", ""))
         if event.get("reason") == "Killing" and found and _time(event) >= since:
             return found.group(1)
-    return ""
+    lived = (seconds(ended.get("finishedAt")) or 0.0) - since
+    limit = owner.spec.probes.startup_timeout_seconds
+    grace = owner.spec.drain.propagation_seconds + owner.spec.drain.timeout_seconds + EXIT_SECONDS
+    return "startup" if since and limit - _SLACK_SECONDS <= lived <= limit + grace + _SLACK_SECONDS else ""
 
 
 def _killed(probe: str, name: str, owner: LLMDeployment, logs: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from octavo_operator.reconcile.model import Resolved
 from octavo_operator.reconcile.problems import Problem
 from octavo_operator.reconcile.times import rfc3339, seconds
 from octavo_operator.reconcile.view import Load, View
+from octavo_operator.reconcile.words import short
 
 # Status churn is the commonest load that operators make: figures are written when they moved, and not more often.
 LOAD_SECONDS = 30.0
@@ -29,6 +30,7 @@ LOAD_POINTS = 5
 HISTORY = 10
 FAILURES = 10
 COUNT_SECONDS = 60.0
+MESSAGE = 1024
 
 
 def next_status(view: View, now: float) -> Json:
@@ -84,8 +86,8 @@ def _failure(problem: Problem) -> Failure:
     return Failure(
         pod=problem.pod or None,
         container=problem.container or None,
-        reason=problem.reason,
-        message=problem.message,
+        reason=problem.reason[:128],
+        message=short(problem.message, MESSAGE),
         count=problem.count,
         last_time=rfc3339(problem.last) if problem.last else None,
     )

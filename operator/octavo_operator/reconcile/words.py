@@ -13,7 +13,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _IDENTITIES = re.compile(r"\b[0-9a-f]{64}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 # The kubelet says the cause of a failed pull alone, or behind one of these while it waits for the next attempt.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: )?(?:ErrImagePull: )?')
-_POD_OF_SET = re.compile(r'pods "[^"]*" is ')
+_POD_OF_SET = re.compile(r'^(?:Error creating: )?pods "[^"]*" is ')
 
 
 def short(text: str, limit: int = LIMIT) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.reconcile.pods import Problem, observe_pod
-from octavo_operator.reconcile.problems import HOPELESS, REASONS, creation_problems
+from octavo_operator.reconcile.problems import HOPELESS, REASONS, creation_problems, look_refusals
 from octavo_operator.reconcile.times import rfc3339
 from octavo_operator.reconcile.words import LIMIT, last_words, short
 
@@ -344,3 +344,26 @@ def test_last_words_are_the_end_without_frames() -> None:
 def test_short_text() -> None:
     assert short("a\n b\t c") == "a b c"
     assert short("é" * 900) == "é" * (LIMIT - 1) + "…"
+
+
+def test_a_slow_start_is_known_without_events(make_owner: Make) -> None:
+    """The kubelet sends no more events about a pod that has had many: the time the container lived tells it too."""
+    record = PODS["slow"]
+    owner = make_owner(record["spec"])
+    (found,) = observe_pod(record["pod"], owner, []).problems
+    assert found.reason == "StartTooSlow"
+    patient = make_owner({**record["spec"], "probes": {"startupTimeoutSeconds": 300}})
+    (found,) = observe_pod(record["pod"], patient, []).problems
+    assert found.reason == "CrashLoop"
+
+
+def test_a_look_that_gets_no_pod() -> None:
+    event = {
+        "reason": "FailedCreate",
+        "message": 'Error creating: pods "tiny-model-1-x" is forbidden: exceeded quota: q, requested: pods=1',
+        "lastTimestamp": TIME,
+    }
+    (found,) = look_refusals([event, {**event, "message": event["message"].replace("1-x", "1-y")}])
+    assert (found.pod, found.reason, found.count) == ("", "QuotaExceeded", 2)
+    assert "a pod is forbidden: exceeded quota: q" in found.message
+    assert look_refusals([{"reason": "SuccessfulCreate", "message": "Created pod"}]) == ()

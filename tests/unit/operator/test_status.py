@@ -272,3 +272,12 @@ def test_the_autoscaler_s_moods_are_no_changes_of_a_condition(view: View, make_o
     limited = next_status(replace(view, owner=owner, scaling=Scaling(5, "ScalingLimited", "")), NOW)
     assert condition(limited, "ScalingActive") == ("True", "ScalingLimited")
     assert "maxReplicas" in limited["conditions"][-1]["message"]
+
+
+def test_a_message_from_outside_is_bounded(view: View, make_pod: Make) -> None:
+    """A model's own words may be longer than what a status takes; that must never stop a pass."""
+    status = next_status(replace(view, pods=(failing(make_pod, Problem("a", "x", "R" * 300, "m\n" * 5000)),)), NOW)
+    (failure,) = status["failures"]
+    assert len(failure["message"]) == 1024
+    assert len(failure["reason"]) == 128
+    assert "\n" not in failure["message"]

@@ -32,6 +32,10 @@ class Installation:
     example: str
     direct: bool
     """Whether this machine has a route to the cluster's Services."""
+    registry: str
+    """Where this machine pushes images; the local cluster's nodes know it as LOCAL_REGISTRY."""
+    host: str = ""
+    """This machine's address as pods of the local cluster see it."""
 
 
 def install(
@@ -55,11 +59,12 @@ def install(
         )
     helm, kubectl = program("helm"), program("kubectl")
     if name is None:
-        cluster, push, known_as = Cluster(kubectl, helm, None), registry or "", registry or ""
+        cluster, push, known_as, host = Cluster(kubectl, helm, None), registry or "", registry or "", ""
     else:
         local = _local(name, progress, audit_policy)
         cluster = Cluster(kubectl, helm, local.kubeconfig)
-        push, known_as = Addresses(local.network or 0).registry, LOCAL_REGISTRY
+        addresses = Addresses(local.network or 0)
+        push, known_as, host = addresses.registry, LOCAL_REGISTRY, addresses.host
     images = produce(catalog.DEFAULT, progress, push=push, known_as=known_as)
     with progress.step(f"helm upgrade --install octavo charts/octavo --namespace {SYSTEM}"):
         _namespace(cluster)
@@ -77,7 +82,7 @@ def install(
         chart = str(ROOT / "charts" / "octavo")
         cluster.run_helm("upgrade", "--install", "octavo", chart, "-n", SYSTEM, *values, "--wait", "--timeout", "4m")
     example = re.sub(rf"oci://\S*{MODEL_IMAGE}\S*", f"oci://{images[MODEL_IMAGE].reference}", EXAMPLE.read_text())
-    return Installation(cluster, example, direct=name is not None)
+    return Installation(cluster, example, direct=name is not None, registry=push, host=host)
 
 
 def _local(name: str, progress: Progress, audit_policy: str | None) -> record.Record:

@@ -377,8 +377,9 @@ def test_a_failure_is_an_event_and_a_log_line_once(failing: Cluster, known: dict
         case = known[name]
         reason = case.reasons[0]
         assert len(events(failing, case, reason)) == 1
+        made = (failing.get(RESOURCE, name, case.namespace) or {})["metadata"]["creationTimestamp"]
         logs = "".join(
-            failing.run("logs", pod["metadata"]["name"], "-n", system)
+            failing.run("logs", pod["metadata"]["name"], "-n", system, f"--since-time={made}")
             for pod in failing.items("pods", "app.kubernetes.io/component=operator", system)
         )
         lines = [line for line in logs.splitlines() if f'"{case.namespace}/{name}"' in line and f'"{reason}: ' in line]

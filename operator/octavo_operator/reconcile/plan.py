@@ -35,10 +35,8 @@ _QUANTITY = re.compile(QUANTITY)
 class Observed:
     """What was read: children by (kind, name), pods, and what the sampling loop knows.
 
-    `refused`: what the API server answered to the actions of this very state, when it refused them. `versions` of all
-    objects that were read, by uid.
-    `unseen`: why the Job that looks at the model has no pod. `refused`: what the API server answered to the actions of
-    this very state, when it refused them.
+    `versions` of all objects that were read, by uid. `unseen`: why the Job that looks at the model has no pod.
+    `refused`: what the API server answered to the actions of this very state, when it refused them.
     """
 
     children: Mapping[ChildId, Json] = field(default_factory=dict)

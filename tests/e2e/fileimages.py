@@ -19,10 +19,11 @@ _TIMEOUT = 30
 Json = dict[str, Any]
 
 
-def push(registry: str, repository: str, tag: str, files: Mapping[str, bytes], base: str = "") -> str:
+def push(registry: str, repository: str, files: Mapping[str, bytes], base: str = "") -> str:
     """Push an image that holds `files` to the registry at host:port; its reference as the nodes spell it.
 
-    `base` is an image of the same registry (`REPOSITORY:TAG`) whose files it holds, too.
+    `base` is an image of the same registry (`REPOSITORY:TAG`) whose files it holds, too. The tag follows from the
+    content: nodes keep what they pulled under a tag.
     """
     tar = _tar(files)
     layer = gzip.compress(tar, mtime=0)
@@ -37,6 +38,7 @@ def push(registry: str, repository: str, tag: str, files: Mapping[str, bytes], b
         "config": {"mediaType": _CONFIG, "digest": _digest(config), "size": len(config)},
         "layers": [*layers, {"mediaType": _LAYER, "digest": _digest(layer), "size": len(layer)}],
     }
+    tag = hashlib.sha256(config).hexdigest()[:12]
     url = f"http://{registry}/v2/{repository}/manifests/{tag}"
     _send(Request(url, json.dumps(manifest).encode(), {"Content-Type": _MANIFEST}, method="PUT"))
     return f"localhost:5000/{repository}:{tag}"

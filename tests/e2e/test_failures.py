@@ -156,13 +156,6 @@ def cases(hub: str, images: dict[str, str]) -> list[Case]:
             degraded,
         ),
         Case(
-            "too-tight",
-            ("CrashLoop",),
-            ("its weights take", "raise its memory limit"),
-            {"resources": {"memory": "96Mi"}},
-            degraded,
-        ),
-        Case(
             "crash",
             ("CrashLoop",),
             ("--no-such-flag", "kubectl logs"),
@@ -263,7 +256,7 @@ def images(installation: Installation) -> dict[str, str]:
     model = yaml.safe_load(installation.example)["spec"]["model"]["uri"].partition("localhost:5000/")[2]
     return {
         name: "oci://"
-        + fileimages.push(installation.registry, f"models/{name}", "v1", files, base=model if name == "faulty" else "")
+        + fileimages.push(installation.registry, f"models/{name}", files, base=model if name == "faulty" else "")
         for name, files in contents.items()
     }
 

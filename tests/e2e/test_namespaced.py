@@ -40,7 +40,7 @@ def release(cluster: Cluster, system: str, team: str) -> None:
     own = ["rbac.scope=namespace", "rbac.aggregatedRoles=false", "crds.enabled=false"]
     settings = [*own, "operator.replicas=1", "gateway.replicas=1", "gateway.drain.delaySeconds=1", *images]
     flags = [part for setting in settings for part in ("--set", setting)]
-    cluster.run_helm("install", "octavo", str(CHART), "-n", team, *flags, "--wait", "--timeout", "4m")
+    cluster.run_helm("install", "octavo", str(CHART), "-n", team, *flags, "--wait", "--timeout", "8m", timeout=500)
 
 
 def ready(cluster: Cluster) -> bool:
@@ -77,7 +77,7 @@ def teams(cluster: Cluster, system: str) -> Iterator[dict[str, Cluster]]:
         )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_each_release_serves_its_namespace_and_knows_no_other(
     teams: dict[str, Cluster], example: str, data: Path, direct: bool
 ) -> None:
@@ -110,7 +110,7 @@ def test_each_release_serves_its_namespace_and_knows_no_other(
             assert "yes" not in answer
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_models_outlive_the_release_and_the_next_one_adopts_them(
     teams: dict[str, Cluster], system: str, direct: bool
 ) -> None:

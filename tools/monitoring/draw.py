@@ -11,7 +11,9 @@ from monitoring.dashboards import Dashboard, Panel, Query
 
 Results = Mapping[Query, Sequence[Mapping[str, Any]]]
 _COLUMNS = 3
-_LEGEND_LINES = 8
+_LEGEND_LINES = 6
+# In Grafana's words, and in ours.
+_UNITS = {"short": "", "percentunit": "share", "reqps": "per second"}
 
 
 def draw(dashboard: Dashboard, results: Results, start: float) -> bytes:
@@ -41,9 +43,9 @@ def _panel(axis: Any, panel: Panel, results: Results, start: float) -> None:
         for series in results[query]:
             points = [((moment - start) / 60, float(value)) for moment, value in series["values"]]
             axis.plot(*zip(*points, strict=True), linewidth=0.8, label=query.name(series["metric"]))
-    axis.set_ylabel(panel.unit)
+    axis.set_ylabel(_UNITS.get(panel.unit, panel.unit))
     axis.set_xlabel("minutes")
     axis.grid(visible=True, linewidth=0.3)
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        axis.legend(handles[:_LEGEND_LINES], labels[:_LEGEND_LINES], fontsize=4, loc="upper left", framealpha=0.6)
+        axis.legend(handles[:_LEGEND_LINES], labels[:_LEGEND_LINES], fontsize=5, loc="upper left", framealpha=0.6)

@@ -46,10 +46,16 @@ class Metrics:
         self.wakes = Counter(
             "octavo_gateway_wakes", "Calls to the operator to start a replica", ["result"], registry=registry
         )
+        for result in ("accepted", "failed"):
+            self.wakes.labels(result)
+        self._fleet = fleet
         registry.register(_Gauges(fleet))
 
     def exposition(self) -> bytes:
         """Prometheus text format."""
+        # From zero on: a counter that begins with its first event hides that event from `rate` and `increase`.
+        for backend in self._fleet.backends():
+            self.broken.labels(label(backend))
         return generate_latest(self.registry)
 
 

@@ -60,6 +60,9 @@ class Metrics:
             "rest_client_requests", "Calls to the API server.", ["method", "code"], registry=self.registry
         )
         self._results = Counter("octavo_reconcile", "Passes by result.", ["result"], registry=self.registry)
+        for result in ("success", "requeue", "error"):
+            # From zero on: a counter that begins with its first event hides that event from `rate` and `increase`.
+            self._results.labels(result)
         self._leading = Gauge(
             "leader_election_master_status", "1 while this replica reconciles.", registry=self.registry
         )

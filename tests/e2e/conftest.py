@@ -126,16 +126,19 @@ def url(installation: Installation) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="session", autouse=True)
-def watching(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watching | None]:
-    """A Prometheus that scrapes the cluster's pods from the first to the last test that uses the cluster.
+@pytest.fixture(autouse=True)
+def watch_from_the_start(request: pytest.FixtureRequest) -> None:
+    """Starts `watching` with the first test that uses the cluster; the tests of the local cluster itself do not."""
+    if "installation" in request.fixturenames:
+        request.getfixturevalue("watching")
+
+
+@pytest.fixture(scope="session")
+def watching(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watching | None]:
+    """A Prometheus that scrapes the cluster's pods until the end of the session; None where there is none to be had.
 
     Its alerts are the chart's, except that they do not wait, nor for a request to be held for a minute.
     """
-    if not any("installation" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        yield None
-        return
-    request.getfixturevalue("installation")
     folder = tmp_path_factory.mktemp("prometheus")
     rules = folder / "alerts.yaml"
     rules.write_text(

@@ -26,8 +26,9 @@ RULES = [
 ]
 # What scrapes every two seconds needs no longer one; Grafana takes four scrapes at least.
 RATE_INTERVAL = "15s"
-# Series that exist only once their event happened, which other tests of the suite cause.
-RARE = re.compile("broken_streams|retries_total|wakes_total|hold_seconds|autoscaler_changes|octavo_failures|rejections")
+# Series that exist only once their event happened; the suite causes them all, but perhaps no second try of a gateway.
+RARE = re.compile("retries_total|hold_seconds|autoscaler_changes|octavo_failures")
+UNSURE = re.compile("retries_total")
 # Alerts that the rest of the suite causes: killed pods and operators, models that cannot be had, a load that scales.
 CAUSED = {
     "OctavoModelDegraded",
@@ -121,9 +122,10 @@ def test_every_query_of_a_dashboard_finds_data(
     report(f"{board.uid}.svg", draw(board, results, watching.since))
     empty = [query.expression for query in queries if not results[query]]
     assert not [expression for expression in empty if not RARE.search(expression)]
-    if left_out and empty:
-        pytest.skip(f"NO DATA YET for {empty}: this session is without {left_out}")
-    assert not empty
+    caused = [expression for expression in empty if not UNSURE.search(expression)]
+    if left_out and caused:
+        pytest.skip(f"NO DATA YET for {caused}: this session is without {left_out}")
+    assert not caused
 
 
 def test_every_alert_is_evaluated_and_fires_for_what_the_suite_did(

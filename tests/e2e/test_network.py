@@ -98,7 +98,7 @@ def world(cluster: Cluster, system: str, example: str, this_machine: str) -> Ite
     for name, space in spaces.items():
         cluster.run("apply", "-n", space, "-f", "-", stdin=json.dumps(plain_pod(image, name)))
     try:
-        eventually("model", lambda: cluster.ready_pods(NAME), timeout=240)
+        eventually("model", lambda: cluster.ready_pods(NAME), timeout=600)
 
         def running() -> bool:
             found = [cluster.get("pod", name, space) for name, space in spaces.items()]

@@ -115,7 +115,7 @@ def test_upgrade_and_rollback_under_load(
     resource["metadata"]["name"] = NAME
     resource["spec"].pop("autoscaling", None)
     cluster.apply(resource)
-    eventually("model", lambda: cluster.ready_pods(NAME), timeout=240)
+    eventually("model", lambda: cluster.ready_pods(NAME), timeout=600)
     (pod,) = cluster.ready_pods(NAME)
     identity = (cluster.get(RESOURCE, NAME) or {})["metadata"]["uid"]
     assert not knows_new_field(cluster)
@@ -136,7 +136,7 @@ def test_upgrade_and_rollback_under_load(
             load.stop()
         results = load.join(600)
         failed = [stream for stream in results if not stream.complete]
-        (now,) = cluster.items("pods", f"octavo.dev/llmdeployment={NAME}")
+        (now,) = cluster.ready_pods(NAME)
         restarts = now["status"]["containerStatuses"][0]["restartCount"]
         same = now["metadata"]["uid"] == pod["metadata"]["uid"] and restarts == 0
         rows.append(f"| {step} | {len(results)} | {len(failed)} | {0 if same else 1} |")

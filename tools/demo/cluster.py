@@ -63,8 +63,8 @@ class Cluster:
         return self.run("apply", "-n", self.namespace, "-f", "-", stdin=text)
 
     def ready_pods(self, name: str) -> list[dict[str, Any]]:
-        """Ready, not terminating pods of an LLMDeployment."""
-        pods = self.items("pods", f"octavo.dev/llmdeployment={name}")
+        """Ready, not terminating pods that serve an LLMDeployment; the one that looks at its model is none of them."""
+        pods = self.items("pods", f"octavo.dev/llmdeployment={name},app.kubernetes.io/component=server")
         return [pod for pod in pods if is_ready(pod)]
 
 

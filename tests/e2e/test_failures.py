@@ -36,7 +36,7 @@ fault = os.environ.get("FAULT")
 if fault == "slow":
     time.sleep(3600)
 if fault == "hungry":
-    hoard = bytearray(os.urandom(1 << 20) * 512)
+    hoard = bytearray(os.urandom(1 << 20) * 1024)
 if fault == "full":  # the only small disk of a container
     try:
         with open("/dev/shm/filled", "wb") as out:
@@ -151,8 +151,8 @@ def cases(hub: str, images: dict[str, str]) -> list[Case]:
         Case(
             "no-memory",
             ("OOMKilled",),
-            ("spec.resources.memory", "256Mi", "raise it"),
-            {**fault("hungry"), "resources": {"memory": "256Mi"}},
+            ("spec.resources.memory", "512Mi", "raise it"),
+            {**fault("hungry"), "resources": {"memory": "512Mi"}},
             degraded,
         ),
         Case(

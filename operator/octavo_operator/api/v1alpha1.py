@@ -393,6 +393,12 @@ class Spec(Block):
             "': the pool must be smaller, the weights need room beside it'",
         ),
         Rule(
+            rule="self.rollout.strategy != 'Canary' || self.autoscaling.mode != 'Builtin' || "
+            "self.autoscaling.maxReplicas > 1",
+            message="rollout.strategy Canary needs autoscaling.maxReplicas 2 or more in mode Builtin: a canary is a "
+            "replica beside the others",
+        ),
+        Rule(
             rule="!has(self.engine.scheduler.staticWaitMilliseconds) || "
             "self.engine.scheduler.staticWaitMilliseconds < self.probes.livenessStallSeconds * 1000",
             message="scheduler.staticWaitMilliseconds must be less than probes.livenessStallSeconds: a batch that "

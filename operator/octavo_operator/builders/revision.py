@@ -21,12 +21,14 @@ ANNOTATION_CANARY = f"{names.API_GROUP}/canary-state"
 class CanaryState:
     """Where a canary stands: its step, when that began and since when its pods are all ready (None: not yet).
 
-    Times are Unix seconds. Step -1: its objects are to go.
+    Times are Unix seconds. `falls`: how often in this step a pod that was ready was not any more. Step -1: its objects
+    are to go.
     """
 
     step: int
     begun: float
     held: float | None = None
+    falls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,13 @@ def recorded(body: Json) -> Revision:
 def _state(canary: CanaryState | None) -> str:
     if canary is None:
         return ""
-    return json.dumps({"step": canary.step, "begun": canary.begun, "held": canary.held})
+    return json.dumps({"step": canary.step, "begun": canary.begun, "held": canary.held, "falls": canary.falls})
 
 
 def _parsed(text: str) -> CanaryState | None:
     """A state somebody has spoilt starts the canary anew: it can only be asked for more evidence by that."""
     try:
         state = json.loads(text)
-        return CanaryState(int(state["step"]), float(state["begun"]), state["held"])
+        return CanaryState(int(state["step"]), float(state["begun"]), state["held"], int(state["falls"]))
     except (ValueError, KeyError, TypeError):
         return CanaryState(-1, 0.0) if text else None

@@ -59,9 +59,9 @@ def judge(evidence: Evidence, limits: Canary, percent: int, *, held: bool) -> Ve
     if not held:
         return Verdict("wait", "its step is not over")
     if not seen:
-        return Verdict("wait", f"waits for {MIN_REQUESTS} answers of the canary")
+        return Verdict("wait", _waiting("the canary"))
     if percent < 100 and stable.requests < MIN_REQUESTS:
-        return Verdict("wait", f"waits for {MIN_REQUESTS} answers of the stable pods to compare with")
+        return Verdict("wait", _waiting("the stable pods, to compare with"))
     slower = _slower(stable, canary)
     if slower is not None and slower > limits.max_ttft_regression_percent:
         return Verdict(
@@ -90,3 +90,7 @@ def _slower(stable: Answers, canary: Answers) -> float | None:
     if min(sum(stable.ttft), sum(canary.ttft)) < MIN_REQUESTS:
         return None
     return 100 * (median(canary.ttft) / median(stable.ttft) - 1)
+
+
+def _waiting(whose: str) -> str:
+    return f"waits for {MIN_REQUESTS} answers of {whose}; without requests, rollout.strategy Auto ends the wait"

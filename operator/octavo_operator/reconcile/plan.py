@@ -178,7 +178,10 @@ def _recorded(owner: LLMDeployment, children: Mapping[ChildId, Json]) -> dict[st
     template = None if live is None else deployments.applied_template(live)
     if live is not None and template is not None and running not in known:
         # Made by an operator that kept no history, or deleted by someone: what runs is not to be restarted for that.
-        data = children.get(("ConfigMap", deployments.config_name(template)), {}).get("data")
+        mounted, current = deployments.config_name(template), config.config_map(owner)
+        # A lost ConfigMap of the present spec is known by its name, which is made from its content.
+        lost = current["data"] if mounted == current["metadata"]["name"] else None
+        data = children.get(("ConfigMap", mounted), {}).get("data", lost)
         if data is not None and running:
             known[running] = Revision(running, _newest(known) + 1, template, data)
     return known
@@ -303,10 +306,12 @@ def _serving(
 
 def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> list[Action]:
     """Children no longer wanted: protections switched off, an ended canary or look, settings no pod uses any more."""
-    in_use = {pod.config for pod in observed.pods}
+    in_use = {("ConfigMap", pod.config) for pod in observed.pods}
+    # Whatever is not known of what serves: only the resource's own end is a reason to take it away.
+    serving = {("Deployment", owner.name)}
     gone: list[Action] = []
     for (kind, name), body in observed.children.items():
-        unused = (kind, name) not in kept and not (kind == "ConfigMap" and name in in_use)
+        unused = (kind, name) not in kept | in_use | serving
         if unused and _is_ours(owner, body):
             gone.append(Delete(kind, name, body["metadata"]["uid"]))
     return gone

@@ -19,6 +19,8 @@ from octavo_operator.reconcile.judge import Evidence, judge
 from octavo_operator.reconcile.pods import Pod, rfc3339
 
 LOOK_SECONDS = 5.0
+# A canary's pods that stop being ready begin their step anew, so that it is held without a gap; not for ever.
+FALLS = 3
 # Of the scheduler's reasons, those that a replica which goes can help. One that no free node could help either is
 # marked by the scheduler: its preemption is "not helpful".
 _ROOM = ("Insufficient", "anti-affinity", "free ports", "cannot allocate")
@@ -89,14 +91,17 @@ class Course:
     wait: float | None = None
 
 
-def step_name(revision: str, step: int) -> str:
-    """Name under which gateways count what the tracks answer at one step."""
-    return f"{revision}-{step}"
+def step_name(revision: str, step: int, begun: float) -> str:
+    """Name under which gateways count what the tracks answer at one step; one begun anew is counted anew."""
+    return f"{revision}-{step}-{int(begun)}"
 
 
 def course(spec: Spec, seen: Seen, now: float) -> Course:
     """The next step towards `seen.wanted`, the revision of the spec. One whose template is not known yet waits."""
-    seen = replace(seen, revisions=_noted(spec.rollout, seen))
+    late = _never_ready(spec, seen)
+    seen = replace(
+        seen, revisions=_noted(spec.rollout, seen, late=_timed_out(seen) or (late is not None and now >= late))
+    )
     update, old = seen.revisions.get(seen.wanted), _served(seen)
     limits = spec.rollout.canary if spec.rollout.strategy == "Canary" else None
     if update is None:
@@ -107,6 +112,8 @@ def course(spec: Spec, seen: Seen, now: float) -> Course:
         found = _canary(spec, limits, seen, old, update, now)
     else:
         found = _at_rest(spec, seen, update, now)
+    if late is not None and now < late:
+        found = replace(found, wait=min(found.wait or math.inf, late - now))
     return replace(found, revisions=_kept(spec.rollout, seen, found))
 
 
@@ -120,8 +127,8 @@ def complete(pods: Sequence[Pod], revision: str, replicas: int) -> bool:
     return len(pods) == replicas and all(pod.ready and pod.revision == revision for pod in pods)
 
 
-def _noted(rollout: Rollout, seen: Seen) -> dict[str, Revision]:
-    """The revisions with what is to be noted of them now."""
+def _noted(rollout: Rollout, seen: Seen, *, late: bool) -> dict[str, Revision]:
+    """The revisions with what is to be noted of them now. `late`: the wanted one had its time and did not serve."""
     newest = max((revision.number for revision in seen.revisions.values()), default=0)
     pods = seen.stable_pods
     out: dict[str, Revision] = {}
@@ -136,7 +143,7 @@ def _noted(rollout: Rollout, seen: Seen) -> dict[str, Revision]:
             failed=revision.failed if wanted and rollout.auto_rollback else "",
         )
     update, back = out.get(seen.wanted), _good(replace(seen, revisions=out))
-    if update and back and rollout.auto_rollback and seen.live == update.name and _timed_out(seen):
+    if update and back and rollout.auto_rollback and seen.live == update.name and late:
         out[update.name] = replace(update, served=False, failed=update.failed or _why(seen.pods, update.name))
     return out
 
@@ -163,6 +170,19 @@ def _timed_out(seen: Seen) -> bool:
         c["type"] == "Progressing" and c.get("reason") == "ProgressDeadlineExceeded"
         for c in status.get("conditions", [])
     )
+
+
+def _never_ready(spec: Spec, seen: Seen) -> float | None:
+    """When a revision that never served counts as failed; None where nothing speaks against it.
+
+    The Deployment's own deadline does not see a revision that came while there were no replicas: to the Deployment that
+    rollout was complete at once.
+    """
+    update = seen.revisions.get(seen.wanted)
+    pods = [pod for pod in seen.stable_pods if pod.revision == seen.wanted]
+    if update is None or update.served or seen.live != seen.wanted or not pods or any(pod.ready for pod in pods):
+        return None
+    return min(pod.created for pod in pods) + deadline(spec)
 
 
 def _why(pods: Sequence[Pod], revision: str) -> str:
@@ -288,7 +308,7 @@ def _resumed(state: CanaryState | None, seen: Seen, steps: int, now: float) -> C
     if not seen.target:
         return CanaryState(state.step, 0.0)
     fell = state.held is not None and any(pod.created < state.held for pod in seen.canary_pods if not pod.ready)
-    return CanaryState(state.step, now) if fell or not state.begun else state
+    return CanaryState(state.step, now, None, state.falls + fell) if fell or not state.begun else state
 
 
 def _not_ready(spec: Spec, seen: Seen, update: Revision, state: CanaryState, now: float) -> str:
@@ -296,6 +316,8 @@ def _not_ready(spec: Spec, seen: Seen, update: Revision, state: CanaryState, now
 
     Pods that scaling adds in the middle of a step have as long as those it began with.
     """
+    if state.falls >= FALLS:
+        return f"canary was ready and then not any more, {state.falls} times: {_why(seen.pods, update.name)}"
     waiting = [pod.created for pod in seen.canary_pods if not pod.ready]
     since = state.begun if state.held is None else min(waiting, default=now)
     if not seen.target or now < since + deadline(spec):
@@ -321,11 +343,14 @@ def _run(spec: Spec, seen: Seen, revision: Revision, state: CanaryState) -> Cana
         replicas = min(replicas, max(1, spec.autoscaling.max_replicas - 1))
     if given < 0 or not replicas:
         return CanaryRun(revision, replicas, 0, "")
-    return CanaryRun(revision, replicas, steps[given].percent, step_name(revision.name, given))
+    return CanaryRun(revision, replicas, steps[given].percent, step_name(revision.name, given, state.begun))
 
 
 def _beside(spec: Spec, target: int, canary: int) -> int:
-    """Replicas of the old revision: all of them, but for mode Builtin, where both together keep to maxReplicas."""
+    """Replicas of the old revision: all of them, but for mode Builtin, where both together keep to maxReplicas.
+
+    (The API refuses a canary where maxReplicas is 1.)
+    """
     if spec.autoscaling.mode != "Builtin" or not target:
         return target
     return max(1, min(target, spec.autoscaling.max_replicas - canary))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
+from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.builders.common import Installation
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, plan
 from octavo_operator.reconcile.scale import MARK_SECONDS, Mark
@@ -150,6 +151,33 @@ def test_lost_settings_of_a_pinned_template_are_made_again(make_world: Callable[
     del world.children["ConfigMap", name]
     world.settle()
     assert ("ConfigMap", name) in world.children
+
+
+@pytest.mark.parametrize("lost", ["settings", "template", "revision"])
+@pytest.mark.parametrize("model", ["oci://r/m:1", "oci://r/m:2"])
+def test_whatever_is_lost_of_its_record_what_serves_goes_on(
+    make_world: Callable[..., World], lost: str, model: str
+) -> None:
+    world = make_world({"model": {"uri": "oci://r/m:1"}})
+    world.settle()
+    live = world.children["Deployment", "tiny"]["metadata"]
+    world.children = {key: body for key, body in world.children.items() if key[0] != "ControllerRevision"}
+    if lost == "settings":
+        world.children = {key: body for key, body in world.children.items() if key[0] != "ConfigMap"}
+    elif lost == "template":
+        del live["annotations"]["octavo.dev/applied-template"]
+    else:
+        del live["labels"]["octavo.dev/revision"]
+    world.owner = replace(world.owner, spec=Spec.model_validate({"model": {"uri": model}}))
+    world.said = None
+    decided = world.plan()
+    assert not [action for action in decided.actions if isinstance(action, Delete) and action.kind == "Deployment"]
+    if lost == "settings" and model == "oci://r/m:1":
+        # Their name tells their content: nothing is to be looked at anew.
+        assert not [a for a in decided.actions if isinstance(a, Apply) and a.body["kind"] == "Job"]
+    world.said = ""
+    world.settle()
+    assert all(pod.ready for pod in world.pods.values())
 
 
 def test_a_stranger_of_a_childs_name_is_not_touched(make_world: Callable[..., World]) -> None:

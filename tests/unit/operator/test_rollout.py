@@ -180,7 +180,7 @@ def canary(
 ) -> Seen:
     known = {"a": revision("a", 1, served=True), "b": revision("b", 2, canary=state)}
     beside = deployment("b") if state else None
-    evidence = {"b-0": answers} if answers else {}
+    evidence = {f"b-0-{int(state.begun)}": answers} if answers and state else {}
     found = seen(*pods, live=deployment(live), revisions=known, canary=beside, evidence=evidence, target=4)
     return replace(found, **changes)
 
@@ -189,6 +189,7 @@ OLD = tuple(pod(str(number), "a") for number in range(4))
 NEW = pod("c", "b", canary=True)
 WELL = Evidence(Answers(1000, 2), Answers(140, 0))
 BADLY = Evidence(Answers(1260, 3), Answers(140, 10))
+FIRST = "b-0-10000"
 
 
 def of(found: Course) -> tuple[int, int, str, int]:
@@ -204,7 +205,7 @@ def test_a_canary_gets_requests_when_its_pods_are_ready() -> None:
     state = first.revisions["b"].canary
     assert state == CanaryState(0, NOW)
     ready = course(spec(CANARY), canary(*OLD, NEW, state=state), NOW + 5)
-    assert of(ready) == (1, 20, "b-0", 4)
+    assert of(ready) == (1, 20, FIRST, 4)
     assert ready.revisions["b"].canary == CanaryState(0, NOW, NOW + 5)
 
 
@@ -219,17 +220,17 @@ def test_a_step_is_held_then_judged_then_the_next_begins() -> None:
     onward = course(spec(CANARY), canary(*OLD, NEW, state=state, answers=WELL), NOW + 61)
     assert onward.revisions["b"].canary == CanaryState(1, NOW + 61)
     # Two pods for half of the requests, which come when both are ready.
-    assert of(onward) == (2, 20, "b-0", 4)
+    assert of(onward) == (2, 20, "b-0-10061", 4)
 
 
 def test_after_the_last_step_all_replicas_follow_and_then_the_canary_goes() -> None:
     state, both = CanaryState(1, NOW, NOW), (NEW, replace(NEW, name="d"))
-    promoted = course(spec(CANARY), canary(*OLD, *both, state=state, evidence={"b-1": WELL}), NOW + 301)
+    promoted = course(spec(CANARY), canary(*OLD, *both, state=state, evidence={"b-1-10000": WELL}), NOW + 301)
     assert promoted.stable is not None
     assert promoted.stable.name == "b"
-    assert of(promoted) == (2, 50, "b-1", 4)
+    assert of(promoted) == (2, 50, "b-1-10000", 4)
     rolling = canary(*OLD[1:], pod("n", "b"), *both, state=state, live="b")
-    assert of(course(spec(CANARY), rolling, NOW + 310)) == (2, 50, "b-1", 4)
+    assert of(course(spec(CANARY), rolling, NOW + 310)) == (2, 50, "b-1-10000", 4)
     followed = tuple(pod(str(number), "b") for number in range(4))
     done = course(spec(CANARY), canary(*followed, *both, state=state, live="b"), NOW + 400)
     assert done.canary is None
@@ -270,14 +271,29 @@ def test_a_pod_added_to_a_step_gets_its_time_and_one_that_fell_begins_it_anew() 
     assert found.revisions["b"].canary == state
     fallen = replace(NEW, ready=False, created=NOW - 9500)
     again = course(spec(CANARY), canary(*OLD, fallen, state=state, answers=WELL), NOW)
-    assert again.revisions["b"].canary == CanaryState(0, NOW)
+    assert again.revisions["b"].canary == CanaryState(0, NOW, falls=1)
     assert of(again) == (1, 0, "", 4)
+
+
+def test_a_canary_that_falls_again_and_again_is_given_up() -> None:
+    crash = Problem("c", "server", "CrashLoop", "container server ended with exit code 1")
+    state: CanaryState | None = CanaryState(0, NOW)
+    for number in range(1, 4):
+        now = NOW + 100 * number
+        up = course(spec(CANARY), canary(*OLD, NEW, state=state), now)
+        fallen = replace(NEW, ready=False, problems=(crash,))
+        down = course(spec(CANARY), canary(*OLD, fallen, state=up.revisions["b"].canary), now + 50)
+        state = down.revisions["b"].canary
+        assert (down.canary is None) == (number == 3)
+    assert "ready and then not any more, 3 times: CrashLoop: pod c" in down.revisions["b"].failed
+    assert down.stable is not None
+    assert down.stable.name == "a"
 
 
 def test_without_automatic_rollback_a_bad_canary_stays_at_its_step() -> None:
     state = CanaryState(0, NOW, NOW)
     found = course(spec({**CANARY, "autoRollback": False}), canary(*OLD, NEW, state=state, answers=BADLY), NOW + 99)
-    assert of(found) == (1, 20, "b-0", 4)
+    assert of(found) == (1, 20, FIRST, 4)
     assert found.progress is not None
     assert (found.progress.status, found.progress.reason) == ("False", "CanaryFailed")
 
@@ -288,6 +304,23 @@ def test_a_canary_of_nothing_waits_with_its_clocks_standing_still() -> None:
     assert (of(asleep), asleep.wait) == ((0, 0, "", 0), None)
     again = course(spec(CANARY), canary(state=CanaryState(0, 0.0), target=0), NOW + 5000)
     assert again.revisions == asleep.revisions
+
+
+def test_a_revision_that_came_while_nothing_ran_has_its_time_too() -> None:
+    # For the Deployment a rollout of no pods was complete at once: its own deadline never passes.
+    crash = Problem("new", "server", "CrashLoop", "container server ended with exit code 2")
+    woken = replace(pod("new", "b", ready=False, problems=(crash,)), created=NOW)
+    quick = {"progressDeadlineSeconds": 60}
+    early = course(spec(quick), seen(woken), NOW + 59)
+    assert (early.stable and early.stable.name, early.wait) == ("b", 1)
+    back = course(spec(quick), seen(woken), NOW + 60)
+    assert back.stable is not None
+    assert back.stable.name == "a"
+    assert "CrashLoop: pod new" in back.revisions["b"].failed
+    # One that is ready, or once was, is no failed rollout.
+    assert not course(spec(quick), seen(woken, pod("c", "b")), NOW + 999).revisions["b"].failed
+    known = {"a": revision("a", 1, served=True), "b": revision("b", 2, served=True)}
+    assert not course(spec(quick), seen(woken, revisions=known), NOW + 999).revisions["b"].failed
 
 
 def test_nothing_that_ever_served_needs_no_canary() -> None:

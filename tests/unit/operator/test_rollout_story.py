@@ -54,7 +54,7 @@ class Cluster(World):
 
     def _answers(self, step: str, *, canary: bool) -> Answers:
         requests = self.counted[step, canary]
-        return Answers(requests, requests // 2 if canary and step.rpartition("-")[0] in self.erring else 0)
+        return Answers(requests, requests // 2 if canary and step.partition("-")[0] in self.erring else 0)
 
     def do(self, action: Apply | Delete | Mark) -> None:
         before = copy.deepcopy(self.children)

@@ -86,7 +86,7 @@ class World:
         if deployment is None:
             self.pods.clear()
             return
-        revision = deployment["metadata"]["labels"]["octavo.dev/revision"]
+        revision = deployment["spec"]["template"]["metadata"]["labels"]["octavo.dev/revision"]
         wanted = deployment["spec"]["replicas"]
         self.pods = {name: replace(pod, ready=True, loaded=True) for name, pod in self.pods.items()}
         for pod in [pod for pod in self.pods.values() if pod.revision != revision]:

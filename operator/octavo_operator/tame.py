@@ -54,24 +54,25 @@ def tamed(plurals: Collection[str], pulse: Pulse) -> aiohttp.ClientMiddlewareTyp
         if request.url.name not in plurals:
             return await send(request)
         path, watch = request.url.path, "watch" in request.url.query
-        if "continue" in request.url.query:
-            # The next page of a list that was asked for already.
-            return await send(request)
-        await asyncio.sleep(pulse.pause(path, watch=watch))
+        # The pages of one list are one question.
+        first = "continue" not in request.url.query
+        if first:
+            await asyncio.sleep(pulse.pause(path, watch=watch))
         if watch:
             request.headers["Accept"] = _METADATA
         answer = await send(request)
-        if answer.status == 200:
-            if watch:
-                answer.content = _Lines(answer.content)  # type: ignore[assignment]
-            else:
-                pulse.read(path)
-        elif answer.status == 410 and watch:
+        refused = 400 <= answer.status < 500 and answer.status not in _ANSWERS_OF_KOPF
+        if answer.status == 200 and watch:
+            answer.content = _Lines(answer.content)  # type: ignore[assignment]
+        elif answer.status == 200 and first:
+            pulse.read(path)
+        elif refused and watch:
             answer.status, answer.content = 200, _Gone(answer.content)  # type: ignore[assignment]
-        elif answer.status < 500 and answer.status not in _ANSWERS_OF_KOPF:
-            # A definition that is deleted may come back. A lost connection is what kopf tries again without end.
+        elif refused:
+            # A definition that is deleted may come back, and a page that has expired is there with a new list: of
+            # all errors kopf begins with a list again at this one alone.
             answer.release()
-            raise aiohttp.ClientConnectionError(f"{request.method} {request.url}: {answer.status}")
+            raise aiohttp.ClientPayloadError(f"{request.method} {request.url}: {answer.status}")
         return answer
 
     return ask

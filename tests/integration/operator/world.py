@@ -68,7 +68,8 @@ class Sampler:
 class World:
     """A namespace with the LLMDeployment `tiny`; `kube` is the administrator, `wanted` the autoscaler's decision.
 
-    `connect` makes the operator's clients; `writes` are those of the operator since `begin`, `kills` its deaths.
+    `connect` makes the operator's clients; `writes` are those of the operator while it last settled,
+    `accepted` how many of them the API server took, `kills` its deaths.
     """
 
     kube: KubeClient
@@ -77,6 +78,7 @@ class World:
     wanted: int | None = None
     writes: list[str] = field(default_factory=list)
     kills: int = 0
+    accepted: int = 0
     uid: str = "-"
     _now: float = field(default_factory=time.time)
     _pods: int = 0
@@ -99,7 +101,7 @@ class World:
         With `again`, the successors have the failpoints too.
         """
         self.writes.clear()
-        self.kills = 0
+        self.kills = self.accepted = 0
         reconciler = await self._start(**failpoints)
         quiet = 0
         for _ in range(_PASSES):
@@ -127,7 +129,9 @@ class World:
                 if path == DEPLOYMENTS.path(*self.key_parts):
                     await self._check_replicas(body["spec"]["replicas"])
                 self.writes.append(f"{method} {path}")
-            return await send(method, path, query, body, *rest)
+            answer: Json = await send(method, path, query, body, *rest)
+            self.accepted += method != "GET"
+            return answer
 
         client._send = watched  # type: ignore[method-assign]
         installation = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")

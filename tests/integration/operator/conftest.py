@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sys
@@ -18,6 +19,7 @@ import yaml
 from octavo_operator.api.resource import Key
 from octavo_operator.builders.common import Installation
 from octavo_operator.kube.client import KubeClient
+from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.permissions import rules
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, SERVICE_ACCOUNTS, Resource
 from octavo_operator.metrics import Metrics
@@ -95,7 +97,9 @@ async def finishing(kube: KubeClient, namespace: str) -> AsyncIterator[None]:
 
     async def run() -> None:
         while True:
-            await finish_jobs(kube, namespace)
+            # The API server may be away: that is what some tests are about.
+            with contextlib.suppress(KubeError):
+                await finish_jobs(kube, namespace)
             await asyncio.sleep(0.1)
 
     task = asyncio.create_task(run())

@@ -148,6 +148,7 @@ async def test_whatever_an_api_server_does_all_is_well_soon_after(
     namespace: str,
     kubeconfig: Make,
     eventually: Eventually,
+    finishing: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with BreakingProxy(plane, broken.free_port()) as proxy:

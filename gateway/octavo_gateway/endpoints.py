@@ -48,6 +48,7 @@ class Deployment:
     endpoints: tuple[Endpoint, ...] = ()
     canary_percent: int = 0
     canary_step: str = ""
+    suspended: bool = False
 
     @property
     def key(self) -> Key:
@@ -131,6 +132,7 @@ def _deployment(key: Key, service: Object, annotations: Mapping[str, str], pods:
         name=key[1],
         models=models or (key[1],),
         hold=annotations.get(names.ANNOTATION_HOLD) == "true",
+        suspended=annotations.get(names.ANNOTATION_SUSPENDED) == "true",
         cold_start=cold_start if 0 < cold_start < float("inf") else DEFAULT_COLD_START,
         created=int(datetime.fromisoformat(created).timestamp()) if created else 0,
         endpoints=pods,

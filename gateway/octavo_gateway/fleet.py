@@ -163,7 +163,7 @@ class Backend:
     def hold(self, size: int, tokens: int) -> Ticket[Lease]:
         """A place in the queue. Raises `ApiError` 503 when the deployment does not hold or its queue is full."""
         if not self.deployment.hold and not self.available():
-            raise self.unavailable("no replica is ready")
+            raise self._without_replica()
         ticket: Ticket[Lease] = Ticket(size, tokens, self.clock(), get_running_loop().create_future())
         if not self.queue.offer(ticket):
             raise self.unavailable(f"no replica is ready and {len(self.queue)} requests are already held")
@@ -206,6 +206,12 @@ class Backend:
             retry_after=left,
         )
 
+    def _without_replica(self) -> ApiError:
+        """What is answered where nobody will start a replica; nobody knows when a suspended model comes back."""
+        if not self.deployment.suspended:
+            return self.unavailable("no replica is ready")
+        return ApiError(503, f"The model {self.deployment.models[0]!r} is suspended.", code="model_suspended")
+
     def traffic(self) -> ModelTraffic:
         """What the operator is told."""
         return ModelTraffic(
@@ -238,7 +244,7 @@ class Backend:
             self.upstreams[endpoint.url] = upstream
         self.pump()
         if not deployment.hold and not self.available():
-            self.fail_held(self.unavailable("no replica is ready"))
+            self.fail_held(self._without_replica())
 
     def _lease(self, candidates: list[Candidate], tokens: int) -> Lease | None:
         stable = [c for c in candidates if not self.upstreams[c.key].endpoint.canary]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo_operator import app, logs
+from octavo_operator.api import profiles
+from octavo_operator.api.profiles import Profiles
 from octavo_operator.builders.common import Installation
 from octavo_operator.leader import timing
 from octavo_protocol import names
@@ -49,6 +51,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
         metavar="3..300",
         help="without a sign of the leader for so long another replica takes over",
     )
+    add(
+        "--resource-profiles",
+        type=_profiles,
+        default={},
+        metavar="JSON",
+        help="profiles that spec.resources.profile may name, by name (default: none)",
+    )
     add("--gateway-url", help="address of the gateway, shown in status.url (default: each Service's own address)")
     add(
         "--identity",
@@ -68,6 +77,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
             namespace=arguments.namespace,
             gateway_url=arguments.gateway_url,
             metrics_peers=arguments.metrics_peers,
+            profiles=arguments.resource_profiles,
         ),
         scope=tuple(name.strip() for name in arguments.namespace_scope.split(",") if name.strip()),
         lease_namespace=arguments.lease_namespace or arguments.namespace,
@@ -102,6 +112,13 @@ def _peers(text: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
         raise argparse.ArgumentTypeError(f"expected a JSON list of non-empty objects, found {text}")
     return tuple(peers)
+
+
+def _profiles(text: str) -> Profiles:
+    try:
+        return profiles.read(text)
+    except profiles.ProfilesError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _own_namespace(environment: Mapping[str, str]) -> str:

@@ -28,6 +28,8 @@ ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 ANNOTATION_MODELS: Final = "octavo.dev/models"
 # "true" when the gateway may hold requests for it while no replica is ready (scale to zero, rollout, start).
 ANNOTATION_HOLD: Final = "octavo.dev/hold"
+# "true" while somebody has suspended it: no replica will start, and gateways say so.
+ANNOTATION_SUSPENDED: Final = "octavo.dev/suspended"
 # Last measured seconds from pod creation to ready, for Retry-After.
 ANNOTATION_COLD_START: Final = "octavo.dev/cold-start-seconds"
 # While there is a canary: its share of the requests in percent, and the step under which answers are counted.

@@ -18,8 +18,8 @@ _INT_OR_STRING: Json = {
     "pattern": QUANTITY,
     "maxLength": 32,
 }
-Quantity = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING)]
-Bytes = Annotated[str, BeforeValidator(str), WithJsonSchema(_INT_OR_STRING | {"pattern": BYTES})]
+Quantity = Annotated[str, Field(pattern=QUANTITY), BeforeValidator(str), WithJsonSchema(_INT_OR_STRING)]
+Bytes = Annotated[str, Field(pattern=BYTES), BeforeValidator(str), WithJsonSchema(_INT_OR_STRING | {"pattern": BYTES})]
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"

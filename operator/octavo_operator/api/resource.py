@@ -31,8 +31,19 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why this installation cannot carry a spec out: a reason in one word, and a message with field, value and fix."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class LLMDeployment:
-    """The parsed resource. `status` is what the last pass wrote (empty when none did)."""
+    """The parsed resource. `status` is what the last pass wrote (empty when none did).
+
+    `revision`: ten hex digits over what the pods are made from, as the resource says it.
+    """
 
     key: Key
     uid: str
@@ -40,6 +51,8 @@ class LLMDeployment:
     deleting: bool
     spec: Spec
     status: Json
+    revision: str
+    refusal: Refusal | None = None
 
     @property
     def name(self) -> str:
@@ -58,16 +71,6 @@ class LLMDeployment:
         served = model.served_name or self.name
         return (served, *(alias for alias in model.aliases if alias != served))
 
-    @property
-    def revision(self) -> str:
-        """Ten hex digits over what the pods are made from.
-
-        Only what differs from the API's defaults counts: neither a new field nor a changed default of a newer operator
-        gives an unchanged resource another revision.
-        """
-        parts = self.spec.model_dump(include=set(POD_BLOCKS), exclude_defaults=True, by_alias=True)
-        return digest(parts)
-
 
 def parse(body: Json) -> LLMDeployment:
     """The resource in an API object. Raises `InvalidSpecError` when the spec does not fit the API's types."""
@@ -85,7 +88,20 @@ def parse(body: Json) -> LLMDeployment:
         deleting="deletionTimestamp" in meta,
         spec=spec,
         status=body.get("status") or {},
+        revision=_revision(spec),
     )
+
+
+def _revision(spec: Spec) -> str:
+    """Only what differs from the API's defaults counts.
+
+    So neither a new field nor a changed default of a newer operator gives an unchanged resource another revision.
+    """
+    parts = spec.model_dump(include=set(POD_BLOCKS), exclude_defaults=True, by_alias=True)
+    if spec.resources.profile is not None:
+        # Where a profile would decide otherwise, to give the operator's own default is a difference.
+        parts["resources"] |= spec.resources.model_dump(include={"cpu", "memory"}, exclude_unset=True)
+    return digest(parts)
 
 
 def digest(value: object) -> str:

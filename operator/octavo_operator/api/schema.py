@@ -88,7 +88,9 @@ _COLUMNS = [
     _column("Queue", "integer", ".status.load.queuedRequests", "Requests waiting in replicas"),
     _column("Age", "date", ".metadata.creationTimestamp", "Time since creation"),
     _column("Scaling", "string", ".status.autoscaling.reason", "What the autoscaler does", wide=True),
+    _column("Revision", "string", ".status.currentRevision", "Newest revision that has served", wide=True),
     _column("URL", "string", ".status.url", "OpenAI-compatible base address", wide=True),
+    _column("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "What Ready says", wide=True),
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from octavo_operator.api import cron
 from octavo_operator.api.blocks import OBJECT_NAME, Block, ObjectName, Quantity, Rule, unset
 from octavo_operator.api.v1alpha1_engine import Engine
 from octavo_operator.api.v1alpha1_scheduling import Scheduling
@@ -199,6 +200,34 @@ class ScaleDown(Block):
     period_seconds: int = Field(default=60, ge=1, le=3600, description="Length of a period.")
 
 
+class Schedule(Block):
+    """A time that recurs, and for how long more replicas are kept from then on."""
+
+    RULES = (
+        Rule(
+            # An unknown zone fails the evaluation, and the answer names it.
+            rule="self.timeZone != 'Local' && timestamp('2026-01-01T12:00:00Z').getFullYear(self.timeZone) == 2026",
+            message="schedules[].timeZone must be the name of a time zone, such as Europe/Berlin",
+        ),
+    )
+
+    start: str = Field(
+        max_length=100,
+        pattern=cron.PATTERN,
+        description="When it opens, as crontab(5) writes times: minute, hour, day of the month, month, day of the week "
+        "(`0 8 * * MON-FRI`).",
+    )
+    duration_minutes: int = Field(ge=1, le=10_080, description="How long it stays open.")
+    time_zone: str = Field(
+        default="Etc/UTC",
+        min_length=1,
+        max_length=64,
+        pattern=r"^[A-Za-z][-A-Za-z0-9_+]*(/[A-Za-z0-9][-A-Za-z0-9_+]*)*$",
+        description="Time zone of `start`, such as `Europe/Berlin`.",
+    )
+    min_replicas: int = Field(ge=1, le=1000, description="Fewest replicas while it is open.")
+
+
 class Autoscaling(Block):
     """Who decides the number of replicas."""
 
@@ -207,6 +236,22 @@ class Autoscaling(Block):
         Rule(
             rule="!has(self.idleSecondsToZero) || (self.mode == 'Builtin' && self.minReplicas == 0)",
             message="idleSecondsToZero needs mode Builtin and minReplicas 0",
+        ),
+        Rule(
+            rule="!has(self.schedules) || size(self.schedules) == 0 || self.mode == 'Builtin'",
+            message="autoscaling.schedules need mode Builtin: in the other modes spec.replicas decides",
+            found="'autoscaling.schedules need mode Builtin, found ' + self.mode + ': there spec.replicas decides'",
+        ),
+        Rule(
+            rule="!has(self.schedules) || "
+            "self.schedules.all(s, self.minReplicas < s.minReplicas && s.minReplicas <= self.maxReplicas)",
+            message="autoscaling.schedules[].minReplicas must be more than minReplicas, or it changes nothing, and not "
+            "more than maxReplicas",
+        ),
+        Rule(
+            rule="!has(self.fallbackReplicas) || (self.mode == 'Builtin' && "
+            "self.minReplicas <= self.fallbackReplicas && self.fallbackReplicas <= self.maxReplicas)",
+            message="autoscaling.fallbackReplicas needs mode Builtin, and must be between minReplicas and maxReplicas",
         ),
     )
 
@@ -228,6 +273,16 @@ class Autoscaling(Block):
         le=604800,
         description="Without any request for this long the last replica goes; 900 when minReplicas is 0 and none is "
         "given. The gateway holds the next request while a replica starts.",
+    )
+    schedules: tuple[Schedule, ...] = Field(
+        default=(), max_length=16, description="Times at which more than minReplicas are kept; the largest counts."
+    )
+    fallback_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Fewest replicas while more than half of the ready ones give no load report; as many as there are "
+        "when not given.",
     )
 
 

@@ -189,7 +189,7 @@ class AutoscaleLoop:
             tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, tracked.replicas, wake=tracked.wake
         )
         tracked.wake = False
-        decision = decide(policy_settings(tracked.owner.spec), tracked.state, seen, now)
+        decision = decide(policy_settings(tracked.owner.spec, now), tracked.state, seen, now)
         tracked.state, tracked.due = decision.state, max(tracked.due - TICK_SECONDS, now) + decision.requeue
         before = tracked.scaling or Scaling(tracked.replicas, "", "")
         scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes)

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.autoscale.schedule import floor
 from octavo_operator.autoscale.signals import FRESH_SECONDS
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample, Settings
 from octavo_operator.reconcile.judge import Answers, Evidence
@@ -31,11 +32,14 @@ class Gateway:
     sampled_at: float = 0.0
 
 
-def policy_settings(spec: Spec) -> Settings:
-    """The policy's view of `spec.autoscaling`."""
+def policy_settings(spec: Spec, now: float) -> Settings:
+    """The policy's view of `spec.autoscaling` at Unix time `now`."""
+    least = floor(spec.autoscaling, now)
     scaling, up, down = spec.autoscaling, spec.autoscaling.scale_up, spec.autoscaling.scale_down
     return Settings(
-        min_replicas=scaling.min_replicas,
+        min_replicas=least.replicas,
+        minimum=least.field,
+        fallback=scaling.fallback_replicas or 0,
         max_replicas=scaling.max_replicas,
         kv_target=scaling.targets.kv_occupancy_percent / 100,
         queued_per_replica=scaling.targets.queued_requests_per_replica,

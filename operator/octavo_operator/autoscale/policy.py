@@ -61,16 +61,15 @@ def _choose(
     current = observation.current
     bounded = min(max(current, settings.min_replicas), settings.max_replicas)
     if bounded != current:
-        limit = "minReplicas" if bounded > current else "maxReplicas"
+        limit = settings.minimum if bounded > current else "maxReplicas"
         return bounded, "OutOfBounds", f"{current} replicas is outside the bounds: {limit} is {bounded}"
     if current == 0:
         return _wake(settings, state, signals, now)
     if 2 * signals.missing > signals.ready:
-        return (
-            current,
-            "MetricsMissing",
-            f"{signals.missing} of {signals.ready} ready pods gave no load report: holding",
-        )
+        silent = f"{signals.missing} of {signals.ready} ready pods gave no load report"
+        if current < settings.fallback:
+            return settings.fallback, "MetricsMissing", f"{silent}: fallbackReplicas is {settings.fallback}"
+        return current, "MetricsMissing", f"{silent}: holding"
     raised = _up(settings, state, observation, signals, preempting=preempting, now=now)
     if raised:
         return raised

@@ -44,6 +44,8 @@ class GatewaySample:
 class Settings:
     """`spec.autoscaling` (and `spec.probes.startupTimeoutSeconds`) of one LLMDeployment.
 
+    `minimum` is the field that says `min_replicas`; `fallback` the fewest replicas while most give no report, 0 to keep
+    as many as there are.
     `kv_target` is a share of the pool, 0..1; `overdue_seconds` the age from which a pending pod is no longer supply.
     """
 
@@ -59,6 +61,8 @@ class Settings:
     down_period: float = 60.0
     idle_to_zero: float = 900.0
     overdue_seconds: float = 1800.0
+    minimum: str = "minReplicas"
+    fallback: int = 0
 
 
 @dataclass(frozen=True, slots=True)

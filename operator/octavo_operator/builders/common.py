@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo_operator.api.blocks import Json
+from octavo_operator.api.profiles import Profiles
 from octavo_operator.api.resource import LLMDeployment
 from octavo_protocol import names
 
@@ -35,7 +36,7 @@ class Installation:
     """What one installation of the operator adds to every LLMDeployment.
 
     `namespace` is where operator and gateways run; `gateway_url` is None when there is no gateway to point clients to.
-    `metrics_peers` are the NetworkPolicyPeers that may read the pods' metrics.
+    `metrics_peers` are the NetworkPolicyPeers that may read the pods' metrics; `profiles` the resource profiles.
     """
 
     server_image: str
@@ -43,6 +44,7 @@ class Installation:
     namespace: str
     gateway_url: str | None = None
     metrics_peers: tuple[Json, ...] = ()
+    profiles: Profiles = field(default_factory=dict)
 
 
 def selector(owner: LLMDeployment) -> dict[str, str]:

@@ -18,6 +18,8 @@ def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step
         names.ANNOTATION_MODELS: ",".join(owner.model_names),
         names.ANNOTATION_HOLD: "true" if _holds(owner) else "false",
     }
+    if owner.spec.suspend:
+        annotations[names.ANNOTATION_SUSPENDED] = "true"
     if cold_start is not None:
         annotations[names.ANNOTATION_COLD_START] = str(cold_start)
     if step:

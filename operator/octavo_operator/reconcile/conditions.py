@@ -177,6 +177,8 @@ def _degraded(view: View) -> Verdict:
 def _spec_valid(view: View) -> Verdict:
     if view.conflict:
         return Verdict("False", "NameConflict", view.conflict)
+    if refusal := view.owner.refusal:
+        return Verdict("False", refusal.reason, f"{refusal.message}; what runs goes on")
     if view.refused:
         return Verdict("False", "ApplyRefused", f"the API server refuses what the spec asks for: {view.refused}")
     if view.too_large:

@@ -115,7 +115,8 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         update = revisions.get(owner.revision) or _new_revision(owner, installation, settings, revisions, model)
         estimate = capacity.estimate(owner.spec, deployments.memory_limit(update.template), model.found)
         too_large = capacity.refusal(owner.spec, estimate) if estimate and owner.revision not in revisions else ""
-        if not too_large:
+        # What is recorded goes on whatever is refused; what would have to be made now might be the wrong thing.
+        if owner.revision in revisions or not (too_large or owner.refusal):
             revisions[owner.revision] = update
     seen = Seen(
         wanted=owner.revision,
@@ -250,7 +251,8 @@ def _actions(
         bodies += [protection.network_policy(owner, installation), protection.look_policy(owner)]
     if owner.spec.availability.pod_disruption_budget:
         bodies.append(protection.disruption_budget(owner))
-    if owner.revision not in way.revisions and (observed.look or not too_large):
+    wanted_now = not (too_large or owner.refusal)
+    if owner.revision not in way.revisions and (observed.look or wanted_now):
         bodies.append(model_job.job(owner, installation, _pinned(owner)))
     bodies += _serving(owner, observed, way, steps, cold_start)
     bodies = [_stamped(body) for body in bodies]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from octavo_operator.api.blocks import Json
+from octavo_operator.api.profiles import completed
 from octavo_operator.api.resource import InvalidSpecError, Key, LLMDeployment, parse
 from octavo_operator.builders.common import Installation
 from octavo_operator.events import Teller
@@ -87,7 +88,7 @@ class Reconciler:
             key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
             self.known.add(key)
             try:
-                owners[key] = parse(body), body["metadata"]
+                owners[key] = self._owner(body), body["metadata"]
             except InvalidSpecError:
                 needy.append(key)
         for key in owners:
@@ -108,6 +109,10 @@ class Reconciler:
             elif not owner.deleting:
                 self._settle(owner, meta, observed, decided)
         return needy
+
+    def _owner(self, body: Json) -> LLMDeployment:
+        """The resource as this installation understands it. Raises `InvalidSpecError`."""
+        return completed(parse(body), self._installation.profiles)
 
     def _decide(self, owner: LLMDeployment, observed: Observed, now: float) -> tuple[Observed, Plan]:
         observed = replace(observed, load=self._sampler.load(owner.key), scaling=self._sampler.scaling(owner.key))
@@ -130,7 +135,7 @@ class Reconciler:
             return None
         self.known.add(key)
         try:
-            owner = parse(body)
+            owner = self._owner(body)
         except InvalidSpecError as error:
             # Only a resource from before a change of the CRD gets here; the API server refuses others.
             logger.error("%s", error, extra={"key": str(key)})  # noqa: TRY400 - the message says it all

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from kubeschemas.folder import TEMPLATE, custom_resource_schemas, kubernetes_schemas
+from octavo_operator.api import profiles
 from octavo_operator.kube import permissions
 
 from .conftest import CHART, ROOT, SYSTEM, Object, Run
@@ -25,6 +26,7 @@ VARIANTS = [
     ('networkPolicy.clients=[{"namespaceSelector":{"matchLabels":{"team":"a"}}}]', "gateway.service.type=NodePort"),
     ('operator.tolerations=[{"operator":"Exists"}]', "gateway.nodeSelector.disk=ssd", "operator.priorityClassName=p"),
     ("monitoring.dashboards.enabled=true", "monitoring.dashboards.annotations.folder=LLM"),
+    ("resourceProfiles.large.memory=64Gi", "resourceProfiles.large.runtimeClassName=kata"),
     ("gateway.podAnnotations.a=b", "operator.podLabels.team=x", "operator.podDisruptionBudget=false"),
 ]
 
@@ -127,6 +129,17 @@ def test_inference_images_reach_the_operator(render: Render) -> None:
     arguments = container(render("serverCpu.image.tag=t1", "server.image.repository=r/s"), "octavo-operator")["args"]
     assert "--server-cpu-image=localhost:5000/octavo-server-cpu:t1" in arguments
     assert any(argument.startswith("--server-image=r/s:") for argument in arguments)
+
+
+def test_resource_profiles_reach_the_operator_and_are_understood(render: Render) -> None:
+    tolerations = 'resourceProfiles.large.tolerations=[{"key":"inference","operator":"Exists"}]'
+    objects = render("resourceProfiles.large.cpu=16", "resourceProfiles.large.nodeSelector.pool=inference", tolerations)
+    arguments = container(objects, "octavo-operator")["args"]
+    (given,) = [each.partition("=")[2] for each in arguments if each.startswith("--resource-profiles=")]
+    large = profiles.read(given)["large"]
+    assert (large.cpu, large.node_selector, large.tolerations[0].key) == ("16", {"pool": "inference"}, "inference")
+    with pytest.raises(AssertionError, match="'gpus' not allowed"):
+        render("resourceProfiles.large.gpus=1")
 
 
 def test_api_keys_are_mounted_as_a_folder_and_given_to_the_test_pod(render: Render) -> None:

@@ -209,6 +209,20 @@ def test_most_pods_without_report_hold():
     assert decide(SETTINGS, settled(3), see(3, pods), NOW).reason == "MetricsMissing"
 
 
+def test_most_pods_without_report_bring_the_fallback_and_never_less_than_there_is():
+    pods = (*ready(load()), pod("p1"), pod("p2"))
+    for fallback, current, desired in ((5, 3, 5), (2, 3, 3), (0, 3, 3)):
+        decision = decide(replace(SETTINGS, fallback=fallback), settled(current), see(current, pods), NOW)
+        assert (decision.desired, decision.reason) == (desired, "MetricsMissing")
+
+
+def test_who_asks_for_the_minimum_is_named():
+    raised = replace(SETTINGS, min_replicas=3, minimum="schedules[0].minReplicas")
+    decision = decide(raised, settled(1), see(1, ready(load())), NOW)
+    assert (decision.desired, decision.reason) == (3, "OutOfBounds")
+    assert "schedules[0].minReplicas is 3" in decision.message
+
+
 @pytest.mark.parametrize(
     "broken", [load(pinned=101), load(pinned=-1), load(waiting=-1), load(blocks=0)], ids=["over", "neg", "wait", "zero"]
 )

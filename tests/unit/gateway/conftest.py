@@ -109,8 +109,15 @@ class World:
         self.admin_url = await self.serve(Admin(self.fleet, self.metrics, self.status).app())
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
 
-    def has(self, *endpoints: Endpoint, hold: bool = True, cold_start: float = 30.0, models=("m", "alias")) -> Backend:
-        self.fleet.update(table([Deployment("ns", "d", models, hold, cold_start, 7, endpoints)]))
+    def has(
+        self,
+        *endpoints: Endpoint,
+        hold: bool = True,
+        cold_start: float = 30.0,
+        models=("m", "alias"),
+        suspended: bool = False,
+    ) -> Backend:
+        self.fleet.update(table([Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended)]))
         return self.fleet.find(models[0])
 
     def post(self, body=None, path="/v1/chat/completions", **arguments):

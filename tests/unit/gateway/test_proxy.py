@@ -375,10 +375,24 @@ async def test_a_model_that_is_suspended_frees_those_who_wait(world, eventually)
     backend = world.has()
     call = asyncio.create_task(world.post().__aenter__())
     await eventually(lambda: len(backend.queue) == 1)
-    world.has(hold=False)
+    world.has(hold=False, suspended=True)
     response = await call
     assert response.status == 503
-    response.release()
+    assert (await error_of(response))["code"] == "model_suspended"
+
+
+async def test_a_suspended_model_says_so_and_names_no_time(world):
+    await world.start()
+    world.has(hold=False, suspended=True)
+    async with world.post() as response:
+        assert response.status == 503
+        assert "Retry-After" not in response.headers
+        assert await error_of(response) == {
+            "message": "The model 'm' is suspended.",
+            "type": "server_error",
+            "param": None,
+            "code": "model_suspended",
+        }
 
 
 async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world, eventually):

@@ -164,6 +164,15 @@ def test_requests_are_held_where_someone_will_start_a_replica(
     assert services.service(make_owner(spec), None)["metadata"]["annotations"]["octavo.dev/hold"] == hold
 
 
+def test_a_suspended_model_is_marked_for_the_gateways(make_owner: Callable[..., LLMDeployment]) -> None:
+    def annotations(spec: dict[str, Any]) -> dict[str, str]:
+        found: dict[str, str] = services.service(make_owner(spec), None)["metadata"]["annotations"]
+        return found
+
+    assert annotations({"suspend": True})["octavo.dev/suspended"] == "true"
+    assert "octavo.dev/suspended" not in annotations({"replicas": 0})
+
+
 def test_grace_period_covers_propagation_and_drain(
     make_owner: Callable[..., LLMDeployment], installation: Installation
 ) -> None:

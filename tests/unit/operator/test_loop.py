@@ -209,7 +209,7 @@ def test_a_gateway_that_does_not_know_the_model_has_no_traffic(make_owner: Make)
 
 
 def test_settings_of_the_policy(make_owner: Make) -> None:
-    found = policy_settings(make_owner(BUILTIN).spec)
+    found = policy_settings(make_owner(BUILTIN).spec, 0.0)
     assert (found.min_replicas, found.max_replicas, found.kv_target, found.idle_to_zero) == (0, 4, 0.75, 900)
     assert (found.up_max_step, found.down_stabilization, found.overdue_seconds) == (4, 300, 1800)
 

@@ -48,6 +48,8 @@ def given() -> set[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
                 found |= {word for part in node.args[1:2] for word in literals(part)}
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
+                found |= literals(node.args[0])
     return found
 
 

@@ -117,7 +117,8 @@ class World:
         models=("m", "alias"),
         suspended: bool = False,
     ) -> Backend:
-        self.fleet.update(table([Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended)]))
+        deployment = Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended=suspended)
+        self.fleet.update(table([deployment]))
         return self.fleet.find(models[0])
 
     def post(self, body=None, path="/v1/chat/completions", **arguments):

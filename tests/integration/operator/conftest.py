@@ -131,8 +131,12 @@ def kubeconfig(kube: KubeClient, plane: Any, tmp_path: Path) -> Kubeconfig:
     """
 
     numbers = itertools.count()
+    made: dict[tuple[str, str], Path] = {}
 
     async def make(namespace: str, server: str = "") -> Path:
+        if (namespace, server) in made:
+            # Also when the API server is away.
+            return made[namespace, server]
         name = f"operator-{next(numbers)}"
         file = tmp_path / f"{name}.kubeconfig"
         head = {"metadata": {"name": name, "namespace": namespace}}
@@ -160,6 +164,7 @@ def kubeconfig(kube: KubeClient, plane: Any, tmp_path: Path) -> Kubeconfig:
             "users": [{"name": "u", "user": {"token": token}}],
         }
         file.write_text(yaml.safe_dump(config))
+        made[namespace, server] = file
         return file
 
     return make

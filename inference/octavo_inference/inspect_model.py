@@ -14,8 +14,11 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from octavo_inference.errors import ModelError, UnsupportedModelError
 from octavo_inference.model.config import ModelConfig
@@ -24,7 +27,7 @@ from octavo_inference.model.gguf_header import read_header
 from octavo_inference.model.load import ForeignModel, load_text, require_transformers
 from octavo_inference.model.refusing import refusing
 from octavo_inference.model.size import count_elements, measure
-from octavo_inference.prefetch import HUB, Hub, PrefetchError, RemoteFile, choose, parse
+from octavo_inference.prefetch import HUB, Hub, PrefetchError, RemoteFile, choose, fetch, parse
 from octavo_protocol.model import ModelFailure, ModelReport, encode_look
 
 _INDEX = "model.safetensors.index.json"
@@ -92,7 +95,7 @@ def inspect_hub(hub: Hub, repo: str, revision: str, folder: Path, *, any_archite
         else:
             _take(hub, repo, commit, file, folder, 0)
     found = inspect(str(folder), any_architecture=any_architecture)
-    return ModelReport(**{name: getattr(found, name) for name in found.__struct_fields__} | {"revision": commit})
+    return msgspec.structs.replace(found, revision=commit)
 
 
 def _take(hub: Hub, repo: str, commit: str, file: RemoteFile, folder: Path, count: int) -> bytes:
@@ -117,13 +120,33 @@ def _take_gguf_head(hub: Hub, repo: str, commit: str, file: RemoteFile, folder: 
         count *= 4
 
 
-def look(target: str, *, any_architecture: bool) -> ModelReport | ModelFailure:
-    """What to report of a target."""
+def fill(hub: Hub, repo: str, revision: str, cache: Path, *, any_architecture: bool = False) -> ModelReport:
+    """Have a hub model complete in a folder of `cache` that has its commit in its name; what it is.
+
+    It is looked at first: gigabytes of what cannot be served are not worth the way.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = inspect_hub(hub, repo, revision, Path(folder), any_architecture=any_architecture)
+    path = f"{repo.replace('/', '--')}/{found.revision}"
+    fetch(hub, repo, found.revision, cache / path, _say, time.monotonic)
+    inspect(str(cache / path), any_architecture=any_architecture)
+    return msgspec.structs.replace(found, path=path)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelReport | ModelFailure:
+    """What to report of a target, which is downloaded when there is a `cache`."""
     try:
         if not target.startswith("hf://"):
             return inspect(target, any_architecture=any_architecture)
         repo, revision = parse(target)
         hub = Hub(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN"))
+        if cache is not None:
+            return fill(hub, repo, revision, cache, any_architecture=any_architecture)
         with tempfile.TemporaryDirectory() as folder:
             return inspect_hub(hub, repo, revision, Path(folder), any_architecture=any_architecture)
     except PrefetchError as error:
@@ -138,12 +161,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 when the model can be served, 1 when it cannot."""
     parser = argparse.ArgumentParser(prog="octavo_inference.inspect_model", description="Look at a model.")
     parser.add_argument("target", help="a file, a folder, or hf://ORGANISATION/REPOSITORY[@REVISION]")
+    parser.add_argument("--cache", type=Path, help="folder to download a hub model into")
     parser.add_argument("--report", type=Path, help="where to write the result as well")
     parser.add_argument("--any-architecture", action="store_true", help="do not refuse what this version cannot serve")
     arguments = parser.parse_args(argv)
-    found = look(arguments.target, any_architecture=arguments.any_architecture)
+    found = look(arguments.target, arguments.cache, any_architecture=arguments.any_architecture)
     line = encode_look(found)
-    sys.stdout.write(line.decode() + "\n")
+    _say(line.decode())
     if arguments.report is not None:
         arguments.report.write_bytes(line)
     return isinstance(found, ModelFailure)

@@ -247,10 +247,20 @@ def prefetch(
     hub: Hub, repo: str, revision: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
     """Have the model complete in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     commit = hub.commit(repo, revision)
-    files = hub.files(repo, commit)
     say(f"{repo}@{revision} is commit {commit}")
+    fetch(hub, repo, commit, folder, say, clock)
+
+
+def fetch(
+    hub: Hub, repo: str, commit: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
+) -> None:
+    """Have the model of a commit complete in `folder`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PrefetchError(f"{folder} cannot be made: {error.strerror}", "CacheNotWritable") from error
+    files = hub.files(repo, commit)
     shards = None
     index = next((file for file in files if file.name == _INDEX), None)
     if index is not None:

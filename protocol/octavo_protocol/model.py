@@ -16,12 +16,13 @@ REPORT_LIMIT = 4096
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model", omit_defaults=True):
     """A model that can be served; what only a load would tell has its default. Sizes in bytes.
 
-    `revision` is the commit of a hub model. `weights` is what the engine will hold of them, the embedding included, by
-    `engine.dtype`. `token_bytes` and `row_bytes` are the engine's working memory for one token of a step and for one
-    running request.
+    `revision` is the commit of a hub model, `path` its folder in a cache that was filled. `weights` is what the engine
+    will hold of them, the embedding included, by `engine.dtype`. `token_bytes` and `row_bytes` are the engine's working
+    memory for one token of a step and for one running request.
     """
 
     revision: _Word = ""
+    path: Annotated[str, msgspec.Meta(max_length=512)] = ""
     architecture: _Word = ""
     parameters: _Count = 0
     weights: dict[_Word, _Count] = {}

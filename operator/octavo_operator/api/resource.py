@@ -12,7 +12,7 @@ from octavo_operator.api.blocks import Json
 from octavo_operator.api.v1alpha1 import Spec
 
 # The blocks a pod is made from. A change in any of them rolls the pods; nothing else does.
-POD_BLOCKS = frozenset({"model", "engine", "resources", "drain", "probes", "scheduling"})
+POD_BLOCKS = frozenset({"model", "cache", "engine", "resources", "drain", "probes", "scheduling"})
 
 
 class InvalidSpecError(ValueError):

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from octavo_operator.api import cron
 from octavo_operator.api.blocks import OBJECT_NAME, Block, ObjectName, Quantity, Rule, unset
+from octavo_operator.api.v1alpha1_cache import Cache
 from octavo_operator.api.v1alpha1_engine import Engine
 from octavo_operator.api.v1alpha1_scheduling import Scheduling
 
@@ -431,6 +432,18 @@ class Spec(Block):
 
     RULES = (
         Rule(
+            rule="self.cache.type in ['Auto', 'ImageVolume'] || !self.model.uri.startsWith('oci://')",
+            message="an oci:// model is mounted as an image volume: leave cache.type out",
+        ),
+        Rule(
+            rule="self.cache.type == 'Auto' || !self.model.uri.startsWith('pvc://')",
+            message="a pvc:// model is on its volume already: leave cache.type out",
+        ),
+        Rule(
+            rule="self.cache.type != 'ImageVolume' || self.model.uri.startsWith('oci://')",
+            message="cache.type ImageVolume needs an oci:// model",
+        ),
+        Rule(
             rule="self.autoscaling.mode != 'Builtin' || oldSelf.autoscaling.mode != 'Builtin' || "
             "self.replicas == oldSelf.replicas",
             message="replicas is not used while autoscaling.mode is Builtin; change autoscaling.minReplicas or "
@@ -471,6 +484,7 @@ class Spec(Block):
         description="Replicas in the modes Manual and External (there written through `/scale`).",
     )
     model: Model = Field(description="What is served.")
+    cache: Cache = Field(default=Cache(), description="Where downloaded weights are kept.")
     engine: Engine = Field(default=Engine(), description="How the inference server runs.")
     resources: Resources = Field(default=Resources(), description="What one replica asks of its node.")
     autoscaling: Autoscaling = Field(default=Autoscaling(), description="Who decides the number of replicas.")

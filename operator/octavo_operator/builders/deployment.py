@@ -7,7 +7,7 @@ import math
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config, model_job, placement, source
+from octavo_operator.builders import cache, config, model_job, placement, source
 from octavo_operator.builders.common import (
     LABEL_REVISION,
     POD_SECURITY,
@@ -20,6 +20,7 @@ from octavo_operator.builders.common import (
     selector,
 )
 from octavo_protocol import names
+from octavo_protocol.model import ModelReport
 
 SERVER = "server"
 # The pod template as it was applied. While the revision stays, this very template is applied again: an upgrade of
@@ -28,6 +29,7 @@ ANNOTATION_TEMPLATE = f"{names.API_GROUP}/applied-template"
 # After propagation and drain: time for the process to write its last lines and exit.
 EXIT_SECONDS = 15
 _STARTUP_PERIOD = 2
+UNKNOWN = ModelReport()
 
 
 def deployment(owner: LLMDeployment, template: Json, replicas: int, strategy: Json, deadline: int) -> Json:
@@ -86,14 +88,18 @@ def config_name(template: Json) -> str:
 
 
 def pod_template(
-    owner: LLMDeployment, installation: Installation, config_map: str, *, revision: str = "", record: str = ""
+    owner: LLMDeployment,
+    installation: Installation,
+    config_map: str,
+    *,
+    found: ModelReport = UNKNOWN,
+    record: str = "",
 ) -> Json:
     """The pods of the current spec, within the restricted Pod Security standard.
 
-    `revision` is the model's, as it was resolved; `record` what to remember of the model beside the pods.
+    `found` is what is known of the model, `record` what to remember of it beside the pods.
     """
     spec = owner.spec
-    model = source.parse(spec.model)
     default_image = installation.server_image if spec.resources.gpu.count else installation.server_cpu_image
     image = spec.engine.image or default_image
     pod: Json = {
@@ -102,15 +108,15 @@ def pod_template(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain.propagation_seconds + spec.drain.timeout_seconds + EXIT_SECONDS,
         "securityContext": POD_SECURITY,
-        "containers": [_server(owner, image)],
+        "containers": [_server(owner, image, found.path)],
         "volumes": [
-            source.volume(model),
+            cache.volume(owner, read_only=True),
             {"name": "config", "configMap": {"name": config_map}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
         ],
     }
-    if model.downloads:
-        pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, revision)]
+    if source.parse(spec.model).downloads and not cache.claim_name(owner):
+        pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, found.revision)]
     pod |= placement.pod_fields(owner)
     metadata: Json = {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}}
     if record:
@@ -118,7 +124,7 @@ def pod_template(
     return {"metadata": metadata, "spec": pod}
 
 
-def _server(owner: LLMDeployment, image: str) -> Json:
+def _server(owner: LLMDeployment, image: str, path: str) -> Json:
     spec = owner.spec
     gpu = spec.resources.gpu
     limits: Json = {"memory": spec.resources.memory}
@@ -152,7 +158,7 @@ def _server(owner: LLMDeployment, image: str) -> Json:
         "livenessProbe": _probe("/livez", period=10, timeout=5, failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": source.VOLUME, "mountPath": source.MOUNT, "readOnly": True},
+            {"name": source.VOLUME, "mountPath": source.MOUNT, "readOnly": True} | ({"subPath": path} if path else {}),
             {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         ],

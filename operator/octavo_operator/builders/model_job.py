@@ -6,8 +6,8 @@ import json
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.builders import placement, source
-from octavo_operator.builders.common import POD_SECURITY, SECURITY, Installation, child, labels
+from octavo_operator.builders import cache, placement, source
+from octavo_operator.builders.common import POD_SECURITY, SECURITY, USER, Installation, child, labels
 from octavo_protocol import names
 
 COMPONENT = "model"
@@ -22,10 +22,13 @@ _PLACED = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "sche
 
 
 def identity(owner: LLMDeployment) -> str:
-    """Ten hex digits over what decides which model is meant and who may read it."""
+    """Ten hex digits over what decides which model is meant, who may read it and where it is kept."""
     model = owner.spec.model
     secret = model.credentials_secret_ref
-    return digest({"uri": model.uri, "revision": model.revision, "secret": secret.name if secret else None})
+    parts = {"uri": model.uri, "revision": model.revision, "secret": secret.name if secret else None}
+    if claim := cache.claim_name(owner):
+        parts["claim"] = claim
+    return digest(parts)
 
 
 def job_name(owner: LLMDeployment) -> str:
@@ -49,9 +52,13 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
     command = ["python", "-m", "octavo_inference.inspect_model", target, "--report", "/dev/termination-log"]
     mounts: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the container's own volume
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}}]
-    if not model.downloads:
-        mounts.append({"name": source.VOLUME, "mountPath": source.MOUNT, "readOnly": True})
-        volumes.append(source.volume(model))
+    claim = cache.claim_name(owner)
+    if claim:
+        command += ["--cache", source.MOUNT]
+    if claim or not model.downloads:
+        writes = {} if claim else {"readOnly": True}
+        mounts.append({"name": source.VOLUME, "mountPath": source.MOUNT, **writes})
+        volumes.append(cache.volume(owner, read_only=False))
     container: Json = {
         "name": CONTAINER,
         "image": installation.server_cpu_image,
@@ -68,7 +75,8 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 10,
-        "securityContext": POD_SECURITY,
+        # A new volume belongs to root.
+        "securityContext": POD_SECURITY | ({"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"} if claim else {}),
         "containers": [container],
         "volumes": volumes,
     }

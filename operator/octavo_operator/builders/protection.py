@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import model_job, source
+from octavo_operator.builders import cache, model_job, source
 from octavo_operator.builders.common import COMPONENT_GATEWAY, COMPONENT_OPERATOR, Installation, child, selector
 from octavo_protocol import names
 
@@ -37,7 +37,7 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": _way_to_hub(owner),
+        "egress": [] if cache.claim_name(owner) else _way_to_hub(owner),
     }
     return body
 

@@ -28,7 +28,7 @@ class Source:
 
     @property
     def downloads(self) -> bool:
-        """Whether the pod itself fetches the weights, and so needs a way out."""
+        """Whether somebody has to fetch the weights over the network."""
         return self.scheme == "hf"
 
 

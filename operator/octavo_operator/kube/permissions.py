@@ -28,6 +28,7 @@ SERVED = (
     (r.POD_DISRUPTION_BUDGETS.group, r.POD_DISRUPTION_BUDGETS.plural, (*_READ, *_APPLY, "delete")),
     (r.NETWORK_POLICIES.group, r.NETWORK_POLICIES.plural, (*_READ, *_APPLY, "delete")),
     (r.JOBS.group, r.JOBS.plural, ("list", "watch", *_APPLY, "delete")),
+    (r.PERSISTENT_VOLUME_CLAIMS.group, r.PERSISTENT_VOLUME_CLAIMS.plural, (*_READ, *_APPLY)),
     (r.PODS.group, r.PODS.plural, ("list", "watch", "patch")),
     (r.EVENTS.group, r.EVENTS.plural, ("list",)),
     (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create",)),

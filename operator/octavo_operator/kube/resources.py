@@ -39,6 +39,7 @@ EVENTS = Resource("", "v1", "events", "Event")
 POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 JOBS = Resource("batch", "v1", "jobs", "Job")
+PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENT_RECORDS = Resource("events.k8s.io", "v1", "events", "Event")
 
@@ -54,5 +55,6 @@ CHILDREN = {
         POD_DISRUPTION_BUDGETS,
         NETWORK_POLICIES,
         JOBS,
+        PERSISTENT_VOLUME_CLAIMS,
     )
 }

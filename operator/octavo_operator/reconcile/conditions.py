@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from octavo_operator.api.v1alpha1_status import Condition
+from octavo_operator.builders import cache, source
 from octavo_operator.reconcile.model import Failed, Pending
 from octavo_operator.reconcile.problems import Problem
 from octavo_operator.reconcile.rollout import Progress
@@ -37,6 +38,7 @@ def conditions(view: View, previous: Sequence[Condition], now: float) -> tuple[C
         "Degraded": _degraded(view),
         "SpecValid": _spec_valid(view),
         "ModelResolved": _model_resolved(view, before.get("ModelResolved")),
+        "CacheReady": _cache_ready(view),
         "Scheduled": _scheduled(view),
         "ScalingActive": _scaling_active(view),
     }
@@ -202,6 +204,23 @@ def _model_resolved(view: View, before: Condition | None) -> Verdict:
     if not current and before is not None:
         return Verdict(before.status, before.reason, before.message)
     return Verdict("Unknown", "Pending", f"no replica has {view.owner.spec.model.uri} yet")
+
+
+def _cache_ready(view: View) -> Verdict:
+    model, name = source.parse(view.owner.spec.model), cache.claim_name(view.owner)
+    if model.scheme == "oci":
+        return Verdict("True", "ImageVolume", "each node keeps the model as an image")
+    if not model.downloads:
+        return Verdict("True", "Volume", f"the model is on PersistentVolumeClaim {model.reference!r}")
+    if not name:
+        return Verdict("True", "PerPod", "every pod downloads its own copy (spec.cache)")
+    if isinstance(view.model, Failed):
+        return Verdict("False", view.model.reason, view.model.message)
+    if isinstance(view.model, Pending):
+        return Verdict(
+            "False", "Downloading", f"a Job downloads into PersistentVolumeClaim {name!r}; its log has figures"
+        )
+    return Verdict("True", "Complete", f"the model is on PersistentVolumeClaim {name!r}")
 
 
 def _found(uri: str, found: ModelReport) -> str:

@@ -9,8 +9,9 @@ import msgspec
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import model_job
+from octavo_operator.builders import cache, model_job
 from octavo_operator.reconcile.pods import Pod, Problem, observe_pod
+from octavo_operator.reconcile.words import short
 from octavo_protocol import names
 from octavo_protocol.model import ModelFailure, ModelReport, decode_look
 
@@ -95,6 +96,30 @@ def resolve(
     if look.done:
         return _resolved(look.said)
     return _failed(owner, look)
+
+
+def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) -> Model:
+    """What keeps a look from starting: the claim it is to fill, and the events about that."""
+    name = cache.claim_name(owner)
+    if not name:
+        return Pending()
+    if claim is None:
+        if owner.spec.cache.claim_name is None:
+            return Pending()
+        where = f"PersistentVolumeClaim {name!r} is not in namespace {owner.namespace}"
+        return Failed("ClaimNotFound", f"spec.cache.claimName: {where}; create it")
+    if claim.get("status", {}).get("phase") == "Bound":
+        return Pending()
+    said = next(
+        (e.get("message", "") for e in events if e.get("reason") in ("ProvisioningFailed", "FailedBinding")), ""
+    )
+    if not said:
+        return Pending()
+    if "storageclass" in said and "not found" in said:
+        wanted = owner.spec.cache.storage_class_name
+        field = f"spec.cache.storageClassName: {wanted!r}" if wanted else f"PersistentVolumeClaim {name!r}"
+        return Failed("StorageClassNotFound", short(f"{field}: {said}; kubectl get storageclass lists those there are"))
+    return Failed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {said}"))
 
 
 def _resolved(report: str) -> Resolved:

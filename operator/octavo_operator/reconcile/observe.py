@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import Key, LLMDeployment
+from octavo_operator.builders.cache import KIND, claim_name
 from octavo_operator.builders.common import selector
 from octavo_operator.builders.model_job import CONTAINER, job_name
 from octavo_operator.kube.client import KubeClient
@@ -41,11 +43,14 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
     }
     children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions, *jobs)}
     looks = [body for body in bodies if is_look(body)]
+    claim = children.get((KIND, claim_name(owner)), {})
+    unbound = bool(claim) and claim.get("status", {}).get("phase") != "Bound"
     events = await _events(client, owner, looks, [body for body in bodies if not is_look(body)], now)
     job = children.get(("Job", job_name(owner)))
     if job is not None and not looks:
         events[job["metadata"]["uid"]] = await _about(client, owner, job)
-    return _sorted_out(owner, children, bodies, events)
+    claim_events = await _about(client, owner, claim) if unbound else []
+    return replace(_sorted_out(owner, children, bodies, events), claim_events=claim_events)
 
 
 async def read_together(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator import capacity
 from octavo_operator.api.blocks import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.builders import config, model_job, protection, revision, services
+from octavo_operator.builders import cache, config, model_job, protection, revision, services
 from octavo_operator.builders import deployment as deployments
 from octavo_operator.builders.common import LABEL_REVISION, Installation, canary_name
 from octavo_operator.builders.config import quantity
 from octavo_operator.builders.revision import Revision
-from octavo_operator.reconcile.model import Look, Model, Resolved, resolve
+from octavo_operator.reconcile.model import Failed, Look, Model, Resolved, resolve, waiting
 from octavo_operator.reconcile.pods import Pod, Problem
 from octavo_operator.reconcile.rollout import Course, Seen, course, deadline
 from octavo_operator.reconcile.scale import Mark, Scale, scale, wanted
@@ -44,6 +44,7 @@ class Observed:
     look: Look | None = None
     versions: Mapping[str, int] = field(default_factory=dict)
     unseen: tuple[Problem, ...] = ()
+    claim_events: Sequence[Json] = ()
     load: Load | None = None
     scaling: Scaling | None = None
     refused: str = ""
@@ -89,7 +90,9 @@ def child_ids(owner: LLMDeployment, revisions: Iterable[Json]) -> tuple[ChildId,
     canary = canary_name(owner)
     noted = any(revision.ANNOTATION_CANARY in body["metadata"].get("annotations", {}) for body in revisions)
     beside = (("Deployment", canary), ("Service", canary))
+    claim = cache.claim_name(owner)
     return (
+        *(((cache.KIND, claim),) if claim else ()),
         *(beside if noted or owner.spec.rollout.strategy == "Canary" else ()),
         ("ServiceAccount", owner.name),
         ("NetworkPolicy", owner.name),
@@ -196,6 +199,11 @@ def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observ
     """What is known of the model; None for pods from before there were looks: what runs is right."""
     newest_first = sorted(known.values(), key=lambda found: found.number, reverse=True)
     model = resolve(owner, [found.template for found in newest_first], observed.look, observed.unseen)
+    unready = observed.look is None or not observed.look.pod.loaded
+    if unready and not isinstance(model, Resolved):
+        claim = observed.children.get((cache.KIND, cache.claim_name(owner)))
+        reason = waiting(owner, claim, observed.claim_events)
+        model = reason if isinstance(reason, Failed) else model
     return None if owner.revision in known and not isinstance(model, Resolved) else model
 
 
@@ -207,7 +215,7 @@ def _new_revision(
         owner,
         installation,
         settings["metadata"]["name"],
-        revision=model.found.revision,
+        found=model.found,
         record=model_job.record(owner, model.report),
     )
     return Revision(owner.revision, _newest(known) + 1, template, settings["data"])
@@ -254,6 +262,8 @@ def _actions(
     wanted_now = not (too_large or owner.refusal)
     if owner.revision not in way.revisions and (observed.look or wanted_now):
         bodies.append(model_job.job(owner, installation, _pinned(owner)))
+    if claim := cache.claim(owner):
+        bodies.append(claim)
     bodies += _serving(owner, observed, way, steps, cold_start)
     bodies = [_stamped(body) for body in bodies]
     applies: list[Action] = []
@@ -313,7 +323,7 @@ def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> 
     serving = {("Deployment", owner.name)}
     gone: list[Action] = []
     for (kind, name), body in observed.children.items():
-        unused = (kind, name) not in kept | in_use | serving
+        unused = kind != cache.KIND and (kind, name) not in kept | in_use | serving
         if unused and _is_ours(owner, body):
             gone.append(Delete(kind, name, body["metadata"]["uid"]))
     return gone
@@ -337,6 +347,8 @@ def _strangers(owner: LLMDeployment, way: Course, children: Mapping[ChildId, Jso
 
 
 def _is_ours(owner: LLMDeployment, body: Json) -> bool:
+    if body["kind"] == cache.KIND:
+        return cache.is_ours(owner, body) or body["metadata"]["name"] == owner.spec.cache.claim_name
     return any(ref.get("uid") == owner.uid for ref in body["metadata"].get("ownerReferences", []))
 
 

@@ -78,6 +78,10 @@ async def test_granted_is_used(
     # What a canary has left behind.
     await leave_canary(kube, key)
     await reconciler.reconcile(key)
+    # A cache, which a claim is made for.
+    cache = {"type": "PersistentVolumeClaim", "size": "1Gi"}
+    await kube.apply(LLMDEPLOYMENTS, llmd("cached", model={"uri": "hf://org/tiny"}, cache=cache))
+    await reconciler.reconcile(Key(namespace, "cached"))
 
     watched = {(kind.group, kind.plural, verb) for kind in (*_CHILDREN, LLMDEPLOYMENTS) for verb in ("list", "watch")}
     owner = {(LLMDEPLOYMENTS.group, f"{LLMDEPLOYMENTS.plural}/finalizers", "update")}

@@ -13,8 +13,9 @@ import yaml
 from octavo_inference.settings import build_parser
 from octavo_inference.settings import parse as parse_arguments
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config, deployment, model_job, protection, services, source
+from octavo_operator.builders import cache, config, deployment, model_job, protection, services, source
 from octavo_operator.builders.common import Installation
+from octavo_protocol.model import ModelReport
 
 _ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 GOLDEN = Path(__file__).parent / "golden"
@@ -97,6 +98,10 @@ SPECS: dict[str, dict[str, Any]] = {
             "queueName": "team-a",
         },
     },
+    "claim": {
+        "model": {"uri": "hf://org/llama", "credentialsSecretRef": {"name": "hub"}},
+        "cache": {"type": "PersistentVolumeClaim", "size": "50Gi", "accessModes": ["ReadWriteMany"], "retain": False},
+    },
     "volume": {"model": {"uri": "pvc://weights/llama/8b/"}, "suspend": True},
 }
 
@@ -118,7 +123,11 @@ Readable.add_representer(str, _text)
 def children(owner: LLMDeployment, installation: Installation) -> list[dict[str, Any]]:
     settings = config.config_map(owner)
     template = deployment.pod_template(
-        owner, installation, settings["metadata"]["name"], revision="c0ffee", record=model_job.record(owner, "")
+        owner,
+        installation,
+        settings["metadata"]["name"],
+        found=ModelReport(revision="c0ffee", path="org--llama/c0ffee" if cache.claim_name(owner) else ""),
+        record=model_job.record(owner, ""),
     )
     body = deployment.deployment(owner, template, 1, _ROLLING, 1860)
     # The recorded template repeats the template as one long line.
@@ -129,6 +138,7 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
         protection.network_policy(owner, installation),
         protection.look_policy(owner),
         protection.disruption_budget(owner),
+        *([claim] if (claim := cache.claim(owner)) else []),
         services.service(owner, 12),
         services.headless_service(owner),
         model_job.job(owner, installation, ""),

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.operator.world import World, condition
 
@@ -178,6 +179,87 @@ def test_a_waiting_job_follows_the_spec_and_the_installation(make_world: Callabl
     assert (gone.kind, gone.name) == ("Job", name)
     world.pass_()
     assert world.children["Job", name]["spec"]["template"]["spec"]["containers"][0]["image"] == "c:2"
+
+
+CLAIM: Json = {"model": {"uri": "hf://org/tiny"}, "cache": {"type": "PersistentVolumeClaim", "size": "1Gi"}}
+
+
+def test_a_claim_is_filled_once_and_read_by_pods_without_a_way_out(make_world: Callable[..., World]) -> None:
+    found = msgspec.structs.replace(FOUND, path="org--tiny/c0ffee")
+    world = make_world(CLAIM, said=encode_look(found).decode())
+    world.pass_()
+    claim = world.children["PersistentVolumeClaim", "tiny-cache"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    final = world.settle()
+    pod = world.children["Deployment", "tiny"]["spec"]["template"]["spec"]
+    assert "initContainers" not in pod
+    assert {"name": "model", "persistentVolumeClaim": {"claimName": "tiny-cache", "readOnly": True}} in pod["volumes"]
+    mount = next(mount for mount in container(world)["volumeMounts"] if mount["name"] == "model")
+    assert mount == {"name": "model", "mountPath": "/model", "readOnly": True, "subPath": "org--tiny/c0ffee"}
+    assert world.children["NetworkPolicy", "tiny"]["spec"]["egress"] == []
+    assert condition(final, "CacheReady")["reason"] == "Complete"
+
+
+@pytest.mark.parametrize(("retain", "owners"), [(True, 0), (False, 1)])
+def test_a_claim_outlives_its_resource_when_asked_to(
+    retain: bool, owners: int, make_world: Callable[..., World]
+) -> None:
+    world = make_world({**CLAIM, "cache": {**CLAIM["cache"], "retain": retain}})
+    world.settle()
+    metadata = world.children["PersistentVolumeClaim", "tiny-cache"]["metadata"]
+    assert len(metadata.get("ownerReferences", [])) == owners
+    assert world.plan().actions == ()
+
+
+def test_a_claim_left_behind_is_found_again_and_a_strangers_is_not_touched(
+    make_world: Callable[..., World], make_owner: Any
+) -> None:
+    world = make_world(CLAIM)
+    world.settle()
+    claim = world.children["PersistentVolumeClaim", "tiny-cache"]
+    world.children = {("PersistentVolumeClaim", "tiny-cache"): claim}
+    world.owner = make_owner(CLAIM, uid="u2")
+    assert condition(world.settle(), "Ready")["status"] == "True"
+    del claim["metadata"]["labels"]
+    assert condition(world.plan(), "SpecValid")["reason"] == "NameConflict"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "said"),
+    [
+        ("ProvisioningFailed", 'storageclass.storage.k8s.io "fast" not found', "StorageClassNotFound"),
+        ("FailedBinding", "no persistent volumes available for this claim and no storage class is set", "ClaimPending"),
+        ("WaitForFirstConsumer", "waiting for first consumer", "ResolvingModel"),
+    ],
+)
+def test_a_claim_without_a_volume_says_why(
+    reason: str, message: str, said: str, make_world: Callable[..., World]
+) -> None:
+    world = make_world({**CLAIM, "cache": {**CLAIM["cache"], "storageClassName": "fast"}}, said=None)
+    world.pass_()
+    world.children["PersistentVolumeClaim", "tiny-cache"]["status"] = {"phase": "Pending"}
+    world.claim_events = ({"reason": reason, "message": message},)
+    decided = world.pass_()
+    assert condition(decided, "Ready")["reason"] == said
+    assert condition(decided, "CacheReady")["reason"] == ("Downloading" if said == "ResolvingModel" else said)
+    if said != "ResolvingModel":
+        assert message in condition(decided, "CacheReady")["message"]
+
+
+def test_a_named_claim_that_is_not_there_is_named(make_world: Callable[..., World]) -> None:
+    cache = {"type": "PersistentVolumeClaim", "claimName": "shared"}
+    world = make_world({**HUB, "cache": cache}, said=None)
+    decided = world.pass_()
+    assert condition(decided, "Ready")["reason"] == "ClaimNotFound"
+    assert "PersistentVolumeClaim 'shared' is not in namespace models" in condition(decided, "Ready")["message"]
+    assert "PersistentVolumeClaim" not in applied(decided)
+    world.children["PersistentVolumeClaim", "shared"] = {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "shared", "uid": "x"},
+        "status": {"phase": "Bound"},
+    }
+    world.said = ""
+    assert condition(world.settle(), "Ready")["status"] == "True"
 
 
 def test_a_result_that_was_lost_is_asked_for_again(make_world: Callable[..., World]) -> None:

@@ -37,9 +37,12 @@ class World:
         self.said: str | None = ""
         # What it said when it failed, and whether its pod is gone.
         self.failed, self.lost_look = "", False
+        self.claim_events: tuple[Json, ...] = ()
 
     def observed(self) -> Observed:
-        return Observed(self.children, tuple(self.pods.values()), self.look(), scaling=self.scaling)
+        return Observed(
+            self.children, tuple(self.pods.values()), self.look(), claim_events=self.claim_events, scaling=self.scaling
+        )
 
     def plan(self) -> Plan:
         return plan(self.owner, self.installation, self.observed(), self.now)

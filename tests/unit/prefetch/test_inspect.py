@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 
-from octavo_inference import build
+from octavo_inference import build, prefetch
 from octavo_inference.config import Dtype
 from octavo_inference.errors import ModelError
-from octavo_inference.inspect_model import inspect, inspect_hub, look, main
+from octavo_inference.inspect_model import fill, inspect, inspect_hub, look, main
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.find import find_model
 from octavo_inference.model.load import LoadedModel, load_model
@@ -118,7 +119,7 @@ def test_a_hub_gguf_is_described_without_its_weights(hub: FakeHub, tmp_path: Pat
 def test_what_cannot_be_served_says_why(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
     for name, data in llama_files(config).items():
         (tmp_path / name).write_bytes(data)
-    found = look(str(tmp_path), any_architecture=False)
+    found = look(str(tmp_path), None, any_architecture=False)
     assert isinstance(found, ModelFailure)
     assert found.reason == reason
     with pytest.raises(ModelError):
@@ -129,7 +130,7 @@ def test_another_image_knows_other_architectures(tmp_path: Path) -> None:
     config = {**LLAMA, "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
     for name, data in llama_files(config).items():
         (tmp_path / name).write_bytes(data)
-    assert look(str(tmp_path), any_architecture=True) == ModelReport()
+    assert look(str(tmp_path), None, any_architecture=True) == ModelReport()
 
 
 def test_the_program_writes_its_report(
@@ -147,6 +148,46 @@ def test_the_program_writes_its_report(
     assert isinstance(failure, ModelFailure)
     assert failure.reason == "ModelNotFound"
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_cache_is_filled_once_and_by_commit(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files = llama_files()
+    report = fill(Hub(hub.url, None), "org/tiny", "main", tmp_path)
+    assert report.path == f"org--tiny/{COMMIT}"
+    assert (tmp_path / report.path / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+    sent = hub.sent
+    assert fill(Hub(hub.url, None), "org/tiny", "main", tmp_path) == report
+    assert hub.sent - sent < sent, "heads alone"
+
+
+def test_what_cannot_be_served_is_not_downloaded(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files = llama_files({**LLAMA, "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True})
+    with pytest.raises(ModelError, match="encoder"):
+        fill(Hub(hub.url, None), "org/tiny", "main", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_cache_says_so_with_both_numbers(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = llama_files()
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    usage = prefetch.shutil.disk_usage("/")
+    monkeypatch.setattr(prefetch.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    found = look("hf://org/tiny", tmp_path, any_architecture=False)
+    assert isinstance(found, ModelFailure)
+    assert found.reason == "DiskFull"
+    assert "0.00 GB free and the model needs" in found.message
+
+
+def test_a_disk_that_fills_up_meanwhile_is_full(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = llama_files()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Hub, "_continue", full)
+    with pytest.raises(prefetch.PrefetchError, match="GB free") as refused:
+        fill(Hub(hub.url, None), "org/tiny", "main", tmp_path)
+    assert refused.value.reason == "DiskFull"
 
 
 def test_a_report_fits_a_termination_message() -> None:

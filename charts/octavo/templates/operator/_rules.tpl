@@ -36,6 +36,10 @@
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create, patch, delete]
+# Caches of downloaded weights; never deleted, for what is in them may be kept.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch]
 # Patch: which replica leaves first, and that it is draining.
 - apiGroups: [""]
   resources: [pods]

@@ -102,7 +102,7 @@ async def test_children_are_made_once_and_left_alone(
     await kube.apply(LLMDEPLOYMENTS, llmd())
     await reconciler.reconcile(key)
     before = await versions(kube, key.namespace)
-    assert len(before) == 8
+    assert len(before) == 9
     for _ in range(3):
         await reconciler.reconcile(key)
     assert await versions(kube, key.namespace) == before
@@ -303,7 +303,7 @@ async def test_killed_between_any_two_writes_it_converges(
     # event.
     assert killed == 13
     before = await versions(kube, key.namespace)
-    assert len(before) == 8
+    assert len(before) == 9
     await make_reconciler(kube).reconcile(key)
     assert await versions(kube, key.namespace) == before
     assert (await status(kube, key))["observedGeneration"] == 1

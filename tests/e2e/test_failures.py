@@ -22,6 +22,7 @@ import yaml
 
 from demo.cluster import RESOURCE, Cluster, condition, eventually
 from demo.install import Installation
+from demo.traffic import chat
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -424,11 +425,11 @@ def serving(failing: Cluster, installation: Installation) -> Cluster:
     return failing
 
 
-def test_an_engine_that_stands_still(serving: Cluster) -> None:
+def test_an_engine_that_stands_still(serving: Cluster, url: str) -> None:
     (pod,) = serving.ready_pods("stalled")
     with stopped(processes(pod, "octavo_inference.engine_process")):
-        chat = threading.Thread(target=ask, args=(serving, pod, "stalled"), daemon=True)
-        chat.start()
+        body = {"model": "stalled", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        threading.Thread(target=chat, args=(url, body), daemon=True).start()
         eventually(
             "EngineStalled", lambda: reason_of(serving, "stalled") == "EngineStalled", timeout=TIMEOUT, interval=0.2
         )
@@ -448,18 +449,17 @@ def test_a_node_that_does_not_report(serving: Cluster, installation: Installatio
     (pod,) = serving.ready_pods("lost")
     with stopped(kubelets(installation)):
         eventually("NodeNotReady", lambda: reason_of(serving, "lost") == "NodeNotReady", timeout=TIMEOUT)
-        assert "chat.completion" in ask(serving, pod, "lost")
+        assert '"lost"' in models(serving, pod)
     eventually("lost is found", lambda: healthy(serving, "lost", NAMESPACE), timeout=TIMEOUT)
     (same,) = serving.ready_pods("lost")
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
-def ask(cluster: Cluster, pod: dict[str, Any], model: str) -> str:
-    """Answer of one pod to a short chat, by way of the API server: a NetworkPolicy keeps this machine out."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4})
-    name = pod["metadata"]["name"]
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8000/proxy/v1/chat/completions"
-    return cluster.run("create", "--raw", path, "-f", "-", stdin=body, check=False)
+def models(cluster: Cluster, pod: dict[str, Any]) -> str:
+    """What a server says it serves, by way of the API server: a NetworkPolicy keeps this machine from its port."""
+    return cluster.run(
+        "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:8000/proxy/v1/models"
+    )
 
 
 def processes(pod: dict[str, Any], program: str) -> list[int]:

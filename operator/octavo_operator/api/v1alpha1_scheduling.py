@@ -207,6 +207,13 @@ class Scheduling(Block):
             found="'scheduling.nodeSelector: ' + self.nodeSelector.map(k, k).filter(k, "
             "format.qualifiedName().validate(k).hasValue())[0] + ' is not the name of a label'",
         ),
+        Rule(
+            rule="!has(self.topologySpreadConstraints) || self.topologySpreadConstraints.all(a, "
+            "self.topologySpreadConstraints.exists_one(b, a.topologyKey == b.topologyKey && "
+            "a.whenUnsatisfiable == b.whenUnsatisfiable))",
+            message="scheduling.topologySpreadConstraints: two have the same topologyKey and whenUnsatisfiable; keep "
+            "one of them",
+        ),
     )
 
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(

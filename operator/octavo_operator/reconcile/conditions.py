@@ -47,6 +47,14 @@ def conditions(view: View, previous: Sequence[Condition], now: float) -> tuple[C
     )
 
 
+def unreadable(problem: str, previous: Sequence[Condition], generation: int, now: float) -> tuple[Condition, ...]:
+    """The conditions of a spec that does not fit the API's types: all stay but those that are about the spec."""
+    verdict = Verdict("False", "InvalidSpec", f"{problem}; what runs goes on as it is")
+    before = {condition.type: condition for condition in previous}
+    changed = {name: _condition(name, verdict, before.get(name), generation, now) for name in ("Ready", "SpecValid")}
+    return tuple((before | changed).values())
+
+
 def _condition(name: str, verdict: Verdict, before: Condition | None, generation: int, now: float) -> Condition:
     same = before is not None and before.status == verdict.status
     return Condition(

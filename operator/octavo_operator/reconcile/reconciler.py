@@ -23,6 +23,7 @@ from octavo_operator.reconcile.news import news
 from octavo_operator.reconcile.observe import from_lists, observe, read_together
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.reconcile.pods import Pod
+from octavo_operator.reconcile.status import unreadable_status
 from octavo_operator.reconcile.view import Load, Scaling
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,9 @@ class Reconciler:
         except InvalidSpecError as error:
             # Only a resource from before a change of the CRD gets here; the API server refuses others.
             logger.error("%s", error, extra={"key": str(key)})  # noqa: TRY400 - the message says it all
+            status = unreadable_status(body, str(error), self._clock())
+            if status != body.get("status"):
+                await self._client.apply_status(LLMDEPLOYMENTS, key.namespace, key.name, status)
             return None
         if owner.deleting:
             return None

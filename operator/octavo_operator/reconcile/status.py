@@ -17,7 +17,7 @@ from octavo_operator.api.v1alpha1_status import Load as LoadStatus
 from octavo_operator.builders import model_job
 from octavo_operator.builders.common import selector
 from octavo_operator.capacity import Estimate, kv_element_bytes
-from octavo_operator.reconcile.conditions import conditions
+from octavo_operator.reconcile.conditions import conditions, unreadable
 from octavo_operator.reconcile.model import Resolved
 from octavo_operator.reconcile.problems import Problem
 from octavo_operator.reconcile.times import rfc3339, seconds
@@ -36,7 +36,7 @@ MESSAGE = 1024
 def next_status(view: View, now: float) -> Json:
     """The status to show now; equal to the previous one when nothing worth a write has changed."""
     owner, active = view.owner, view.active
-    previous = Status.model_validate({"observedGeneration": 0, "selector": "", "url": ""} | owner.status)
+    previous = _previous(owner.status)
     status = Status(
         observed_generation=owner.generation,
         replicas=len(active),
@@ -55,6 +55,22 @@ def next_status(view: View, now: float) -> Json:
         failures=_failures(previous.failures, view.problems[:FAILURES]),
         conditions=conditions(view, previous.conditions, now),
     )
+    return _shown(status)
+
+
+def unreadable_status(body: Json, problem: str, now: float) -> Json:
+    """The status of a resource whose spec does not fit the API's types, as one from before a change of the CRD."""
+    previous = _previous(body.get("status") or {})
+    generation = body["metadata"].get("generation", 0)
+    found = unreadable(problem, previous.conditions, generation, now)
+    return _shown(previous.model_copy(update={"observed_generation": generation, "conditions": found}))
+
+
+def _previous(status: Json) -> Status:
+    return Status.model_validate({"observedGeneration": 0, "selector": "", "url": ""} | status)
+
+
+def _shown(status: Status) -> Json:
     shown = status.model_dump(by_alias=True, exclude_none=True)
     return {name: _listed(value) for name, value in shown.items() if value != ()}
 

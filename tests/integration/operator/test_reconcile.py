@@ -31,8 +31,12 @@ Json = dict[str, Any]
 Make = Callable[..., Json]
 MakeReconciler = Callable[[KubeClient], Reconciler]
 Connect = Callable[..., Awaitable[KubeClient]]
+Eventually = Callable[..., Awaitable[Any]]
 
 EVENTS = Resource("", "v1", "events", "Event")
+_ADMISSION = "admissionregistration.k8s.io"
+POLICIES = Resource(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy")
+POLICY_BINDINGS = Resource(_ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding")
 CHILDREN = (
     DEPLOYMENTS,
     CONTROLLER_REVISIONS,
@@ -274,14 +278,39 @@ async def test_a_foreign_service_of_the_name_is_respected(
 
 
 async def test_what_the_api_server_refuses_is_said(
-    kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler
+    kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler, eventually: Eventually
 ) -> None:
-    await kube.apply(LLMDEPLOYMENTS, llmd(scheduling={"tolerations": [{"operator": "Sometimes"}]}))
-    with pytest.raises(RefusedError):
-        await reconciler.reconcile(key)
+    await forbid_deployments(kube, key.namespace, "ask the platform team first")
+    await kube.apply(LLMDEPLOYMENTS, llmd())
+
+    async def refused() -> bool:
+        # A policy holds a moment after it was made: each try asks for another Deployment.
+        for body in await kube.list(DEPLOYMENTS, key.namespace):
+            await kube.delete(DEPLOYMENTS, key.namespace, body["metadata"]["name"], body["metadata"]["uid"])
+        try:
+            await reconciler.reconcile(key)
+        except RefusedError:
+            return True
+        return False
+
+    await eventually(refused)
     found = (await status(kube, key))["conditions"]
     assert found["Ready"]["reason"] == "ApplyRefused"
-    assert "Sometimes" in found["SpecValid"]["message"]
+    assert "ask the platform team first" in found["SpecValid"]["message"]
+
+
+async def forbid_deployments(kube: KubeClient, namespace: str, message: str) -> None:
+    """What the owner of a cluster may do: a policy of the API server that refuses Deployments in one namespace."""
+    meta = {"name": f"none-{namespace}", "namespace": None}
+    everything = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    head = {"apiVersion": POLICIES.api_version, "metadata": meta}
+    validations = [{"expression": "request.operation == 'DELETE'", "message": message}]
+    rules = {"resourceRules": [everything]}
+    spec = {"failurePolicy": "Fail", "matchConstraints": rules, "validations": validations}
+    await kube.apply(POLICIES, {**head, "kind": POLICIES.kind, "spec": spec})
+    binding = {"policyName": meta["name"], "validationActions": ["Deny"], "matchResources": here}
+    await kube.apply(POLICY_BINDINGS, {**head, "kind": POLICY_BINDINGS.kind, "spec": binding})
 
 
 async def test_killed_between_any_two_writes_it_converges(

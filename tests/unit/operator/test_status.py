@@ -11,7 +11,7 @@ import pytest
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.reconcile.news import News, news
 from octavo_operator.reconcile.pods import Pod, Problem, rfc3339
-from octavo_operator.reconcile.status import HISTORY, next_status
+from octavo_operator.reconcile.status import HISTORY, next_status, unreadable_status
 from octavo_operator.reconcile.view import Change, Load, Scaling, View
 
 NOW = 2_000_000.0
@@ -281,3 +281,17 @@ def test_a_message_from_outside_is_bounded(view: View, make_pod: Make) -> None:
     assert len(failure["message"]) == 1024
     assert len(failure["reason"]) == 128
     assert "\n" not in failure["message"]
+
+
+def test_a_spec_that_no_longer_fits_keeps_everything_but_what_is_said_of_it(view: View) -> None:
+    before = next_status(view, NOW)
+    body = {"metadata": {"generation": 7}, "status": before}
+    after = unreadable_status(body, "spec.model.uri: found 'ftp://x'", NOW + 9)
+    found = {c["type"]: c for c in after["conditions"]}
+    for name in ("Ready", "SpecValid"):
+        assert (found[name]["status"], found[name]["reason"]) == ("False", "InvalidSpec")
+        assert "ftp://x" in found[name]["message"]
+    assert found["Available"] == next(c for c in before["conditions"] if c["type"] == "Available")
+    assert after | {"conditions": [], "observedGeneration": 0} == before | {"conditions": [], "observedGeneration": 0}
+    assert unreadable_status({**body, "status": after}, "spec.model.uri: found 'ftp://x'", NOW + 99) == after
+    assert unreadable_status({"metadata": {}}, "spec: no", NOW)["conditions"][0]["type"] == "Ready"

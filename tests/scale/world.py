@@ -52,7 +52,9 @@ class Size:
         def part(whole: int) -> int:
             return max(1, round(whole * scale))
 
-        return cls(nodes=part(1000), deployments=part(2000), changed=part(200), deleted_pods=part(100))
+        # At full size 500 GPUs are free for the additional pods of rollouts; small sizes round them away.
+        spare = 0 if scale >= 1 else 2
+        return cls(nodes=part(1000) + spare, deployments=part(2000), changed=part(200), deleted_pods=part(100))
 
     @property
     def pods(self) -> int:

@@ -1,7 +1,8 @@
 """`python -m octavo_inference.inspect_model TARGET`: what a model is and what it takes, without loading it.
 
-Runs as the Job that comes before the pods of a model. TARGET is a file or folder, or hf://ORG/REPO[@REVISION]: of a
-hub model only the descriptions and the heads of the weights are fetched, into sparse files that have the right size.
+Runs as the Job that comes before the pods of a model. TARGET is a file or folder, or hf://ORG/REPO[@REVISION],
+s3://BUCKET/PREFIX or gs://BUCKET/PREFIX: of these only the descriptions and the heads of the weights are fetched, into
+sparse files that have the right size.
 The result is one line of JSON (octavo_protocol.model), also when it is a refusal.
 """
 
@@ -10,8 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -27,7 +26,8 @@ from octavo_inference.model.gguf_header import read_header
 from octavo_inference.model.load import ForeignModel, load_text, require_transformers
 from octavo_inference.model.refusing import refusing
 from octavo_inference.model.size import count_elements, measure
-from octavo_inference.prefetch import HUB, Hub, PrefetchError, RemoteFile, choose, fetch, parse
+from octavo_inference.prefetch import choose, connect, fetch
+from octavo_inference.remote import PrefetchError, Remote, RemoteFile, until_terminated
 from octavo_protocol.model import ModelFailure, ModelReport, encode_look
 
 _INDEX = "model.safetensors.index.json"
@@ -74,44 +74,46 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
     )
 
 
-def inspect_hub(hub: Hub, repo: str, revision: str, folder: Path, *, any_architecture: bool = False) -> ModelReport:
-    """What a hub model is. `folder` takes files that look as large as the model and hold a few megabytes."""
-    commit = hub.commit(repo, revision)
-    files = {file.name: file for file in hub.files(repo, commit)}
+def inspect_remote(
+    remote: Remote, repo: str, revision: str, folder: Path, *, any_architecture: bool = False
+) -> ModelReport:
+    """What a model of a hub or bucket is. `folder` takes files of the right sizes that hold a few megabytes."""
+    commit = remote.commit(repo, revision)
+    files = {file.name: file for file in remote.files(repo, commit)}
     shards = None
     if _INDEX in files:
-        _take(hub, repo, commit, files[_INDEX], folder, files[_INDEX].size)
+        _take(remote, repo, commit, files[_INDEX], folder, files[_INDEX].size)
         shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
     for file in choose(list(files.values()), shards):
         if file.name in _DESCRIPTIONS:
-            _take(hub, repo, commit, file, folder, file.size)
+            _take(remote, repo, commit, file, folder, file.size)
         elif file.name.endswith(".safetensors"):
-            head = _take(hub, repo, commit, file, folder, _FIRST_BYTES)
+            head = _take(remote, repo, commit, file, folder, _FIRST_BYTES)
             length = 8 + int.from_bytes(head[:8], "little")
             if len(head) < min(length, file.size, _LAST_BYTES):
-                _take(hub, repo, commit, file, folder, length)
+                _take(remote, repo, commit, file, folder, length)
         elif file.name.endswith(".gguf"):
-            _take_gguf_head(hub, repo, commit, file, folder)
+            _take_gguf_head(remote, repo, commit, file, folder)
         else:
-            _take(hub, repo, commit, file, folder, 0)
+            _take(remote, repo, commit, file, folder, 0)
     found = inspect(str(folder), any_architecture=any_architecture)
     return msgspec.structs.replace(found, revision=commit)
 
 
-def _take(hub: Hub, repo: str, commit: str, file: RemoteFile, folder: Path, count: int) -> bytes:
+def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path, count: int) -> bytes:
     """A file of the right size whose first `count` bytes are the real ones."""
-    head = hub.head(repo, commit, file, min(count, file.size, _LAST_BYTES)) if count else b""
+    head = remote.head(repo, commit, file, min(count, file.size, _LAST_BYTES)) if count else b""
     with (folder / file.name).open("wb") as out:
         out.write(head)
         out.truncate(file.size)
     return head
 
 
-def _take_gguf_head(hub: Hub, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
+def _take_gguf_head(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
     """The header says nowhere how long it is: more and more is taken until it can be read from what is there."""
     count = _FIRST_BYTES
     while True:
-        have = len(_take(hub, repo, commit, file, folder, count))
+        have = len(_take(remote, repo, commit, file, folder, count))
         with contextlib.suppress(ModelError):
             if read_header(folder / file.name).size <= have:
                 return
@@ -120,15 +122,16 @@ def _take_gguf_head(hub: Hub, repo: str, commit: str, file: RemoteFile, folder: 
         count *= 4
 
 
-def fill(hub: Hub, repo: str, revision: str, cache: Path, *, any_architecture: bool = False) -> ModelReport:
-    """Have a hub model complete in a folder of `cache` that has its commit in its name; what it is.
+def fill(remote: Remote, repo: str, revision: str, cache: Path, *, any_architecture: bool = False) -> ModelReport:
+    """Have a model complete in a folder of `cache` that has its revision in its name; what it is.
 
     It is looked at first: gigabytes of what cannot be served are not worth the way.
     """
     with tempfile.TemporaryDirectory() as folder:
-        found = inspect_hub(hub, repo, revision, Path(folder), any_architecture=any_architecture)
-    path = f"{repo.replace('/', '--')}/{found.revision}"
-    fetch(hub, repo, found.revision, cache / path, _say, time.monotonic)
+        found = inspect_remote(remote, repo, revision, Path(folder), any_architecture=any_architecture)
+    # A name has at most 255 bytes; two long prefixes that begin alike still differ in their revisions.
+    path = f"{repo.replace('/', '--')[:200]}/{found.revision}"
+    fetch(remote, repo, found.revision, cache / path, _say, time.monotonic)
     inspect(str(cache / path), any_architecture=any_architecture)
     return msgspec.structs.replace(found, path=path)
 
@@ -141,14 +144,13 @@ def _say(line: str) -> None:
 def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelReport | ModelFailure:
     """What to report of a target, which is downloaded when there is a `cache`."""
     try:
-        if not target.startswith("hf://"):
+        if not target.startswith(("hf://", "s3://", "gs://")):
             return inspect(target, any_architecture=any_architecture)
-        repo, revision = parse(target)
-        hub = Hub(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN"))
+        remote, repo, revision = connect(target)
         if cache is not None:
-            return fill(hub, repo, revision, cache, any_architecture=any_architecture)
+            return fill(remote, repo, revision, cache, any_architecture=any_architecture)
         with tempfile.TemporaryDirectory() as folder:
-            return inspect_hub(hub, repo, revision, Path(folder), any_architecture=any_architecture)
+            return inspect_remote(remote, repo, revision, Path(folder), any_architecture=any_architecture)
     except PrefetchError as error:
         return ModelFailure(reason=error.reason, message=str(error))
     except UnsupportedModelError as error:
@@ -160,8 +162,8 @@ def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelRep
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when the model can be served, 1 when it cannot."""
     parser = argparse.ArgumentParser(prog="octavo_inference.inspect_model", description="Look at a model.")
-    parser.add_argument("target", help="a file, a folder, or hf://ORGANISATION/REPOSITORY[@REVISION]")
-    parser.add_argument("--cache", type=Path, help="folder to download a hub model into")
+    parser.add_argument("target", help="a file, a folder, or what octavo_inference.prefetch downloads")
+    parser.add_argument("--cache", type=Path, help="folder to download the model into")
     parser.add_argument("--report", type=Path, help="where to write the result as well")
     parser.add_argument("--any-architecture", action="store_true", help="do not refuse what this version cannot serve")
     arguments = parser.parse_args(argv)
@@ -174,6 +176,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # The first process of a container ignores what it does not handle: a deleted pod would wait for its grace period.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
+    until_terminated(main)

@@ -1,25 +1,23 @@
-"""`python -m octavo_inference.prefetch hf://ORG/REPO[@REVISION] --to FOLDER`: a hub model, complete and checked.
+"""`python -m octavo_inference.prefetch TARGET --to FOLDER`: a model of a hub or bucket, complete and checked.
 
-Runs as the init container of pods whose model is on a hub: it alone holds the token (HF_TOKEN) and reaches the hub
-(HF_ENDPOINT). Standard library only. Interrupted downloads go on where they stopped; every file is compared with the
-size and the hash that the hub gives (sha256 for large files, git's blob hash for small ones).
+Runs as the init container of pods whose model is downloaded: it alone holds the credentials and reaches the source.
+Interrupted downloads go on where they stopped. TARGET is hf://ORG/REPO[@REVISION], whose files are compared with the
+size and the hash that the hub gives (sha256 for large files, git's blob hash for small ones; token in HF_TOKEN, address
+in HF_ENDPOINT), or s3:// or gs:// (bucket.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import http.client
 import json
 import os
 import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -27,48 +25,24 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
-from octavo_inference.errors import OctavoError
+from octavo_inference.remote import (
+    BrokenError,
+    CorruptError,
+    PrefetchError,
+    Remote,
+    RemoteFile,
+    complete,
+    disk_full,
+    until_terminated,
+    wait,
+)
 
 HUB = "https://huggingface.co"
-ATTEMPTS = 6
 PROGRESS_SECONDS = 5.0
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0
-# A hub that asks for more than this is asked again by the next start of the container.
-_PATIENCE = 300.0
 _INDEX = "model.safetensors.index.json"
 _TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
-
-
-class PrefetchError(OctavoError):
-    """The model cannot be had; the message says why and what to do, `reason` the same in one word."""
-
-    def __init__(self, message: str, reason: str = "DownloadFailed") -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class _BrokenError(Exception):
-    """A download that is worth another attempt, `after` seconds at the earliest."""
-
-    def __init__(self, message: str, reason: str = "DownloadFailed", after: float = 0.0) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.after = after
-
-
-class _CorruptError(_BrokenError):
-    """All bytes came, and they are wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file of the repository. `sha256` is known for large files, `blob` (git's SHA-1) for the others."""
-
-    name: str
-    size: int
-    sha256: str | None
-    blob: str | None
 
 
 class _Hash(Protocol):
@@ -117,23 +91,7 @@ class Hub:
 
     def download(self, repo: str, commit: str, file: RemoteFile, folder: Path, tell: Callable[[int], None]) -> None:
         """Have `file` complete and checked in `folder`. `tell` is given the bytes of each piece."""
-        part = folder / f"{file.name}.part"
-        attempts = corrupt = 0
-        while True:
-            before = part.stat().st_size if part.exists() else 0
-            try:
-                self._continue(repo, commit, file, part, tell)
-            except (_BrokenError, OSError, http.client.HTTPException) as error:
-                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                    raise _disk_full(folder, file.size - before) from error
-                # An attempt that brought something does not count: a slow line is no failure.
-                moved = part.exists() and part.stat().st_size > before
-                attempts = 0 if moved else attempts + 1
-                corrupt += isinstance(error, _CorruptError)
-                self._wait(max(attempts, corrupt), attempts, error, file.name)
-            else:
-                part.rename(folder / file.name)
-                return
+        complete(file, folder, lambda part: self._continue(repo, commit, file, part, tell), self._sleep)
 
     def head(self, repo: str, commit: str, file: RemoteFile, count: int) -> bytes:
         """The first `count` bytes of a file."""
@@ -143,9 +101,9 @@ class Hub:
             try:
                 with self._open(url, f"{repo}/{file.name}", {"Range": f"bytes=0-{count - 1}"}) as answer:
                     return _exactly(answer, count)
-            except (_BrokenError, OSError, http.client.HTTPException) as error:
+            except (BrokenError, OSError, http.client.HTTPException) as error:
                 attempts += 1
-                self._wait(attempts, attempts, error, file.name)
+                wait(attempts, attempts, error, file.name, self._sleep)
 
     def _continue(self, repo: str, commit: str, file: RemoteFile, part: Path, tell: Callable[[int], None]) -> None:
         digest = _digest(file)
@@ -168,10 +126,10 @@ class Hub:
                         start += len(piece)
                         tell(len(piece))
         if start < file.size:
-            raise _BrokenError(f"the connection ended after {start} of {file.size} bytes")
+            raise BrokenError(f"the connection ended after {start} of {file.size} bytes")
         if start > file.size or digest.hexdigest() != (file.sha256 or file.blob):
             part.unlink()
-            raise _CorruptError("what came has another hash than the hub says")
+            raise CorruptError("what came has another hash than the hub says")
 
     def _json(self, url: str, what: str) -> tuple[Any, str | None]:
         """An answer of the hub's API, and the address of its next page."""
@@ -181,18 +139,9 @@ class Hub:
                 with self._open(url, what, {}) as answer:
                     link = re.search(r'<([^>]+)>;\s*rel="next"', answer.headers.get("Link") or "")
                     return json.load(answer), link.group(1) if link else None
-            except (_BrokenError, OSError, http.client.HTTPException, ValueError) as error:
+            except (BrokenError, OSError, http.client.HTTPException, ValueError) as error:
                 attempts += 1
-                self._wait(attempts, attempts - 1, error, url)
-
-    def _wait(self, tried: int, doubled: int, error: Exception, what: str) -> None:
-        """Sleep before the next attempt: longer each time, and as long as the hub asks for. Raises when it is over."""
-        after = error.after if isinstance(error, _BrokenError) else 0.0
-        if tried >= ATTEMPTS or after > _PATIENCE:
-            reason = error.reason if isinstance(error, _BrokenError) else "DownloadFailed"
-            told = f", and asks for {after:.0f} s of patience" if after > _PATIENCE else ""
-            raise PrefetchError(f"{what}: {error}{told} ({tried} attempts)", reason) from error
-        self._sleep(max(after, min(2.0**doubled, 60.0)))
+                wait(attempts, attempts - 1, error, url, self._sleep)
 
     def _open(self, url: str, what: str, headers: Mapping[str, str]) -> Any:
         request = Request(url, headers={**self._headers, **headers})  # noqa: S310 - http or https, checked above
@@ -210,9 +159,9 @@ class Hub:
                     message = f"{what}: the hub has no such model, revision or file (404)"
                     raise PrefetchError(message, "ModelNotFound") from error
                 reason = "RateLimited" if error.code == 429 else "DownloadFailed"
-                raise _BrokenError(f"the hub answered {error.code}", reason, _retry_after(error.headers)) from error
+                raise BrokenError(f"the hub answered {error.code}", reason, _retry_after(error.headers)) from error
         except URLError as error:
-            raise _BrokenError(f"the hub cannot be reached: {error.reason}", "SourceUnreachable") from error
+            raise BrokenError(f"the hub cannot be reached: {error.reason}", "SourceUnreachable") from error
 
 
 def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[RemoteFile]:
@@ -244,34 +193,34 @@ def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[R
 
 
 def prefetch(
-    hub: Hub, repo: str, revision: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
+    remote: Remote, repo: str, revision: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
     """Have the model complete in `folder`."""
-    commit = hub.commit(repo, revision)
-    say(f"{repo}@{revision} is commit {commit}")
-    fetch(hub, repo, commit, folder, say, clock)
+    commit = remote.commit(repo, revision)
+    say(f"{repo}@{revision} is revision {commit}" if revision else f"{repo} is revision {commit}")
+    fetch(remote, repo, commit, folder, say, clock)
 
 
 def fetch(
-    hub: Hub, repo: str, commit: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
+    remote: Remote, repo: str, commit: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
     """Have the model of a commit complete in `folder`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PrefetchError(f"{folder} cannot be made: {error.strerror}", "CacheNotWritable") from error
-    files = hub.files(repo, commit)
+    files = remote.files(repo, commit)
     shards = None
     index = next((file for file in files if file.name == _INDEX), None)
     if index is not None:
-        _fetch_all(hub, repo, commit, [index], folder, say, clock)
+        _fetch_all(remote, repo, commit, [index], folder, say, clock)
         shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
-    _fetch_all(hub, repo, commit, choose(files, shards), folder, say, clock)
+    _fetch_all(remote, repo, commit, choose(files, shards), folder, say, clock)
     say("complete")
 
 
 def _fetch_all(
-    hub: Hub,
+    remote: Remote,
     repo: str,
     commit: str,
     files: Sequence[RemoteFile],
@@ -284,7 +233,7 @@ def _fetch_all(
     partial = sum(part.stat().st_size for file in wanted if (part := folder / f"{file.name}.part").exists())
     free = shutil.disk_usage(folder).free
     if total - partial > free:
-        raise _disk_full(folder, total - partial)
+        raise disk_full(folder, total - partial)
     done, began, said = partial, clock(), clock()
 
     def tell(size: int) -> None:
@@ -297,13 +246,8 @@ def _fetch_all(
             say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {speed:.0f} MB/s")
 
     for file in wanted:
-        hub.download(repo, commit, file, folder, tell)
+        remote.download(repo, commit, file, folder, tell)
         say(f"{file.name}: {file.size / 1e6:.1f} MB")
-
-
-def _disk_full(folder: Path, needed: int) -> PrefetchError:
-    free = shutil.disk_usage(folder).free
-    return PrefetchError(f"{folder} has {free / 1e9:.2f} GB free and the model needs {needed / 1e9:.2f} GB", "DiskFull")
 
 
 def _retry_after(headers: Message) -> float:
@@ -329,7 +273,7 @@ def _digest(file: RemoteFile) -> _Hash:
 def _exactly(source: BinaryIO, count: int) -> bytes:
     data = source.read(count)
     if len(data) < count:
-        raise _BrokenError(f"the connection ended after {len(data)} of {count} bytes")
+        raise BrokenError(f"the connection ended after {len(data)} of {count} bytes")
     return data
 
 
@@ -346,10 +290,23 @@ def parse(target: str) -> tuple[str, str]:
     return match.group(1), match.group(2) or "main"
 
 
+def connect(target: str) -> tuple[Remote, str, str]:
+    """Where a target lies, with the way and the credentials of the environment; repository and revision there."""
+    if target.startswith(("s3://", "gs://")):
+        # Only those who need it pay for the library.
+        from octavo_inference.bucket import open_bucket  # noqa: PLC0415
+
+        return open_bucket(target)
+    repo, revision = parse(target)
+    return Hub(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN")), repo, revision
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when the model is complete, 1 with one line of reason when it cannot be had."""
-    parser = argparse.ArgumentParser(prog="octavo_inference.prefetch", description="Download a hub model.")
-    parser.add_argument("target", help="hf://ORGANISATION/REPOSITORY[@REVISION]")
+    parser = argparse.ArgumentParser(prog="octavo_inference.prefetch", description="Download a model.")
+    parser.add_argument(
+        "target", help="hf://ORGANISATION/REPOSITORY[@REVISION], s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
+    )
     parser.add_argument("--to", type=Path, required=True, help="folder for the files")
     arguments = parser.parse_args(argv)
 
@@ -358,9 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
 
     try:
-        repo, revision = parse(arguments.target)
-        hub = Hub(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN"))
-        prefetch(hub, repo, revision, arguments.to, say, time.monotonic)
+        prefetch(*connect(arguments.target), arguments.to, say, time.monotonic)
     except PrefetchError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -368,6 +323,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # The first process of a container ignores what it does not handle: a deleted pod would wait for its grace period.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
+    until_terminated(main)

@@ -14,7 +14,7 @@ from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 from octavo_inference import build, prefetch
 from octavo_inference.config import Dtype
 from octavo_inference.errors import ModelError
-from octavo_inference.inspect_model import fill, inspect, inspect_hub, look, main
+from octavo_inference.inspect_model import fill, inspect, inspect_remote, look, main
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.find import find_model
 from octavo_inference.model.load import LoadedModel, load_model
@@ -93,7 +93,7 @@ def test_a_hub_model_is_described_from_the_heads_of_its_files(hub: FakeHub, tmp_
     hub.files = llama_files()
     out = tmp_path / "out"
     out.mkdir()
-    report = inspect_hub(Hub(hub.url, None), "org/tiny", "main", out)
+    report = inspect_remote(Hub(hub.url, None), "org/tiny", "main", out)
     local = inspect(str(folder))
     assert report.revision == COMMIT
     assert (report.parameters, report.weights) == (local.parameters, local.weights)
@@ -102,7 +102,7 @@ def test_a_hub_model_is_described_from_the_heads_of_its_files(hub: FakeHub, tmp_
 def test_a_hub_gguf_is_described_without_its_weights(hub: FakeHub, tmp_path: Path) -> None:
     weights = find_model("smollm2").read_bytes()
     hub.files = {"model.gguf": weights}
-    report = inspect_hub(Hub(hub.url, None), "org/tiny", "main", tmp_path)
+    report = inspect_remote(Hub(hub.url, None), "org/tiny", "main", tmp_path)
     assert report.weights == inspect("smollm2").weights
     assert hub.sent < len(weights) / 5
     used = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())

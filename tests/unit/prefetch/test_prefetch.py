@@ -31,7 +31,7 @@ def test_a_model_comes_complete(fetch: Callable[..., list[str]], tmp_path: Path)
     said = fetch()
     assert names(tmp_path) == {"config.json", "tokenizer.json", "model.safetensors"}
     assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
-    assert said[0] == f"org/tiny@main is commit {COMMIT}"
+    assert said[0] == f"org/tiny@main is revision {COMMIT}"
     assert said[-1] == "complete"
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.unit.prefetch.fake_bucket import FakeBucket
 from tests.unit.prefetch.fake_hub import FakeHub
 
 # A process namespace of its own, as containers have: the program is its process 1.
@@ -24,15 +25,18 @@ def container() -> list[str]:
     return _CONTAINER
 
 
+@pytest.mark.parametrize("target", ["hf://org/tiny", "s3://models/team/tiny"])
 @pytest.mark.parametrize("module", ["prefetch", "inspect_model"])
-def test_a_deleted_pod_ends_at_once(module: str, container: list[str], hub: FakeHub, tmp_path: Path) -> None:
-    hub.silent = True
-    arguments = ["hf://org/tiny"] + (["--to", str(tmp_path)] if module == "prefetch" else [])
+def test_a_deleted_pod_ends_at_once(
+    module: str, target: str, container: list[str], hub: FakeHub, bucket: FakeBucket, tmp_path: Path
+) -> None:
+    hub.silent = bucket.silent = True
+    arguments = [target] + (["--to", str(tmp_path)] if module == "prefetch" else [])
     command = [*container, sys.executable, "-m", f"octavo_inference.{module}", *arguments]
     with subprocess.Popen(command, env={**os.environ, "HF_ENDPOINT": hub.url}) as outer:
         try:
             deadline = time.monotonic() + 60
-            while not hub.requests:
+            while not (hub.requests or bucket.requests):
                 assert outer.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

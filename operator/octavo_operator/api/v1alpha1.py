@@ -39,29 +39,44 @@ class Model(Block):
             message="a model on a volume is written pvc://CLAIM/PATH with PATH inside the volume",
         ),
         Rule(
-            rule="!has(self.revision) || self.uri.startsWith('hf://')",
-            message="model.revision is for hf:// models; an oci:// reference carries its own tag or digest",
+            rule="!self.uri.matches('^(s3|gs)://') || "
+            "(self.uri.matches('^(s3|gs)://[a-z0-9][a-z0-9._-]*(/[A-Za-z0-9._=+-]+)*/?$') && "
+            "!self.uri.matches('/[.][.]?(/|$)'))",
+            message="a model in a bucket is written s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, with letters, digits and "
+            "any of . _ = + - in PREFIX",
         ),
         Rule(
-            rule="!has(self.credentialsSecretRef) || self.uri.startsWith('hf://')",
-            message="model.credentialsSecretRef is for hf:// models; registries use imagePullSecrets of the service "
-            "account that has the resource's name",
+            rule="!has(self.revision) || self.uri.matches('^(hf|s3|gs)://')",
+            message="model.revision is for hf://, s3:// and gs:// models; an oci:// reference carries its own tag or "
+            "digest",
+        ),
+        Rule(
+            rule="!has(self.revision) || !self.uri.matches('^(s3|gs)://') || self.revision.matches('^[0-9a-f]{40}$')",
+            message="model.revision of a model in a bucket is one that status.model.resolvedRevision has shown: 40 "
+            "hex digits over names, sizes and ETags",
+        ),
+        Rule(
+            rule="!has(self.credentialsSecretRef) || self.uri.matches('^(hf|s3|gs)://')",
+            message="model.credentialsSecretRef is for hf://, s3:// and gs:// models; registries use imagePullSecrets "
+            "of the service account that has the resource's name",
         ),
     )
 
     uri: str = Field(
         max_length=512,
-        pattern=r"^(hf|oci|pvc)://[^\s]+$",
+        pattern=r"^(hf|s3|gs|oci|pvc)://[^\s]+$",
         description="Where the weights are: `oci://REFERENCE` (an image whose files are the model, mounted as an image "
-        "volume), `hf://ORGANISATION/REPOSITORY` (downloaded by an init container before the server starts) or "
-        "`pvc://CLAIM/PATH` (a folder or file of a PersistentVolumeClaim, mounted read-only).",
+        "volume), `hf://ORGANISATION/REPOSITORY`, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX` (downloaded before the "
+        "server starts; PREFIX is a folder, or one file that ends in `.gguf`) or `pvc://CLAIM/PATH` (a folder or file "
+        "of a PersistentVolumeClaim, mounted read-only).",
     )
     revision: str | None = Field(
         default=None,
         min_length=1,
         max_length=128,
         pattern=r"^[A-Za-z0-9._/-]+$",
-        description="Branch, tag or commit of a hub model; `main` when not given.",
+        description="Branch, tag or commit of a hub model, `main` when not given; of a model in a bucket the hash that "
+        "`status.model.resolvedRevision` shows, what is there when not given.",
     )
     served_name: str | None = Field(
         default=None,
@@ -76,7 +91,9 @@ class Model(Block):
     ] = Field(default=(), max_length=8, description="Further model names that clients may send.")
     credentials_secret_ref: SecretRef | None = Field(
         default=None,
-        description="Secret whose key `token` is the hub token. Only the init container that downloads gets it.",
+        description="Secret with the credentials; only the container that downloads gets them. Keys: `token` for "
+        "`hf://`; `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, where there is one, `AWS_SESSION_TOKEN` for "
+        "`s3://`; `GOOGLE_SERVICE_ACCOUNT_KEY` (JSON) for `gs://`. Without a Secret the source is asked anonymously.",
     )
 
 
@@ -419,7 +436,7 @@ class Availability(Block):
     network_policy: bool = Field(
         default=True,
         description="Let only the gateway and pods of the same namespace reach the API, only operator and gateway the "
-        "admin port, and the server reach nothing (hf:// models: DNS and the hub, for the download).",
+        "admin port, and the server reach nothing (models that pods download: DNS and the source).",
     )
 
 

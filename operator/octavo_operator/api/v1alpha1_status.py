@@ -54,7 +54,10 @@ class ModelStatus(Block):
 
     identity: str = Field(max_length=16, description="Hash over what `spec.model` says of where the model is.")
     resolved_revision: str | None = Field(
-        default=None, max_length=128, description="Commit that every replica gets, whatever a branch does meanwhile."
+        default=None,
+        max_length=128,
+        description="What every replica gets: the commit, whatever a branch does meanwhile; of a model in a bucket "
+        "the hash over names, sizes and ETags of its files.",
     )
     architecture: str | None = Field(default=None, max_length=128, description="Family of the model.")
     parameters: int | None = Field(default=None, ge=0, description="Numbers in its weights.")

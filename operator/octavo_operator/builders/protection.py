@@ -24,7 +24,7 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
     """Only those in that need to, and nothing out.
 
     A policy is about a pod, not about a container: where an init container downloads the weights, the whole pod may
-    reach DNS and the hub's port.
+    reach DNS and the source's port.
     """
     namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": installation.namespace}}}
     gateway = {**namespace, "podSelector": {"matchLabels": {names.LABEL_COMPONENT: COMPONENT_GATEWAY}}}
@@ -37,7 +37,7 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": [] if cache.claim_name(owner) else _way_to_hub(owner),
+        "egress": [] if cache.claim_name(owner) else _way_to_model(owner),
     }
     return body
 
@@ -55,13 +55,13 @@ def look_policy(owner: LLMDeployment) -> Json:
         "podSelector": {"matchLabels": selected},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [],
-        "egress": _way_to_hub(owner),
+        "egress": _way_to_model(owner),
     }
     return body
 
 
-def _way_to_hub(owner: LLMDeployment) -> list[Json]:
-    """DNS and the hub's port, anywhere but where clouds hand out the credentials of a node."""
+def _way_to_model(owner: LLMDeployment) -> list[Json]:
+    """DNS and the port of the hub or bucket, anywhere but where clouds hand out the credentials of a node."""
     if not source.parse(owner.spec.model).downloads:
         return []
     anywhere: list[Json] = [
@@ -69,12 +69,12 @@ def _way_to_hub(owner: LLMDeployment) -> list[Json]:
         {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
         {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128", "fe80::/10"]}},
     ]
-    hub = source.download_port(owner.spec.engine.env)
+    port = source.download_port(owner.spec.model, owner.spec.engine.env)
     return [
         # Port 53 for name servers outside the cluster's pods; those inside may listen on another one.
         {"ports": [_port(53, "UDP"), _port(53)]},
         {"to": [_CLUSTER_DNS]},
-        {"to": anywhere, "ports": [_port(hub)]},
+        {"to": anywhere, "ports": [_port(port)]},
     ]
 
 

@@ -12,10 +12,41 @@ from octavo_operator.builders.common import SECURITY
 
 MOUNT = "/model"
 VOLUME = "model"
-TOKEN_KEY = "token"  # noqa: S105 - the name of a key, not a token
 PREFETCH = "prefetch"
+# By scheme, the variable that holds the address of a hub or bucket that is not the usual one.
+ENDPOINTS = {"hf": "HF_ENDPOINT", "s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 # Of the server's environment, what the download needs too.
-DOWNLOAD_ENV = ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+DOWNLOAD_ENV = (
+    *ENDPOINTS.values(),
+    "AWS_REGION",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A key of the Secret, and the variable that it becomes."""
+
+    key: str
+    variable: str
+    optional: bool = False
+
+
+# By scheme; those of buckets have the names that other tools give them.
+CREDENTIALS = {
+    "hf": (Credential("token", "HF_TOKEN"),),
+    "s3": (
+        Credential("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID"),
+        Credential("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY"),
+        Credential("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN", optional=True),
+    ),
+    "gs": (Credential("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY"),),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +60,7 @@ class Source:
     @property
     def downloads(self) -> bool:
         """Whether somebody has to fetch the weights over the network."""
-        return self.scheme == "hf"
+        return self.scheme in ENDPOINTS
 
 
 def parse(model: Model) -> Source:
@@ -61,18 +92,22 @@ def pinned(model: Model, revision: str | None) -> str:
 
 
 def download_env(model: Model, env: tuple[Env, ...]) -> list[Json]:
-    """Variables of a container that speaks to the hub: way, and token. Empty for models that need no download."""
-    if not parse(model).downloads:
+    """Variables of a container that downloads: way, and credentials. Empty for models that need no download."""
+    source = parse(model)
+    if not source.downloads:
         return []
     variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
     if model.credentials_secret_ref is not None:
-        reference = {"name": model.credentials_secret_ref.name, "key": TOKEN_KEY}
-        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+        for given in CREDENTIALS[source.scheme]:
+            reference: Json = {"name": model.credentials_secret_ref.name, "key": given.key}
+            if given.optional:
+                reference["optional"] = True
+            variables.append({"name": given.variable, "valueFrom": {"secretKeyRef": reference}})
     return variables
 
 
 def prefetch(model: Model, env: tuple[Env, ...], image: str, revision: str) -> Json:
-    """The init container that downloads a hub model into the volume, at `revision` when that was resolved."""
+    """The init container that downloads a model into the volume, at `revision` when that was resolved."""
     return {
         "name": PREFETCH,
         "image": image,
@@ -92,8 +127,9 @@ def prefetch(model: Model, env: tuple[Env, ...], image: str, revision: str) -> J
     }
 
 
-def download_port(env: tuple[Env, ...]) -> int:
-    """TCP port of the hub: 443 unless HF_ENDPOINT says otherwise."""
-    endpoint = next((entry.value for entry in env if entry.name == "HF_ENDPOINT" and entry.value), "https://hub")
+def download_port(model: Model, env: tuple[Env, ...]) -> int:
+    """TCP port of the hub or bucket: 443 unless its variable says otherwise."""
+    variable = ENDPOINTS[parse(model).scheme]
+    endpoint = next((entry.value for entry in env if entry.name == variable and entry.value), "https://usual")
     parts = urlsplit(endpoint)
     return parts.port or (80 if parts.scheme == "http" else 443)

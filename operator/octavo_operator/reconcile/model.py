@@ -130,7 +130,9 @@ def _resolved(report: str) -> Resolved:
 def _failed(owner: LLMDeployment, look: Look) -> Model:
     found = _read(look.said)
     if isinstance(found, ModelFailure):
-        return Failed(found.reason, f"spec.model: {owner.spec.model.uri!r}: {found.message}")
+        secret = owner.spec.model.credentials_secret_ref
+        given = f" (it is Secret {secret.name!r} now)" if secret and found.reason == "Unauthorized" else ""
+        return Failed(found.reason, f"spec.model: {owner.spec.model.uri!r}: {found.message}{given}")
     problem = next(iter(look.pod.problems), None)
     return Failed(problem.reason, problem.message) if problem else Pending()
 

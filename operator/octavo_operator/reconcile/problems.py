@@ -307,8 +307,9 @@ def _kind(word: str) -> str:
 def _reference(kind: str, name: str, key: str | None, owner: LLMDeployment) -> tuple[str, str]:
     """The field that names an object, as the start of a sentence, and the key that is wanted; empty when not ours."""
     credentials = owner.spec.model.credentials_secret_ref
-    if kind == "Secret" and credentials is not None and credentials.name == name:
-        return "spec.model.credentialsSecretRef.name: ", source.TOKEN_KEY
+    wanted = source.CREDENTIALS.get(source.parse(owner.spec.model).scheme)
+    if wanted and kind == "Secret" and credentials is not None and credentials.name == name:
+        return "spec.model.credentialsSecretRef.name: ", key or wanted[0].key
     for variable in owner.spec.engine.env:
         origin = variable.value_from
         if origin is None:

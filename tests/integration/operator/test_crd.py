@@ -29,6 +29,8 @@ async def test_defaults_are_filled_in(kube: KubeClient, llmd: Make) -> None:
     "spec",
     [
         {"model": {"uri": "hf://org/model", "revision": "main", "credentialsSecretRef": {"name": "hub"}}},
+        {"model": {"uri": "s3://bucket/team/v1.0/Q4_K.gguf", "credentialsSecretRef": {"name": "s3"}}},
+        {"model": {"uri": "gs://a.bucket", "revision": "0123456789abcdef" * 2 + "01234567"}},
         {"model": {"uri": "pvc://claim"}},
         {"model": {"uri": "pvc://claim/a/b-c/model.gguf"}},
         {"resources": {"gpu": {"count": 0}, "cpu": 2, "memory": "1.5Gi"}},

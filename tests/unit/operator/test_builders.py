@@ -102,6 +102,15 @@ SPECS: dict[str, dict[str, Any]] = {
         "model": {"uri": "hf://org/llama", "credentialsSecretRef": {"name": "hub"}},
         "cache": {"type": "PersistentVolumeClaim", "size": "50Gi", "accessModes": ["ReadWriteMany"], "retain": False},
     },
+    "bucket": {
+        "model": {"uri": "s3://models/team/llama", "credentialsSecretRef": {"name": "s3"}},
+        "engine": {
+            "env": [
+                {"name": "AWS_ENDPOINT_URL", "value": "http://minio.storage.svc:9000"},
+                {"name": "AWS_REGION", "value": "eu-north-1"},
+            ]
+        },
+    },
     "volume": {"model": {"uri": "pvc://weights/llama/8b/"}, "suspend": True},
 }
 
@@ -208,11 +217,44 @@ def test_pods_keep_within_the_restricted_standard(
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_only_the_download_gets_the_token(make_owner: Callable[..., LLMDeployment], installation: Installation) -> None:
-    pod = deployment.pod_template(make_owner(SPECS["gpu-hub"]), installation, "c")["spec"]
+@pytest.mark.parametrize(
+    ("uri", "credentials"),
+    [
+        ("hf://org/llama", {"HF_TOKEN"}),
+        ("s3://models/llama", {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}),
+        ("gs://models/llama", {"GOOGLE_SERVICE_ACCOUNT_KEY"}),
+    ],
+)
+def test_only_the_download_gets_the_credentials(
+    uri: str, credentials: set[str], make_owner: Callable[..., LLMDeployment], installation: Installation
+) -> None:
+    owner = make_owner({"model": {"uri": uri, "credentialsSecretRef": {"name": "secret"}}})
+    pod = deployment.pod_template(owner, installation, "c")["spec"]
     (download,), (server,) = pod["initContainers"], pod["containers"]
-    assert "HF_TOKEN" in {entry["name"] for entry in download["env"]}
-    assert "HF_TOKEN" not in {entry["name"] for entry in server["env"]}
+    (look,) = model_job.job(owner, installation, "")["spec"]["template"]["spec"]["containers"]
+    for container in (download, look):
+        secret = {entry["name"] for entry in container["env"] if "secretKeyRef" in entry.get("valueFrom", {})}
+        assert secret == credentials
+    assert not [entry for entry in server["env"] if "secretKeyRef" in entry.get("valueFrom", {})]
+
+
+@pytest.mark.parametrize(
+    ("uri", "endpoint", "port"),
+    [
+        ("hf://a/b", ("HF_ENDPOINT", "http://hub:8080"), 8080),
+        ("hf://a/b", ("AWS_ENDPOINT_URL", "http://minio:9000"), 443),
+        ("s3://a/b", ("AWS_ENDPOINT_URL", "http://minio:9000"), 9000),
+        ("s3://a/b", ("AWS_REGION", "eu-north-1"), 443),
+        ("gs://a/b", ("GOOGLE_BASE_URL", "http://gcs"), 80),
+    ],
+)
+def test_the_way_out_is_the_port_of_the_source(
+    uri: str, endpoint: tuple[str, str], port: int, make_owner: Callable[..., LLMDeployment], installation: Installation
+) -> None:
+    env = [{"name": endpoint[0], "value": endpoint[1]}]
+    owner = make_owner({"model": {"uri": uri}, "engine": {"env": env}})
+    for policy in (protection.network_policy(owner, installation), protection.look_policy(owner)):
+        assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": port}]
 
 
 def test_every_setting_is_one_the_server_knows(make_owner: Callable[..., LLMDeployment]) -> None:

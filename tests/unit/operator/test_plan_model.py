@@ -131,6 +131,16 @@ def test_a_refused_model_says_why_and_leaves_the_old_one(make_world: Callable[..
     assert len(world.pods) == 1
 
 
+def test_who_is_refused_reads_which_secret_was_not_enough(make_world: Callable[..., World]) -> None:
+    world = make_world({"model": {"uri": "s3://models/tiny", "credentialsSecretRef": {"name": "storage"}}})
+    world.said = None
+    world.pass_()
+    world.failed = encode_look(ModelFailure(reason="Unauthorized", message="access is refused (403)")).decode()
+    ready = condition(world.pass_(), "Ready")
+    assert ready["reason"] == "Unauthorized"
+    assert "'s3://models/tiny': access is refused (403) (it is Secret 'storage' now)" in ready["message"]
+
+
 def test_pods_made_before_there_were_looks_are_left_alone(make_world: Callable[..., World]) -> None:
     world = make_world(HUB)
     world.settle()

@@ -184,7 +184,10 @@ async def test_a_bad_canary_goes_and_leaves_nothing(cluster: Cluster, sampled: A
     old = await cluster.threads()
     await cluster.spec(**NEW, rollout=rollout)
     await cluster.roll("tiny-canary")
-    step = f"{await cluster.threads('tiny-canary')}-0"
+    service = await kube.get(SERVICES, cluster.key.namespace, "tiny")
+    assert service is not None
+    step = service["metadata"]["annotations"]["octavo.dev/canary-step"]
+    assert step.startswith(f"{await cluster.threads('tiny-canary')}-0-")
     sampled.now = Load(evidence={step: Evidence(Answers(100, 0), Answers(100, 9))})
     await cluster.reconciler.reconcile(cluster.key)
     assert await cluster.threads() == old

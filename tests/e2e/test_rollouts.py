@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,18 +19,18 @@ from demo.traffic import Load
 pytestmark = pytest.mark.timeout(900)
 NAME = "rolled"
 POD = f"octavo.dev/llmdeployment={NAME}"
-NAMESPACE = "rollouts"
 
 
 @pytest.fixture
 def models(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace of its own."""
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    inside = replace(cluster, namespace=NAMESPACE)
+    """A namespace of its own for each test: one that is being deleted takes nothing in."""
+    namespace = f"rollouts-{secrets.token_hex(3)}"
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    inside = replace(cluster, namespace=namespace)
     yield inside
-    inside.run("delete", RESOURCE, NAME, "--ignore-not-found", "-n", NAMESPACE)
+    inside.run("delete", RESOURCE, NAME, "--ignore-not-found", "-n", namespace)
     eventually("pods gone", lambda: not inside.items("pods", POD), timeout=180)
-    inside.run("delete", "namespace", NAMESPACE, "--wait=false")
+    inside.run("delete", "namespace", namespace, "--wait=false")
 
 
 def resource(example: str, **changes: Any) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def resource(example: str, **changes: Any) -> dict[str, Any]:
 
 
 def patch(models: Cluster, spec: dict[str, Any]) -> None:
-    models.run("patch", RESOURCE, NAME, "-n", NAMESPACE, "--type=merge", "-p", json.dumps({"spec": spec}))
+    models.run("patch", RESOURCE, NAME, "-n", models.namespace, "--type=merge", "-p", json.dumps({"spec": spec}))
 
 
 def says(models: Cluster, kind: str) -> tuple[str, str]:

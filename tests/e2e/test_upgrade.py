@@ -19,7 +19,7 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
 CRD = "llmdeployments.octavo.dev"
 NAME = "steady"
 # What the earlier version did not have; no rule of the schema may speak of it.
-NEW_FIELD = "rollout"
+NEW_FIELD = "availability"
 # Pods start one after the other beside a load that takes all CPUs: seconds on a quiet machine, minutes on a busy one.
 WAIT = "10m"
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")

@@ -47,7 +47,8 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
     unbound = bool(claim) and claim.get("status", {}).get("phase") != "Bound"
     events = await _events(client, owner, looks, [body for body in bodies if not is_look(body)], now)
     job = children.get(("Job", job_name(owner)))
-    if job is not None and not looks:
+    if job is not None and not looks and now - (seconds(job["metadata"]["creationTimestamp"]) or now) >= SILENT_SECONDS:
+        # The API server reads all events of the namespace for this: not for every Job whose pod is about to come.
         events[job["metadata"]["uid"]] = await _about(client, owner, job)
     claim_events = await _about(client, owner, claim) if unbound else []
     return replace(_sorted_out(owner, children, bodies, events), claim_events=claim_events)

@@ -7,22 +7,12 @@ import threading
 from typing import Any
 
 import pytest
-import yaml
+from examples import changed
 
 from demo.cluster import RESOURCE, Cluster, ClusterError, condition, eventually
 from demo.traffic import Load, Stream, chat
 
 LABEL = "octavo.dev/llmdeployment"
-
-
-def deployment(example: str, name: str, **changes: Any) -> dict[str, Any]:
-    """The example under another name, fixed at one replica unless `changes` (merged into spec) say otherwise."""
-    resource: dict[str, Any] = yaml.safe_load(example)
-    resource["metadata"]["name"] = name
-    resource["spec"].pop("autoscaling", None)
-    for field, value in changes.items():
-        resource["spec"][field] = {**resource["spec"].get(field, {}), **value} if isinstance(value, dict) else value
-    return resource
 
 
 def story(name: str, number: int, tokens: int) -> dict[str, object]:
@@ -51,7 +41,7 @@ def remove(cluster: Cluster, name: str) -> None:
 
 def test_wrong_model_uri_is_named_in_the_status(cluster: Cluster, example: str) -> None:
     uri = "oci://localhost:5000/models/no-such-model:v1"
-    cluster.apply(deployment(example, "wrong-uri", model={"uri": uri}))
+    cluster.apply(changed(example, "wrong-uri", model={"uri": uri}))
     try:
 
         def message() -> str:
@@ -77,12 +67,12 @@ def test_wrong_model_uri_is_named_in_the_status(cluster: Cluster, example: str) 
 )
 def test_nonsense_is_refused_with_the_field(cluster: Cluster, example: str, spec: dict[str, Any], says: str) -> None:
     with pytest.raises(ClusterError, match=says):
-        cluster.apply(deployment(example, "refused", **spec))
+        cluster.apply(changed(example, "refused", **spec))
     assert cluster.get(RESOURCE, "refused") is None
 
 
 def test_killed_pod_ends_only_its_own_streams(cluster: Cluster, url: str, example: str) -> None:
-    cluster.apply(deployment(example, "killed", replicas=2))
+    cluster.apply(changed(example, "killed", replicas=2))
     try:
         eventually("two ready pods", lambda: len(cluster.ready_pods("killed")) == 2, timeout=180)
         # Several chats each: the first ones may all go to one pod, when the gateway has not heard of the other yet.
@@ -111,7 +101,7 @@ def test_operator_killed_during_a_rollout_converges_and_drops_nothing(
     cluster: Cluster, url: str, example: str, system: str
 ) -> None:
     name = "rollout"
-    cluster.apply(deployment(example, name))
+    cluster.apply(changed(example, name))
     try:
         eventually("ready", lambda: ready(cluster, name), timeout=180)
         before = {pod["metadata"]["name"] for pod in cluster.ready_pods(name)}
@@ -140,7 +130,7 @@ def test_operator_killed_during_a_rollout_converges_and_drops_nothing(
 
 def test_deletion_leaves_nothing_behind(cluster: Cluster, example: str) -> None:
     name = "gone"
-    cluster.apply(deployment(example, name))
+    cluster.apply(changed(example, name))
     eventually("ready", lambda: ready(cluster, name), timeout=180)
     kinds = "deployments,replicasets,pods,services,endpointslices,configmaps,serviceaccounts,"
     kinds += "poddisruptionbudgets,networkpolicies"
@@ -152,7 +142,7 @@ def test_deletion_leaves_nothing_behind(cluster: Cluster, example: str) -> None:
 
 def test_scale_to_zero_and_wake_by_a_request(cluster: Cluster, url: str, example: str) -> None:
     name = "sleeper"
-    resource = deployment(example, name)
+    resource = changed(example, name)
     scaling = {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 1, "idleSecondsToZero": 30}
     resource["spec"]["autoscaling"] = {**scaling, "scaleDown": {"stabilizationSeconds": 5, "periodSeconds": 5}}
     cluster.apply(resource)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from examples import changed
 
 from demo.cluster import RESOURCE, Cluster, condition, eventually
 from demo.traffic import chat
@@ -23,16 +24,6 @@ SECURITY = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-
-
-def changed(example: str, name: str, **changes: Any) -> dict[str, Any]:
-    """The example under another name, with one replica and `changes` merged into its spec."""
-    resource: dict[str, Any] = yaml.safe_load(example)
-    resource["metadata"]["name"] = name
-    resource["spec"].pop("autoscaling", None)
-    for field, value in changes.items():
-        resource["spec"][field] = {**resource["spec"].get(field, {}), **value} if isinstance(value, dict) else value
-    return resource
 
 
 def remove(cluster: Cluster, name: str) -> None:

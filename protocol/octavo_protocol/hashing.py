@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Sequence
 
 DIGEST_BYTES = 16
+KEY_BYTES = 8
+"""A block's key, as pods and gateways tell each other of blocks: the beginning of its hash."""
 
 
 def root_hash(model_digest: str, adapter: str = "", salt: str = "") -> bytes:
@@ -32,3 +34,10 @@ def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> list[by
         parent = block_hash(parent, tokens[start : start + block_size])
         hashes.append(parent)
     return hashes
+
+
+def keys(data: bytes) -> list[bytes]:
+    """Block keys that were written one after the other. Raises `ValueError` for what is left over."""
+    if len(data) % KEY_BYTES:
+        raise ValueError(f"{len(data)} bytes are no whole number of block keys of {KEY_BYTES} bytes")
+    return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]

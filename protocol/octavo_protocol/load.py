@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from octavo_protocol.hashing import KEY_BYTES
+
 
 class StepSums(msgspec.Struct, frozen=True, kw_only=True):
     """Running sums over engine steps: enough to fit `seconds = a + b*prefill + d*rows + c*context` by least squares.
@@ -37,6 +39,26 @@ class StepSums(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that sequences held, decoding or not."""
     unused_slots: int = 0
     """Token slots of KV blocks that sequences held and had not filled."""
+
+
+class CacheDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed in a pod's prefix cache since the reader last asked: block keys, to be cut by `hashing.keys`.
+
+    A key is in one of both: `added` blocks can be found now, `removed` ones cannot; the reader may have known either
+    before. `sequence` is what to ask with next time (`names.QUERY_CACHE_AFTER`); 0, or one that the pod does not know
+    or no longer reaches back to, gets all of it: with `reset` the reader forgets what it knew of the pod.
+    """
+
+    sequence: int
+    reset: bool = False
+    added: bytes = b""
+    removed: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for half a key: `decode_load` makes it a `msgspec.ValidationError`."""
+        for name, data in (("added", self.added), ("removed", self.removed)):
+            if len(data) % KEY_BYTES:
+                raise ValueError(f"{name}: {len(data)} bytes are no whole number of keys of {KEY_BYTES} bytes")
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +103,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: int = 0
     """Tokens computed again because their sequence was preempted."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
+    cache: CacheDelta | None = None
+    """Only for readers that ask for it."""
 
     @property
     def kv_occupancy(self) -> float:

@@ -44,6 +44,8 @@ PORT_NAME_API: Final = "api"
 PORT_NAME_ADMIN: Final = "admin"
 
 PATH_LOAD: Final = "/v1/octavo/load"
+# Of PATH_LOAD: the `CacheDelta.sequence` up to which the reader knows the pod's cache.
+QUERY_CACHE_AFTER: Final = "cache_after"
 PATH_DRAIN: Final = "/v1/octavo/drain"
 PATH_CACHE_RESET: Final = "/v1/octavo/cache/reset"
 PATH_WAKE: Final = "/v1/octavo/wake"
@@ -51,5 +53,11 @@ PATH_WAKE: Final = "/v1/octavo/wake"
 # Internal headers: stripped from what clients send and from what pods answer.
 HEADER_PREFIX: Final = "x-octavo-"
 HEADER_DRAINING: Final = "X-Octavo-Draining"
+# Gateway to pod: "1" asks for HEADER_PROMPT in the answer (`octavo_protocol.prompt`).
+HEADER_WANT_PROMPT: Final = "X-Octavo-Want-Prompt"
+HEADER_PROMPT: Final = "X-Octavo-Prompt"
+# Gateway to pod: whose request it is (an opaque id), and the highest priority it may have.
+HEADER_TENANT: Final = "X-Octavo-Tenant"
+HEADER_PRIORITY: Final = "X-Octavo-Priority"
 HEADER_TIMEOUT: Final = "X-Request-Timeout"
 HEADER_REQUEST_ID: Final = "X-Request-Id"

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
@@ -21,6 +22,7 @@ from octavo_inference.ipc import (
     decode_from_engine,
     encode_frame,
 )
+from octavo_inference.journal import CacheJournal
 from octavo_inference.spawn import EngineProcess
 from octavo_inference.streams import EXIT_STALLED, EngineDiedError, StreamHub
 
@@ -48,7 +50,7 @@ class ProcessClient(asyncio.Protocol):
     """
 
     def __init__(self, child: EngineProcess, *, stall_seconds: float) -> None:
-        self.hub = StreamHub(self._send)
+        self.hub = StreamHub(self._send, _journal())
         self._child = child
         self._stall_seconds = stall_seconds
         self._reader = FrameReader()
@@ -160,6 +162,11 @@ class ProcessClient(asyncio.Protocol):
         )
 
 
+def _journal() -> CacheJournal:
+    # Microseconds: no process changes blocks faster than that, so a later one begins above all that it gave out.
+    return CacheJournal(time.time_ns() // 1000)
+
+
 def _cause(status: int) -> str:
     if status >= 0:
         return f"the engine process ended with status {status}; its log above says why"
@@ -172,7 +179,7 @@ class InProcessClient:
     """An engine in a thread of this process: for tests and tools, where one interpreter lock is enough."""
 
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
-        self.hub = StreamHub(self._send)
+        self.hub = StreamHub(self._send, _journal())
         self._engine = engine
         self._info = info
         self._inbox: list[Request | Abort | ResetCache] = []

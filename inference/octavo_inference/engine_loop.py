@@ -47,6 +47,10 @@ class Engine(Protocol):
         """Compute one batch."""
         ...
 
+    def cache_changes(self) -> tuple[bytes, bytes]:
+        """Keys of blocks that can be found now and that cannot, of all that changed since the last call."""
+        ...
+
     def load_report(
         self, *, model: str, start_time: float, ready: bool, draining: bool, cold_start: float = 0.0
     ) -> LoadReport:
@@ -102,4 +106,7 @@ class EngineLoop:
         if self._engine.has_work:
             outputs += self._engine.step()
         self._heartbeat += 1
-        return Step(heartbeat=self._heartbeat, outputs=outputs, report=report(self._engine))
+        known, forgotten = self._engine.cache_changes()
+        return Step(
+            heartbeat=self._heartbeat, outputs=outputs, report=report(self._engine), known=known, forgotten=forgotten
+        )

@@ -65,11 +65,16 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """One turn of the engine: what came out, and its state afterwards. `heartbeat` grows with every turn."""
+    """One turn of the engine: what came out, and its state afterwards. `heartbeat` grows with every turn.
+
+    `known`, `forgotten`: keys (`octavo_protocol.hashing.keys`) of blocks that the prefix cache finds since, or no more.
+    """
 
     heartbeat: int
     outputs: list[Output]
     report: LoadReport
+    known: bytes = b""
+    forgotten: bytes = b""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):

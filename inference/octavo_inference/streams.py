@@ -8,6 +8,7 @@ from collections.abc import Callable
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_inference.errors import OctavoError
 from octavo_inference.ipc import Step
+from octavo_inference.journal import CacheJournal
 from octavo_protocol.load import LoadReport
 
 EXIT_ENGINE_DIED = 1
@@ -74,8 +75,9 @@ class Stream:
 class StreamHub:
     """All streams of a process, what they wait for, and the engine's last word."""
 
-    def __init__(self, send: Callable[[Request | Abort | ResetCache], None]) -> None:
+    def __init__(self, send: Callable[[Request | Abort | ResetCache], None], cache: CacheJournal) -> None:
         self._send = send
+        self.cache = cache
         self._streams: dict[str, Stream] = {}
         self._stopped: set[tuple[str, int]] = set()
         self._failed: asyncio.Future[EngineDiedError] = asyncio.get_running_loop().create_future()
@@ -143,6 +145,8 @@ class StreamHub:
         """Sort a step's outputs to their streams."""
         self._report = step.report
         self.heartbeat += 1
+        if step.known or step.forgotten:
+            self.cache.apply(step.known, step.forgotten)
         for output in step.outputs:
             stream = self._streams.get(output.id)
             if stream is None or (self._stopped and (output.id, output.index) in self._stopped):

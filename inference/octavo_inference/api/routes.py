@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo_inference.api.auth import Keys
 from octavo_inference.api.chat import chat_completions
 from octavo_inference.api.completions import completions
-from octavo_inference.api.errors import ApiError, model_not_found, not_ready
+from octavo_inference.api.errors import ApiError, invalid, model_not_found, not_ready
 from octavo_inference.api.http import Gate, json_response
 from octavo_inference.api.responses import Model, ModelList
 from octavo_inference.api.service import Service
@@ -114,9 +115,9 @@ async def startupz(service: Service, _: Request) -> Response:
     return json_response(b'{"status":"started"}')
 
 
-async def get_load(service: Service, _: Request) -> Response:
-    """The load report."""
-    report = service.report()
+async def get_load(service: Service, request: Request) -> Response:
+    """The load report, with what changed in the prefix cache for who asks for it."""
+    report = service.report(_cache_after(request))
     if report is None:
         raise not_ready()
     return json_response(load.encode(report))
@@ -128,6 +129,18 @@ async def reset_cache(service: Service, _: Request) -> Response:
         raise not_ready()
     service.client.hub.reset_cache()
     return json_response(b'{"reset":true}')
+
+
+def _cache_after(request: Request) -> int | None:
+    given = request.query_params.getlist(names.QUERY_CACHE_AFTER)
+    if not given:
+        return None
+    if len(given) > 1 or re.fullmatch(r"[0-9]{1,18}", given[0]) is None:
+        raise invalid(
+            f"{names.QUERY_CACHE_AFTER}: {', '.join(given)[:64]!r} is no sequence; give that of the last report, or 0.",
+            names.QUERY_CACHE_AFTER,
+        )
+    return int(given[0])
 
 
 def _model(service: Service, name: str) -> Model:

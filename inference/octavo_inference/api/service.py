@@ -85,8 +85,8 @@ class Service:
         if in_flight + sequences > room or (self.max_queued_requests and report.waiting >= self.max_queued_requests):
             raise self._reject(errors.overloaded(report.waiting), "queue_full")
 
-    def report(self) -> LoadReport | None:
-        """The load report of this pod; None while the model is loading."""
+    def report(self, cache_after: int | None = None) -> LoadReport | None:
+        """The load report of this pod, with what changed in its cache after a sequence; None while loading."""
         if self.loaded is None:
             return None
         self._sequence += 1
@@ -99,6 +99,7 @@ class Service:
             ready=self.is_ready,
             draining=self.draining,
             cold_start=self.cold_start,
+            cache=None if cache_after is None else self.client.hub.cache.since(cache_after),
         )
 
     def settings(self) -> dict[str, str]:

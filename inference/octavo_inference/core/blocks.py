@@ -115,6 +115,8 @@ class BlockPool:
         self.kept = [_Cached(keep) for keep in keeps or (Keep(math.inf, count),)]
         self.clock = 0
         self.evictions = 0
+        # What `changes` has not told yet; None while nobody has asked, so that it costs nothing and cannot grow.
+        self._changed: set[bytes] | None = None
         for block in self.blocks:
             self.free.append(block)
 
@@ -224,12 +226,25 @@ class BlockPool:
             return
         block.hash, block.parent = key, parent
         self.by_hash[key] = block
+        if self._changed is not None:
+            self._changed.add(key)
         self.followers[parent] = self.followers.get(parent, 0) + 1
         before = self.by_hash.get(parent)
         if before is not None and before.ref == 0 and self.followers[parent] == 1:
             kept = self.kept[before.policy]
             kept.leaves.remove(before)
             kept.inner.append(before)
+
+    def changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Hashes that are known and that are not, of all that changed since the last call; the first tells all known.
+
+        Whoever asked once must go on asking: what was not told is remembered.
+        """
+        changed = self.by_hash.keys() if self._changed is None else self._changed
+        known = [key for key in changed if key in self.by_hash]
+        forgotten = [key for key in changed if key not in self.by_hash]
+        self._changed = set()
+        return known, forgotten
 
     def _evict(self) -> Block:
         block = self._first_to_expire([kept.leaves for kept in self.kept])
@@ -260,6 +275,8 @@ class BlockPool:
         if key is None or parent is None:
             raise PoolError(f"block {block.id} is listed as cached without a hash")
         del self.by_hash[key]
+        if self._changed is not None:
+            self._changed.add(key)
         block.hash = block.parent = None
         block.policy, block.expires = 0, 0.0
         left = self.followers[parent] - 1

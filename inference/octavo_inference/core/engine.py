@@ -26,7 +26,7 @@ from octavo_inference.ops.base import Backend
 from octavo_inference.ops.sampling import sequence_seed
 from octavo_inference.run.batch import StepResult
 from octavo_inference.run.rows import RowTable
-from octavo_protocol.hashing import root_hash
+from octavo_protocol.hashing import KEY_BYTES, root_hash
 from octavo_protocol.load import LoadReport
 
 log = logging.getLogger(__name__)
@@ -248,6 +248,11 @@ class Engine:
             cold_start=cold_start,
             steps=counters.steps(),
         )
+
+    def cache_changes(self) -> tuple[bytes, bytes]:
+        """Keys of blocks that can be found now and that cannot, of all that changed since the last call."""
+        known, forgotten = self._pool.changes()
+        return b"".join([key[:KEY_BYTES] for key in known]), b"".join([key[:KEY_BYTES] for key in forgotten])
 
     def check(self) -> None:
         """Compare the books with the sequences. Raises `PoolError`; meant for tests and idle moments."""

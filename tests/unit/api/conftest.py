@@ -57,6 +57,7 @@ class FakeEngine:
     sequences: list[FakeSequence] = field(default_factory=list)
     seen: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
+    changes: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     @property
     def has_work(self) -> bool:
@@ -113,6 +114,9 @@ class FakeEngine:
             stop_reason=token if reason == "stop" and token != EOS else None,
             cached_tokens=7,
         )
+
+    def cache_changes(self) -> tuple[bytes, bytes]:
+        return self.changes.pop(0) if self.changes else (b"", b"")
 
     def load_report(
         self, *, model: str, start_time: float, ready: bool, draining: bool, cold_start: float = 0.0

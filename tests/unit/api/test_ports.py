@@ -8,6 +8,7 @@ import pytest
 
 from octavo_inference.api.auth import Keys
 from octavo_inference.errors import SettingsError
+from octavo_protocol import hashing
 from octavo_protocol.load import decode_load
 
 PATHS = ["/v1/models", "/v1/models/m", "/v1/chat/completions", "/v1/completions", "/version", "/metrics", "/nothing"]
@@ -161,3 +162,28 @@ async def test_metrics_are_exact(serve):
         assert value("request_success_total", 'finished_reason="length",') == 10
         assert value("num_requests_running") == value("num_requests_waiting") == value("kv_cache_usage_perc") == 0
         assert value("num_preemptions_total") == 0
+
+
+async def test_the_load_report_tells_of_the_cache_to_who_asks(serve):
+    async with serve() as server:
+        server.engine.changes[:] = [(b"12345678abcdefgh", b""), (b"", b"12345678")]
+        await server.complete(max_tokens=1)
+        first = await load(server, "?cache_after=0")
+        await server.complete(max_tokens=1)
+        then = await load(server, f"?cache_after={first.sequence}")
+        plain = decode_load((await server.admin.get("/v1/octavo/load")).content)
+    assert first.reset
+    assert set(hashing.keys(first.added)) == {b"12345678", b"abcdefgh"}
+    assert (then.reset, then.added, then.removed) == (False, b"", b"12345678")
+    assert plain.cache is None
+
+
+@pytest.mark.parametrize("query", ["", "-1", "1.5", "x", "1e3", "٣", "1" * 19, "1&cache_after=2"])
+async def test_a_senseless_sequence_is_refused(serve, query):
+    async with serve() as server:
+        answer = await server.admin.get(f"/v1/octavo/load?cache_after={query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_after")
+
+
+async def load(server, query):
+    return decode_load((await server.admin.get(f"/v1/octavo/load{query}")).content).cache

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo_inference.core.blocks import BlockPool, Keep, PoolError
-from octavo_protocol.hashing import block_hash, root_hash
+from octavo_inference.journal import CacheJournal
+from octavo_protocol.hashing import KEY_BYTES, block_hash, keys, root_hash
 
 BLOCKS = 12
 ROOT = root_hash("model")
@@ -25,11 +26,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.until: dict[int, float] = {}
         self.held: list[list[int]] = []
         self.content: dict[int, tuple[int, ...]] = {}
+        # Gateways that ask the journal in any rhythm: who asks too seldom for so few changes is told everything.
+        self.journal = CacheJournal(1000, limit=6)
+        self.told: set[bytes] = set()
+        self.readers = [(0, set[bytes]()) for _ in range(3)]
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
     def start(self, tokens: list[int]) -> None:
-        keys = chain(tokens)
-        hits = self.pool.match(keys, self.now)
+        hashes = chain(tokens)
+        hits = self.pool.match(hashes, self.now)
         # What is found is really the same beginning, and held or not yet expired.
         in_use = {block for blocks in self.held for block in blocks}
         for i, block in enumerate(hits):
@@ -47,7 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
         for i in range(len(hits), len(tokens)):
             self.content[blocks[i]] = tuple(tokens[: i + 1])
             self.until[blocks[i]] = 0.0
-            self.pool.register(blocks[i], keys[i], keys[i - 1] if i else ROOT)
+            self.pool.register(blocks[i], hashes[i], hashes[i - 1] if i else ROOT)
         self.held.append(blocks)
 
     @precondition(lambda self: self.held)
@@ -93,6 +98,23 @@ class PoolMachine(RuleBasedStateMachine):
             assert len(set(taken)) == count
             self.held.append(taken)
 
+    @rule()
+    def end_turn(self) -> None:
+        known, forgotten = self.pool.changes()
+        self.journal.apply(*(b"".join(key[:KEY_BYTES] for key in told) for told in (known, forgotten)))
+        self.told = {key[:KEY_BYTES] for key in self.pool.by_hash}
+
+    @rule(reader=st.integers(0, 2))
+    def ask(self, reader: int) -> None:
+        sequence, knows = self.readers[reader]
+        delta = self.journal.since(sequence)
+        added, removed = set(keys(delta.added)), set(keys(delta.removed))
+        assert not added & removed
+        knows = added if delta.reset else (knows | added) - removed
+        assert knows == self.told
+        assert len(added) + len(removed) <= max(6, len(self.told))
+        self.readers[reader] = delta.sequence, knows
+
     @invariant()
     def books_are_right(self) -> None:
         self.pool.check(self.held)
@@ -100,10 +122,10 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def chain(tokens: list[int]) -> list[bytes]:
-    keys: list[bytes] = []
+    hashes: list[bytes] = []
     for token in tokens:
-        keys.append(block_hash(keys[-1] if keys else ROOT, [token]))
-    return keys
+        hashes.append(block_hash(hashes[-1] if hashes else ROOT, [token]))
+    return hashes
 
 
 TestPool = PoolMachine.TestCase
@@ -112,12 +134,12 @@ TestPool.settings = settings(max_examples=30, stateful_step_count=30, deadline=N
 
 def run_through(pool: BlockPool, tokens: list[int]) -> list[int]:
     """A sequence of these one-token blocks, computed and gone again."""
-    keys = chain(tokens)
-    hits = pool.match(keys)
+    hashes = chain(tokens)
+    hits = pool.match(hashes)
     pool.acquire(hits)
     blocks = hits + (pool.allocate(len(tokens) - len(hits)) or [])
     for i in range(len(hits), len(tokens)):
-        pool.register(blocks[i], keys[i], keys[i - 1] if i else ROOT)
+        pool.register(blocks[i], hashes[i], hashes[i - 1] if i else ROOT)
     pool.release(blocks)
     return blocks
 
@@ -160,17 +182,17 @@ def test_free_blocks_are_taken_before_cached_ones() -> None:
 
 def test_a_chain_computed_twice_at_once_keeps_working() -> None:
     pool = BlockPool(4)
-    keys = chain([1, 2])
+    hashes = chain([1, 2])
     first, second = pool.allocate(1) or [], pool.allocate(2) or []
-    pool.register(first[0], keys[0], ROOT)
-    pool.register(second[0], keys[0], ROOT)  # not known under its hash: the first one is
-    pool.register(second[1], keys[1], keys[0])
+    pool.register(first[0], hashes[0], ROOT)
+    pool.register(second[0], hashes[0], ROOT)  # not known under its hash: the first one is
+    pool.register(second[1], hashes[1], hashes[0])
     pool.release(first)
     pool.check([second])
-    assert pool.match(keys) == [first[0], second[1]]
+    assert pool.match(hashes) == [first[0], second[1]]
     # Only blocks that have followers are left to evict.
     assert pool.allocate(2) is not None
-    assert pool.match(keys) == []
+    assert pool.match(hashes) == []
 
 
 def test_releasing_what_nobody_holds_is_a_bug_and_says_so() -> None:
@@ -188,13 +210,13 @@ def test_check_finds_a_leak() -> None:
 
 def test_what_has_expired_is_not_found_even_before_it_is_freed() -> None:
     pool = BlockPool(4, [Keep(10.0, 4), Keep(100.0, 4)])
-    keys = chain([1, 2])
+    hashes = chain([1, 2])
     blocks = pool.allocate(2) or []
-    pool.register(blocks[0], keys[0], ROOT)
-    pool.register(blocks[1], keys[1], keys[0])
+    pool.register(blocks[0], hashes[0], ROOT)
+    pool.register(blocks[1], hashes[1], hashes[0])
     pool.release(blocks, 0, now=0.0)
-    assert pool.match(keys, now=9.0) == blocks
-    assert pool.match(keys, now=10.0) == []
+    assert pool.match(hashes, now=9.0) == blocks
+    assert pool.match(hashes, now=10.0) == []
     assert pool.cached == 2
     pool.expire(10.0)
     assert pool.cached == 0

@@ -18,6 +18,8 @@ class Stream:
     status: int = 0
     text: str = ""
     tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     finish_reason: str | None = None
     done: bool = False
     error: str | None = None
@@ -81,8 +83,9 @@ def _read_events(
         if "error" in event:
             stream.error = event["error"]["message"]
             return
-        if event.get("usage"):
-            stream.tokens = event["usage"]["completion_tokens"]
+        if usage := event.get("usage"):
+            stream.tokens, stream.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+            stream.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         for choice in event["choices"]:
             piece = choice["delta"].get("content") or ""
             if piece and stream.first_token_seconds is None:

@@ -28,7 +28,7 @@ demo-down: .venv/.ready ## Remove what `make demo` made
 test: check integration e2e ## Everything: check, then integration and end-to-end tests
 	@echo "make test: green"
 
-check: lint types unit ## Lint, types and unit tests: a minute and a half
+check: lint types unit ## Lint, types and unit tests: about two minutes
 
 lint: .venv/.ready
 	@$(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
@@ -40,7 +40,7 @@ types: .venv/.ready
 	@$(PY) -m mypy --no-error-summary protocol inference operator gateway tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring
 
 unit: .venv/.ready
-	@$(PY) -m pytest tests/unit -q
+	@$(PY) -m pytest tests/unit -q -n auto --dist worksteal
 
 integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and on real weights
 	@$(PY) -m pytest tests/integration

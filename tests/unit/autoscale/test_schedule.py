@@ -59,7 +59,7 @@ def test_what_is_no_line_is_not_admitted(line):
 
 
 @given(LINES)
-@examples(max_examples=200)
+@examples(max_examples=50)
 def test_every_line_that_is_admitted_has_a_meaning(line):
     found = cron.parse(line)
     assert found.minutes

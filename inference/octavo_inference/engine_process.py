@@ -187,6 +187,8 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
         prefill_slowdown=limits.prefill_slowdown or 0.0,
         preemption=settings.preemption,
         cache_policy=settings.cache_policy,
+        prefix_caching=limits.prefix_caching,
+        model_digest=loaded.engine.config.digest,
         swap_bytes=loaded.settings.swap_memory or 0,
         memory=loaded.memory,
         pid=os.getpid(),

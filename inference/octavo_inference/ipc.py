@@ -51,6 +51,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefill_slowdown: float = 1.5
     preemption: str = "recompute"
     cache_policy: str = "chat"
+    prefix_caching: bool = True
+    model_digest: str = ""
     swap_bytes: int = 0
     memory: MemoryPlan | None = None
     pid: int = 0

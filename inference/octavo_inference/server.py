@@ -69,6 +69,7 @@ async def _main(
         client=client,
         max_queued_requests=settings.max_queued_requests,
         start_time=time.time() - timeline.now(),
+        tenant_header=settings.tenant_header,
     )
     process = _Process(service, settings.drain_timeout)
     servers = [

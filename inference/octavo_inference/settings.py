@@ -51,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_port: int = PORT_ADMIN
     api_key_file: str | None = None
     admin_key_file: str | None = None
+    tenant_header: bool = False
     drain_timeout: float = 120.0
     stall_seconds: float = 60.0
     log_format: Literal["text", "json"] = "text"
@@ -260,6 +261,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--api-key-file", metavar="FILE", help="keys that clients must present, one per line (default: no key needed)"
     )
     http.add_argument("--admin-key-file", metavar="FILE", help="the same for the admin port (default: no key needed)")
+    http.add_argument(
+        "--tenant-header",
+        action=argparse.BooleanOptionalAction,
+        default=d.tenant_header,
+        help="believe X-Octavo-Tenant and X-Octavo-Priority, for servers that only gateways reach (default: off)",
+    )
     http.add_argument(
         "--drain-timeout",
         type=_seconds(0, 3600),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
+from octavo_inference.api import internal
 from octavo_inference.api.generate import Generation, Handling
 from octavo_inference.api.http import KEEP_ALIVE_SECONDS, NOTES, TENANT
 from octavo_inference.api.requests import Common, timeout
@@ -17,7 +18,7 @@ from octavo_inference.api.responses import Usage
 from octavo_inference.api.service import Loaded, Service
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.text import Delta
-from octavo_protocol.names import HEADER_TIMEOUT
+from octavo_protocol.names import HEADER_PROMPT, HEADER_TIMEOUT
 
 
 def joined(first: Delta, then: Delta) -> Delta:
@@ -57,8 +58,14 @@ class Prompts:
         sampling: list[SamplingParams],
         body: Common,
     ) -> Prompts:
-        """Prompts of an HTTP request. Prefix caches are apart per key holder, and within one per `cache_salt`."""
-        tenant = request.scope[TENANT]
+        """Prompts of an HTTP request. Prefix caches are apart per tenant, and within one per `cache_salt`.
+
+        Raises `ApiError` for headers that no gateway sends.
+        """
+        tenant, priority = request.scope[TENANT], body.priority
+        if service.tenant_header:
+            tenant = internal.tenant(request.headers, tenant)
+            priority = internal.priority(request.headers, priority)
         return cls(
             service=service,
             loaded=loaded,
@@ -70,9 +77,9 @@ class Prompts:
             tokens=tokens,
             sampling=sampling,
             handling=Handling(
-                salt="/".join(filter(None, (tenant, body.cache_salt))),
+                salt=internal.salt(tenant, body.cache_salt),
                 tenant=tenant,
-                priority=body.priority or 0,
+                priority=priority or 0,
                 cache_policy=body.cache_policy,
                 timeout=timeout(request.headers.get(HEADER_TIMEOUT)),
             ),
@@ -82,6 +89,13 @@ class Prompts:
     def choices(self) -> int:
         """How many answers there will be."""
         return sum(params.n for params in self.sampling)
+
+    async def headers(self) -> dict[str, str]:
+        """What the answer's headers say of the prompt, when there is one and a gateway wants to know; else nothing."""
+        if len(self.tokens) != 1 or not internal.wants_prompt(self.request.headers):
+            return {}
+        [tokens], info, salt = self.tokens, self.loaded.info, self.handling.salt
+        return {HEADER_PROMPT: await self.service.work(lambda: internal.prompt_header(tokens, info, salt))}
 
     @contextmanager
     def running(self) -> Iterator[Generation]:

@@ -52,10 +52,11 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         vocab_size=loaded.info.vocab_size,
     )
     prompts = Prompts.of(service, loaded, request, body.model, "chatcmpl", [tokens], [sampling], body)
+    headers = await prompts.headers()
     if body.stream:
-        return EventStream(_events(prompts, include_usage=body.include_usage))
+        return EventStream(_events(prompts, include_usage=body.include_usage), headers)
     answer = await until_disconnect(request.receive, _whole(prompts))
-    return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer)
+    return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer, headers=headers)
 
 
 async def _whole(prompts: Prompts) -> bytes:

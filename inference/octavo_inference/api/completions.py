@@ -39,10 +39,11 @@ async def completions(service: Service, request: HttpRequest) -> Response:
     sampling = [_sampling(body, loaded, len(prompt)) for prompt in tokens]
     prompts = Prompts.of(service, loaded, request, body.model, "cmpl", tokens, sampling, body)
     heads = _heads(loaded, asked) if body.echo else [""] * len(asked)
+    headers = await prompts.headers()
     if body.stream:
-        return EventStream(_events(prompts, heads, include_usage=body.include_usage))
+        return EventStream(_events(prompts, heads, include_usage=body.include_usage), headers)
     answer = await until_disconnect(request.receive, _whole(prompts, heads))
-    return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer)
+    return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer, headers=headers)
 
 
 async def _whole(prompts: Prompts, heads: list[str]) -> bytes:

@@ -52,6 +52,8 @@ class Service:
     client: EngineClient
     max_queued_requests: int
     start_time: float
+    tenant_header: bool = False
+    """Gateways alone reach this server: what they say of tenants and priorities holds."""
     clock: Callable[[], float] = time.monotonic
     metrics: Metrics = field(default_factory=Metrics)
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TEXT_THREADS, "octavo-text"))

@@ -54,6 +54,15 @@ def test_a_repeated_prompt_comes_from_the_cache(server):
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_a_client_cannot_name_itself_a_tenant(server):
+    prompt = "Pack my box with five dozen liquor jugs. " * 12
+    for tenant in ("a", "b"):
+        response = server.api.post(
+            "/v1/chat/completions", json=server.body(prompt), headers={"X-Octavo-Tenant": tenant}
+        )
+    assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+
+
 def test_stop_strings_across_token_borders(server):
     full = server.chat()["choices"][0]["message"]["content"]
     stop = full[full.index("Paris") - 3 : full.index("Paris") + 2]

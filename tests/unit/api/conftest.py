@@ -165,12 +165,13 @@ class Server:
         with client._condition:
             client._condition.notify()
 
-    async def chat(self, **fields: object) -> httpx.Response:
+    async def chat(self, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
-        return await self.api.post("/v1/chat/completions", json={"model": "m", "messages": messages} | fields)
+        body = {"model": "m", "messages": messages} | fields
+        return await self.api.post("/v1/chat/completions", json=body, headers=headers)
 
-    async def complete(self, **fields: object) -> httpx.Response:
-        return await self.api.post("/v1/completions", json={"model": "m", "prompt": "Once"} | fields)
+    async def complete(self, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
+        return await self.api.post("/v1/completions", json={"model": "m", "prompt": "Once"} | fields, headers=headers)
 
 
 @pytest.fixture(scope="session")
@@ -228,6 +229,8 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         keys: Keys | None = None,
         ready: bool = True,
         max_queued: int = 100,
+        tenant_header: bool = False,
+        prefix_caching: bool = True,
         listen: bool = False,
         **engine_fields: object,
     ) -> AsyncIterator[Server]:
@@ -242,9 +245,17 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             max_running_requests=8,
             max_batched_tokens=64,
             threads=1,
+            prefix_caching=prefix_caching,
+            model_digest="weights",
         )
         client = InProcessClient(engine, info)
-        service = Service(names=("m", "alias"), client=client, max_queued_requests=max_queued, start_time=1.0)
+        service = Service(
+            names=("m", "alias"),
+            client=client,
+            max_queued_requests=max_queued,
+            start_time=1.0,
+            tenant_header=tenant_header,
+        )
         await client.start()
         text = TextModel(tokenizer, template)
         if ready:

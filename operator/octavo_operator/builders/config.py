@@ -43,6 +43,8 @@ def server_settings(owner: LLMDeployment) -> Json:
         "port": names.PORT_API,
         "admin-host": "0.0.0.0",  # noqa: S104
         "admin-port": names.PORT_ADMIN,
+        # Gateways know the clients' keys, and pods take requests from nobody else outside their namespace.
+        "tenant-header": True,
         "device": "cpu" if on_cpu else None,
         "dtype": engine.dtype,
         "max-model-len": engine.max_model_len,

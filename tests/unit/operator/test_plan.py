@@ -14,7 +14,9 @@ from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
 from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.builders import config
 from octavo_operator.builders.common import Installation
+from octavo_operator.builders.deployment import config_name
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, plan
 from octavo_operator.reconcile.scale import MARK_SECONDS, Mark
 from octavo_operator.reconcile.view import Scaling
@@ -130,6 +132,30 @@ def test_an_upgrade_of_the_operator_restarts_nothing(make_world: Callable[..., W
     world.installation = Installation("octavo-server:2", "octavo-server-cpu:2", "octavo-system", "http://gateway")
     world.settle()
     assert world.children["Deployment", "tiny"]["spec"]["template"] == before
+
+
+def test_settings_that_a_new_operator_adds_restart_nothing(
+    make_world: Callable[..., World], make_owner: Callable[..., LLMDeployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    added = config.server_settings
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            config, "server_settings", lambda owner: {k: v for k, v in added(owner).items() if k != "tenant-header"}
+        )
+        world.settle()
+    before = copy.deepcopy(world.children)
+    world.settle()
+    assert world.children["Deployment", "tiny"]["spec"] == before["Deployment", "tiny"]["spec"]
+    assert config_maps(world.children) == config_maps(before)
+    world.owner = make_owner({"engine": {"maxModelLen": 128}})
+    world.settle()
+    mounted = config_name(world.children["Deployment", "tiny"]["spec"]["template"])
+    assert "tenant-header = true" in config_maps(world.children)[mounted]["server.toml"]
+
+
+def config_maps(children: Json) -> Json:
+    return {name: body["data"] for (kind, name), body in children.items() if kind == "ConfigMap"}
 
 
 def test_the_new_image_comes_with_the_next_change_of_spec(

@@ -67,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         "--api-key-file",
         type=Path,
         metavar="PATH",
-        help="file of API keys, one per line; read again when it changes. Without it every client may call",
+        help="file of API keys: one per line, or YAML with limits for each; read again when it changes. "
+        "Without it every client may call",
     )
     hold = parser.add_argument_group("requests that wait for a replica")
     hold.add_argument(

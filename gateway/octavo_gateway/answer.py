@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -14,17 +16,18 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 def error_response(error: ApiError, request_id: str) -> web.Response:
     """An error object with its status and Retry-After."""
-    headers = {HEADER_REQUEST_ID: request_id}
+    headers = {HEADER_REQUEST_ID: request_id, **error.headers}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     return web.Response(status=error.status, body=error.body(), headers=headers, content_type="application/json")
 
 
 class Answer:
-    """What has been said to the client so far, and what may still be said."""
+    """What has been said to the client so far, and what may still be said. `headers`: besides the pod's."""
 
-    def __init__(self, request: web.Request, request_id: str) -> None:
+    def __init__(self, request: web.Request, request_id: str, headers: Mapping[str, str] | None = None) -> None:
         self._request = request
+        self._headers = headers or {}
         self._request_id = request_id
         self._stream: web.StreamResponse | None = None
 
@@ -43,6 +46,7 @@ class Answer:
         """Send status and headers, unless a keep-alive already did."""
         if self._stream is None:
             headers[HEADER_REQUEST_ID] = self._request_id
+            headers.update(self._headers)
             self._stream = web.StreamResponse(status=status, headers=headers)
             await self._stream.prepare(self._request)
 

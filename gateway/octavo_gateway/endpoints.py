@@ -51,6 +51,11 @@ class Deployment:
     suspended: bool = False
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Everything it may be called by."""
+        return (*self.models, f"{self.namespace}/{self.name}")
+
+    @property
     def key(self) -> Key:
         """Namespace and name."""
         return self.namespace, self.name

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from multidict import CIMultiDict, MultiMapping
 
-from octavo_protocol.names import HEADER_PREFIX, HEADER_REQUEST_ID
+from octavo_protocol.names import HEADER_PREFIX, HEADER_PRIORITY, HEADER_REQUEST_ID, HEADER_TENANT
 
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -24,10 +24,13 @@ NOT_TO_CLIENT = HOP_BY_HOP | {"content-length", "date", "server", "set-cookie"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
-def to_pod(headers: MultiMapping[str], request_id: str) -> CIMultiDict[str]:
-    """Headers of the request to the pod."""
+def to_pod(headers: MultiMapping[str], request_id: str, tenant: str = "", priority: int = 0) -> CIMultiDict[str]:
+    """Headers of the request to the pod. `tenant` empty: nobody's in particular."""
     passed = _without(headers, NOT_TO_POD)
     passed[HEADER_REQUEST_ID] = request_id
+    if tenant:
+        passed[HEADER_TENANT] = tenant
+        passed[HEADER_PRIORITY] = str(priority)
     return passed
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.keyring import Entry
 
 UNKNOWN = "unknown"
+# Names of keys that get series of their own; the others, and keys without a name, share one each.
+MOST_KEYS = 200
 _HOLD_BUCKETS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 _OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
@@ -48,8 +51,34 @@ class Metrics:
         )
         for result in ("accepted", "failed"):
             self.wakes.labels(result)
+        self.key_requests = Counter(
+            "octavo_gateway_key_requests", "Requests of a key, by HTTP status", ["key", "code"], registry=registry
+        )
+        self.key_tokens = Counter(
+            "octavo_gateway_key_tokens", "Tokens of a key, estimated where the answer told none", ["key", "kind"],
+            registry=registry,
+        )  # fmt: skip
+        self.limit_hits = Counter(
+            "octavo_gateway_limit_hits", "Requests refused by a key's limit", ["key", "limit"], registry=registry
+        )
+        self.key_file_valid = Gauge(
+            "octavo_gateway_key_file_valid", "0 while the key file cannot be used and older keys apply",
+            registry=registry,
+        )  # fmt: skip
+        self.key_file_valid.set(1)
+        self._keys: set[str] = set()
         self._fleet = fleet
         registry.register(_Gauges(fleet))
+
+    def key(self, entry: Entry) -> str:
+        """The value of `key` for who calls."""
+        if not entry.name:
+            return "unnamed"
+        if entry.name not in self._keys:
+            if len(self._keys) >= MOST_KEYS:
+                return "other"
+            self._keys.add(entry.name)
+        return entry.name
 
     def exposition(self) -> bytes:
         """Prometheus text format."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import ceil
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,10 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
-    """An answer with an OpenAI error object. `retry_after` in seconds becomes an integer header of 1 to 120."""
+    """An answer with an OpenAI error object. `retry_after` in seconds becomes an integer header of 1 to 120.
+
+    `headers` are those it has besides.
+    """
 
     def __init__(
         self,
@@ -24,12 +28,14 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.param = param
+        self.headers = dict(headers or {})
         self.retry_after = None if retry_after is None else min(MAX_RETRY_AFTER, max(1, ceil(retry_after)))
 
     def body(self) -> bytes:
@@ -46,6 +52,8 @@ class RequestHead(msgspec.Struct, frozen=True):
 
     model: str
     stream: bool | None = None
+    # Whatever they are: what is wrong with them is for the replica to say.
+    priority: Any = None
 
 
 _decoder = msgspec.json.Decoder(RequestHead)
@@ -70,18 +78,18 @@ def estimate_tokens(body: bytes) -> int:
 
 
 def unknown_model(model: str) -> ApiError:
-    """404 for a model nobody serves."""
+    """404 for a model nobody serves, or not to this key: which of the two it is is not told."""
     shown = model if len(model) <= 128 else model[:128] + "…"
     return ApiError(
         404,
-        f"The model {shown!r} does not exist; GET /v1/models lists the models there are.",
+        f"The model {shown!r} does not exist, or the key may not use it; GET /v1/models lists the models there are.",
         code="model_not_found",
         param="model",
     )
 
 
 def model_list(deployments: Iterable[Deployment]) -> bytes:
-    """`GET /v1/models`: every served name and alias."""
+    """`GET /v1/models`: every served name and alias of these."""
     data = [_model(name, deployment) for deployment in deployments for name in deployment.models]
     return msgspec.json.encode({"object": "list", "data": data})
 

@@ -14,10 +14,11 @@ from time import perf_counter
 import aiohttp
 from aiohttp import web
 
-from octavo_gateway import headers, openai
+from octavo_gateway import headers
 from octavo_gateway.answer import EVENT_STREAM, Answer
 from octavo_gateway.events import EventCutter
 from octavo_gateway.fleet import Backend, Lease
+from octavo_gateway.gate import Visit
 from octavo_gateway.metrics import Metrics, label
 from octavo_gateway.openai import ApiError
 from octavo_protocol.names import HEADER_DRAINING
@@ -72,6 +73,7 @@ class Call:
     tokens: int
     request_id: str
     started: float
+    visit: Visit
 
 
 class Proxy:
@@ -99,7 +101,7 @@ class Proxy:
 
     async def forward(self, request: web.Request, backend: Backend, call: Call) -> web.StreamResponse:
         """Answer one call. Cancelled when the client goes away, which closes the connection to the pod."""
-        answer = Answer(request, call.request_id)
+        answer = Answer(request, call.request_id, call.visit.headers())
         backend.arrived(call.tokens)
         self._budget.earn()
         try:
@@ -162,6 +164,7 @@ class Proxy:
             if pod.status == 503 and HEADER_DRAINING in pod.headers:
                 raise UnreachedError("draining")
             lease.upstream.trust()
+            call.visit.usage.sent = pod.status < 400
             if pod.content_type == EVENT_STREAM:
                 response = await self._relay(pod, answer, lease, call, sent)
             else:
@@ -180,7 +183,7 @@ class Proxy:
             return await self._session.post(
                 lease.upstream.endpoint.url + call.path,
                 data=call.body,
-                headers=headers.to_pod(request.headers, call.request_id),
+                headers=headers.to_pod(request.headers, call.request_id, call.visit.entry.tenant, call.visit.priority),
                 skip_auto_headers=_SKIPPED,
                 allow_redirects=False,
             )
@@ -213,8 +216,10 @@ class Proxy:
                     begun = True
                     lease.first_token(perf_counter() - sent)
                 last = whole
+                call.visit.usage.events(whole)
                 await answer.write(whole)
         rest = cutter.rest()
+        call.visit.usage.events(rest)
         lease.answered(well=_DONE in last + rest)
         await answer.write(rest)
         return await answer.end()
@@ -236,8 +241,10 @@ class Proxy:
             raise
         finally:
             lease.answered(well=well)
+        call.visit.usage.read(bytes(body))
         if not answer.begun:
             passed = headers.to_client(pod.headers, call.request_id)
+            passed.update(call.visit.headers())
             return web.Response(status=pod.status, body=bytes(body), headers=passed)
         # The client was told 200 while it was held: the pod's refusal can only be an event.
         if pod.status < 400:
@@ -249,9 +256,3 @@ class Proxy:
 def broken() -> ApiError:
     """What a client hears when a pod goes away in the middle of an answer."""
     return ApiError(502, "The replica that was answering went away; the answer is incomplete.", code="replica_lost")
-
-
-def call_of(path: str, body: bytes, request_id: str, started: float) -> tuple[str, Call]:
-    """The model a body asks for, and the call. Raises `ApiError` 400 when the body cannot be read."""
-    head = openai.read_head(body)
-    return head.model, Call(path, body, bool(head.stream), openai.estimate_tokens(body), request_id, started)

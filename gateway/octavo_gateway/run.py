@@ -19,6 +19,7 @@ from aiohttp import web
 from octavo_gateway import load
 from octavo_gateway.endpoints import Table
 from octavo_gateway.fleet import Fleet
+from octavo_gateway.gate import Gate
 from octavo_gateway.hold import Bounds
 from octavo_gateway.keys import KeyFile
 from octavo_gateway.metrics import Metrics
@@ -73,7 +74,8 @@ async def run(options: Options) -> int:
             background.append(asyncio.create_task(waker.run()))
         background.append(asyncio.create_task(_tables(options, fleet, status)))
         stack.push_async_callback(_cancel, background)
-        api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, time.time, options.keys)
+        gate = Gate(options.keys, metrics, time.time, time.monotonic)
+        api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, gate)
         public = await _serve(stack, api.app(), options.host, options.port)
         await _serve(stack, Admin(fleet, metrics, status).app(), options.admin_host, options.admin_port)
         log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)

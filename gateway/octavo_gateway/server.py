@@ -16,11 +16,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_gateway import headers
 from octavo_gateway.answer import error_response
-from octavo_gateway.fleet import Fleet
-from octavo_gateway.keys import KeyFile, presented_key
+from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.gate import Gate
+from octavo_gateway.keyring import ANYBODY, Entry
 from octavo_gateway.metrics import UNKNOWN, Metrics, label
-from octavo_gateway.openai import ApiError, model_list, model_object, unknown_model
-from octavo_gateway.proxy import Proxy, call_of
+from octavo_gateway.openai import ApiError, estimate_tokens, model_list, model_object, read_head, unknown_model
+from octavo_gateway.proxy import Call, Proxy
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD
 
@@ -35,6 +36,7 @@ OPEN_PATHS = frozenset({"/livez", "/readyz"})
 
 _ID = web.RequestKey("id", str)
 _MODEL = web.RequestKey("model", str)
+_ENTRY = web.RequestKey("entry", Entry)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -61,8 +63,7 @@ class Api:
     proxy: Proxy
     metrics: Metrics
     status: Status
-    clock: Callable[[], float]
-    keys: KeyFile | None = None
+    gate: Gate
     version: str = field(default_factory=lambda: version("octavo"))
 
     def app(self) -> web.Application:
@@ -116,17 +117,15 @@ class Api:
     def _count(self, request: web.Request, code: int) -> None:
         if request.method == "POST":
             self.metrics.requests.labels(request.get(_MODEL, UNKNOWN), str(code)).inc()
+            entry = request.get(_ENTRY, ANYBODY)
+            if entry is not ANYBODY:
+                self.metrics.key_requests.labels(self.metrics.key(entry), str(code)).inc()
 
     def _admit(self, request: web.Request) -> None:
         if not request.raw_path.startswith("/"):
             raise ApiError(400, "the request line must carry a path, not an absolute address")
-        if self.keys is None or request.path in OPEN_PATHS:
-            return
-        key = presented_key(request.headers)
-        if key is None:
-            raise ApiError(401, "no API key: send Authorization: Bearer KEY", code="missing_api_key")
-        if not self.keys.allows(key, self.clock()):
-            raise ApiError(401, "the API key is not valid", code="invalid_api_key")
+        if request.path not in OPEN_PATHS:
+            request[_ENTRY] = self.gate.identify(request.headers)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         started = perf_counter()
@@ -134,22 +133,31 @@ class Api:
             raise ApiError(415, f"Content-Type is {request.content_type}; send application/json")
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
-        model, call = call_of(request.path, await _body(request), request[_ID], started)
-        backend = self.fleet.find(model)
-        if backend is None:
-            raise unknown_model(model)
+        body = await _body(request)
+        head = read_head(body)
+        backend = self._find(head.model, request[_ENTRY])
         request[_MODEL] = label(backend)
-        return await self.proxy.forward(request, backend, call)
+        visit = self.gate.enter(request[_ENTRY], estimate_tokens(body), head.priority)
+        call = Call(request.path, body, bool(head.stream), visit.estimate, request[_ID], started, visit)
+        try:
+            return await self.proxy.forward(request, backend, call)
+        finally:
+            self.gate.leave(visit)
 
-    async def _models(self, _: web.Request) -> web.Response:
-        return _json(model_list(self.fleet.deployments()))
+    def _find(self, model: str, entry: Entry) -> Backend:
+        """The deployment of a model that the caller may use. Raises `ApiError` 404."""
+        backend = self.fleet.find(model)
+        if backend is None or not entry.may_use(backend.deployment.names):
+            raise unknown_model(model)
+        return backend
+
+    async def _models(self, request: web.Request) -> web.Response:
+        entry = request[_ENTRY]
+        return _json(model_list(one for one in self.fleet.deployments() if entry.may_use(one.names)))
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        backend = self.fleet.find(name)
-        if backend is None:
-            raise unknown_model(name)
-        return _json(model_object(name, backend.deployment))
+        return _json(model_object(name, self._find(name, request[_ENTRY]).deployment))
 
     async def _alive(self, _: web.Request) -> web.Response:
         return web.Response(text="ok")

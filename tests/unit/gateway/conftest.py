@@ -15,6 +15,7 @@ from aiohttp import web
 
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.gate import Gate
 from octavo_gateway.hold import Bounds
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.proxy import Proxy
@@ -81,6 +82,12 @@ class World:
         self.status: Status
         self.api: Api
         self.client: aiohttp.ClientSession
+        self.gate: Gate
+        self.now = 0.0
+
+    def ticks(self) -> float:
+        """The clock of limits: moved by tests."""
+        return self.now
 
     async def serve(self, app: web.Application) -> str:
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -104,7 +111,8 @@ class World:
         self.status = Status(start_time=1.0, synced=True)
         upstream = await self._stack.enter_async_context(upstream_session())
         proxy = Proxy(upstream, self.metrics, bounds.seconds, grace=grace, keep_alive=keep_alive)
-        self.api = Api(self.fleet, proxy, self.metrics, self.status, time.time, keys)
+        self.gate = Gate(keys, self.metrics, time.time, self.ticks)
+        self.api = Api(self.fleet, proxy, self.metrics, self.status, self.gate)
         self.url = await self.serve(self.api.app())
         self.admin_url = await self.serve(Admin(self.fleet, self.metrics, self.status).app())
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())

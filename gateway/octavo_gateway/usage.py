@@ -1,0 +1,48 @@
+"""What an answer cost in tokens, read from its bytes without decoding them. Pure.
+
+Looking for the text is safe: inside a JSON string a quote is escaped, so what a model writes never looks like it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_USAGE = b'"usage":'
+_PROMPT = re.compile(rb'"prompt_tokens":\s{0,8}(\d{1,9})')
+_OUTPUT = re.compile(rb'"completion_tokens":\s{0,8}(\d{1,9})')
+
+
+@dataclass(slots=True, eq=False)
+class Usage:
+    """Tokens of one request: `prompt` as estimated until the answer says, `output` as counted events until then.
+
+    `sent`: a replica took it up. What none took up cost nothing.
+    """
+
+    prompt: int
+    output: int = 0
+    sent: bool = False
+    told: bool = False
+
+    @property
+    def total(self) -> int:
+        """Prompt and output."""
+        return self.prompt + self.output if self.sent else 0
+
+    def read(self, data: bytes) -> None:
+        """Take the numbers over where `data`, whole events or a whole answer, holds them."""
+        start = data.rfind(_USAGE)
+        if start < 0:
+            return
+        prompt, output = _PROMPT.search(data, start), _OUTPUT.search(data, start)
+        if prompt:
+            self.prompt, self.output, self.told = int(prompt[1]), int(output[1]) if output else 0, True
+
+    def events(self, data: bytes) -> int:
+        """Count the events in `data` as tokens, while the answer has not told; how many there were."""
+        count = data.count(b"\n\n")
+        if not self.told:
+            self.output += count
+            self.read(data)
+        return count

@@ -68,7 +68,15 @@ def observation(
     for pod in _without_surge(tuple(pods), replicas):
         at, report = reports.get(pod.name, (0.0, None))
         samples.append(PodSample(pod.name, _phase(pod), pod.created, report, at))
-    asked = tuple(GatewaySample(gateway.name, _traffic(owner, gateway), gateway.sampled_at) for gateway in gateways)
+    asked = tuple(
+        GatewaySample(
+            gateway.name,
+            _traffic(owner, gateway),
+            gateway.sampled_at,
+            gateway.report.start_time if gateway.report else 0.0,
+        )
+        for gateway in gateways
+    )
     return Observation(current=replicas, pods=tuple(samples), gateways=asked, wake=wake)
 
 

@@ -10,12 +10,16 @@ a replay of recorded inputs run one and the same code.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
+from octavo_operator.autoscale.demand import demand
+from octavo_operator.autoscale.learning import learned
 from octavo_operator.autoscale.signals import Signals, measure, usable
-from octavo_operator.autoscale.types import Decision, Observation, PodCounters, PodSample, Settings, State
+from octavo_operator.autoscale.types import Decision, Demand, Observation, PodCounters, PodSample, Settings, State
 
+# The rate is an estimate: a replica more only when it asks for a tenth of one beyond those there are.
+UP_MARGIN = 0.1
 # Down only when the demand would leave a quarter of a pod free: with `ceil` alone a demand near a whole number flaps.
 DOWN_MARGIN = 0.25
 # Rows the remaining pods may fill after a scale-down, as a share of `max_running`.
@@ -31,59 +35,87 @@ LIMITED_SECONDS = 60.0
 _EPSILON = 1e-9
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """All that a decision is made from."""
+
+    settings: Settings
+    state: State
+    observation: Observation
+    signals: Signals
+    demand: Demand
+    preempting: bool
+    now: float
+
+    @property
+    def need(self) -> float:
+        """Replicas needed for what is known; pods without a sample add nothing."""
+        return max(self.demand.rate - UP_MARGIN, self.demand.stock, self.demand.queue)
+
+    @property
+    def cautious_need(self) -> float:
+        """Replicas needed if every pod without a sample is exactly at target: the view for scaling down."""
+        return max(self.demand.rate, self.demand.stock + self.signals.missing, self.demand.queue)
+
+
 def decide(settings: Settings, state: State, observation: Observation, now: float) -> Decision:
     """How many replicas there should be now."""
     signals = measure(settings, state, observation, now)
     preempting = _preemptions_rose(state.counters, observation.pods)
-    state = _remember(settings, state, observation, signals, preempting=preempting, now=now)
-    desired, reason, message = _choose(settings, state, observation, signals, preempting=preempting, now=now)
+    known = learned(settings, state.learned, observation, signals, now)
+    asked = demand(settings, known, signals, now)
+    look = _Look(settings, replace(state, learned=known), observation, signals, asked, preempting, now)
+    state = _remember(look)
+    look = replace(look, state=state)
+    desired, reason, message = _choose(look)
     if reason == "ScalingLimited":
         state = replace(state, limited=now)
-    elif desired == observation.current == settings.max_replicas and now - state.limited < LIMITED_SECONDS:
-        ago = f"{now - state.limited:.0f} s ago"
+    elif desired == observation.current == settings.max_replicas and _within(state.limited, LIMITED_SECONDS, now):
+        ago = f"{now - (state.limited or 0.0):.0f} s ago"
         reason, message = "ScalingLimited", f"more than maxReplicas ({desired}) replicas were needed {ago}"
     return Decision(
         desired=desired,
         reason=reason,
         message=message,
-        inputs=_describe(signals, observation.current, desired),
+        inputs=_describe(look, desired),
         state=state,
         requeue=_requeue(signals, observation, desired),
+        demand=asked,
     )
 
 
 _Choice = tuple[int, str, str]
 
 
-def _choose(
-    settings: Settings, state: State, observation: Observation, signals: Signals, *, preempting: bool, now: float
-) -> _Choice:
-    current = observation.current
+def _choose(look: _Look) -> _Choice:
+    settings, signals, current = look.settings, look.signals, look.observation.current
     bounded = min(max(current, settings.min_replicas), settings.max_replicas)
     if bounded != current:
         limit = settings.minimum if bounded > current else "maxReplicas"
         return bounded, "OutOfBounds", f"{current} replicas is outside the bounds: {limit} is {bounded}"
     if current == 0:
-        return _wake(settings, state, signals, now)
+        return _wake(look)
     if 2 * signals.missing > signals.ready:
         silent = f"{signals.missing} of {signals.ready} ready pods gave no load report"
         if current < settings.fallback:
             return settings.fallback, "MetricsMissing", f"{silent}: fallbackReplicas is {settings.fallback}"
         return current, "MetricsMissing", f"{silent}: holding"
-    raised = _up(settings, state, observation, signals, preempting=preempting, now=now)
+    raised = _up(look)
     if raised:
         return raised
     if current == 1:
-        return _to_zero(settings, state, signals, now)
-    return _down(settings, state, current, signals, now)
+        return _to_zero(look)
+    return _down(look)
 
 
-def _wake(settings: Settings, state: State, signals: Signals, now: float) -> _Choice:
+def _wake(look: _Look) -> _Choice:
     """0 -> n: edge-triggered by the first held request, past every stabilisation."""
-    if not signals.held and now - state.woken > WAKE_SECONDS:
+    settings, signals = look.settings, look.signals
+    if not signals.held and not _within(look.state.woken, WAKE_SECONDS, look.now):
         return 0, "Idle", "no replicas and no request held"
-    need = max(1, ceil(signals.demand - _EPSILON))
-    desired = min(need, max(1, _budget(state.changes, settings.up_max_step, settings.up_period, now)))
+    # The rate of a load that has just begun is chance: what is held is what there is.
+    need = max(1, ceil(max(look.demand.stock, look.demand.queue) - _EPSILON))
+    desired = min(need, max(1, _budget(look.state.changes, settings.up_max_step, settings.up_period, look.now)))
     return (
         min(desired, settings.max_replicas),
         "RequestsHeld",
@@ -91,15 +123,13 @@ def _wake(settings: Settings, state: State, signals: Signals, now: float) -> _Ch
     )
 
 
-def _up(
-    settings: Settings, state: State, observation: Observation, signals: Signals, *, preempting: bool, now: float
-) -> _Choice | None:
+def _up(look: _Look) -> _Choice | None:
     """More replicas at once, if those there are and those on their way do not suffice; None if they do."""
-    current = observation.current
+    settings, state, signals, current = look.settings, look.state, look.signals, look.observation.current
     supply = max(0, current - signals.broken)
     need = state.lows[0][1]
-    reason, message = _dominant(settings, signals)
-    if preempting and need <= supply < signals.ready + 1 and not signals.pending and signals.ready:
+    reason, message = _dominant(look)
+    if look.preempting and need <= supply < signals.ready + 1 and not signals.pending and signals.ready:
         # Past the cliff whatever the other signals say: preempted work is computed twice, which keeps the pool full.
         need = supply + 1
         reason, message = "Preemptions", "a pool ran full and preempted running requests"
@@ -107,7 +137,7 @@ def _up(
         return None
     # A broken replica is made up for one at a time: a bad image must not start max_replicas pods.
     wanted = need + min(1, signals.broken)
-    allowed = current + _budget(state.changes, settings.up_max_step, settings.up_period, now)
+    allowed = current + _budget(state.changes, settings.up_max_step, settings.up_period, look.now)
     desired = min(wanted, allowed, settings.max_replicas)
     if desired > current:
         return desired, reason, message
@@ -122,47 +152,50 @@ def _up(
     )
 
 
-def _down(settings: Settings, state: State, current: int, signals: Signals, now: float) -> _Choice:
+def _down(look: _Look) -> _Choice:
     """Fewer replicas, if the whole window agrees and the remaining ones hold what is there."""
+    settings, state, current = look.settings, look.state, look.observation.current
     floor = max(1, settings.min_replicas)
-    if signals.cautious_demand + DOWN_MARGIN > current - 1 or current <= floor:
+    if look.cautious_need + DOWN_MARGIN > current - 1 or current <= floor:
         return current, "Steady", "demand matches the replicas"
-    blocked = _blocked(settings, state, signals, now)
+    blocked = _blocked(look)
     if blocked:
         return current, *blocked
     recommended = max(state.highs[0][1], floor)
-    step = _budget(state.changes, -settings.down_max_step, settings.down_period, now)
+    step = _budget(state.changes, -settings.down_max_step, settings.down_period, look.now)
     desired = max(recommended, current - step)
     if desired >= current:
         if recommended >= current:
             window = f"{settings.down_stabilization:g} s"
             return current, "Stabilizing", f"demand fell; {recommended} replicas were needed within the last {window}"
         return current, "StepLimited", f"at most {settings.down_max_step} fewer per {settings.down_period:g} s"
-    desired = _consolidated(settings, signals, desired, current)
+    desired = _consolidated(settings, look.signals, desired, current)
     if desired >= current:
         return current, "ConsolidationRefused", "the remaining replicas would not hold what is running"
     return desired, "LoadLow", f"{desired} replicas hold the load with a margin"
 
 
-def _to_zero(settings: Settings, state: State, signals: Signals, now: float) -> _Choice:
+def _to_zero(look: _Look) -> _Choice:
     """1 -> 0, only when nothing has happened for long and a gateway confirms that it will hold the next request."""
+    settings, signals = look.settings, look.signals
     if settings.min_replicas > 0:
         return 1, "Steady", "one replica, the minimum"
     if signals.busy or signals.missing:
         return 1, "Steady", "the last replica is in use or did not report"
-    idle = now - max(state.last_active, signals.last_arrival)
+    idle = look.now - max(look.state.last_active, signals.last_arrival)
     if idle < settings.idle_to_zero:
         return 1, "Steady", f"idle for {max(idle, 0.0):.0f} of {settings.idle_to_zero:g} s"
     if not signals.gateways_answering or signals.gateways_silent:
         return 1, "GatewayMissing", "idle, but not every gateway confirms that it would hold a request"
-    blocked = _blocked(settings, state, signals, now)
+    blocked = _blocked(look)
     if blocked:
         return 1, *blocked
     return 0, "Idle", f"no request for {idle:.0f} s"
 
 
-def _blocked(settings: Settings, state: State, signals: Signals, now: float) -> tuple[str, str] | None:
+def _blocked(look: _Look) -> tuple[str, str] | None:
     """What forbids any scale-down now, or None."""
+    settings, state, signals, now = look.settings, look.state, look.signals, look.now
     if signals.waiting or signals.held:
         return "RequestsWaiting", f"{signals.waiting} requests wait and {signals.held} are held"
     if signals.pending:
@@ -189,14 +222,13 @@ def _consolidated(settings: Settings, signals: Signals, desired: int, current: i
     return current
 
 
-def _remember(
-    settings: Settings, state: State, observation: Observation, signals: Signals, *, preempting: bool, now: float
-) -> State:
+def _remember(look: _Look) -> State:
     """The state after this observation: windows moved on, counters taken over."""
+    settings, state, observation, signals, now = look.settings, look.state, look.observation, look.signals, look.now
     current = observation.current
     started = now if state.started is None else state.started
-    highest = ceil(signals.cautious_demand + DOWN_MARGIN - _EPSILON) + min(1, signals.broken)
-    lowest = ceil(signals.demand - _EPSILON)
+    highest = ceil(look.cautious_need + DOWN_MARGIN - _EPSILON) + min(1, signals.broken)
+    lowest = ceil(look.need - _EPSILON)
     highs = (*(h for h in state.highs if h[1] > highest and now - h[0] < settings.down_stabilization), (now, highest))
     lows = (*(low for low in state.lows if low[1] < lowest and now - low[0] < settings.up_stabilization), (now, lowest))
     difference = 0 if state.current is None else current - state.current
@@ -215,7 +247,7 @@ def _remember(
         changes=changes,
         counters=_counters(state.counters, observation.pods, now),
         pod_tokens=signals.pod_tokens,
-        panic_until=now + settings.down_stabilization if preempting else state.panic_until,
+        panic_until=now + settings.down_stabilization if look.preempting else state.panic_until,
         last_active=now if active else state.last_active,
         woken=now if observation.wake else state.woken,
     )
@@ -260,8 +292,21 @@ def _budget(changes: tuple[tuple[float, int], ...], max_step: int, period: float
     return max(0, abs(max_step) - used)
 
 
-def _dominant(settings: Settings, signals: Signals) -> tuple[str, str]:
-    if signals.kv_demand >= signals.queue_demand:
+def _within(at: float | None, seconds: float, now: float) -> bool:
+    """Whether that was within the last `seconds`."""
+    return at is not None and now - at < seconds
+
+
+def _dominant(look: _Look) -> tuple[str, str]:
+    """What asks for the most replicas, in a word and a sentence."""
+    settings, signals, asked = look.settings, look.signals, look.demand
+    capacity = look.state.learned.capacity
+    if capacity is not None and asked.rate - UP_MARGIN > max(asked.stock, asked.queue):
+        return "ArrivalRate", (
+            f"{asked.arrivals:.3g} requests per second ask for {asked.rate:.2f} replicas; "
+            f"one takes {capacity.rate:.3g} per second"
+        )
+    if asked.stock >= asked.queue:
         stock = signals.pinned_tokens + signals.waiting_tokens + signals.held_tokens
         return "KVOccupancy", (
             f"{stock} KV tokens pinned, waiting or held; "
@@ -273,8 +318,9 @@ def _dominant(settings: Settings, signals: Signals) -> tuple[str, str]:
     )
 
 
-def _describe(signals: Signals, current: int, desired: int) -> str:
+def _describe(look: _Look, desired: int) -> str:
     """The figures of a decision in one short line."""
+    signals, asked, capacity = look.signals, look.demand, look.state.learned.capacity
     share = f" ({signals.pinned_blocks / signals.total_blocks:.0%})" if signals.total_blocks else ""
     parts = [f"kv {signals.pinned_blocks}/{signals.total_blocks} blocks pinned{share}", f"{signals.running} running"]
     parts.append(f"{signals.waiting} waiting")
@@ -287,7 +333,10 @@ def _describe(signals: Signals, current: int, desired: int) -> str:
         "without report": signals.missing,
     }
     parts += [f"{count} {what}" for what, count in optional.items() if count or what == "ready"]
-    return f"{', '.join(parts)}, demand {signals.demand:.2f}: {current} → {desired}"
+    if capacity is not None:
+        parts.append(f"{asked.arrivals:.3g} requests/s of {capacity.rate:.3g} per replica")
+    terms = f"rate {asked.rate:.2f}, kv {asked.stock:.2f}, queue {asked.queue:.2f}"
+    return f"{', '.join(parts)}, demand by {terms}: {look.observation.current} → {desired}"
 
 
 def _requeue(signals: Signals, observation: Observation, desired: int) -> float:

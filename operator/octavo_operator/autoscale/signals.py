@@ -44,18 +44,7 @@ class Signals:
     last_arrival: float
     gateways_answering: int
     gateways_silent: int
-    kv_demand: float
-    queue_demand: float
-
-    @property
-    def demand(self) -> float:
-        """Replicas needed for what is known; pods without a sample add nothing."""
-        return max(self.kv_demand, self.queue_demand)
-
-    @property
-    def cautious_demand(self) -> float:
-        """Replicas needed if every pod without a sample is exactly at target: the view for scaling down."""
-        return max(self.kv_demand + self.missing, self.queue_demand)
+    budget: int
 
     @property
     def busy(self) -> bool:
@@ -80,7 +69,6 @@ def measure(settings: Settings, state: State, observation: Observation, now: flo
     traffic = [t for gateway in observation.gateways if (t := answering(gateway, now))]
     held = sum(t.held for t in traffic)
     held_tokens = sum(t.held_prompt_tokens for t in traffic)
-    stock = pinned_tokens + waiting_tokens + held_tokens
     return Signals(
         ready=len(ready),
         pending=len(starting) - overdue,
@@ -102,8 +90,7 @@ def measure(settings: Settings, state: State, observation: Observation, now: flo
         last_arrival=max((t.last_arrival for t in traffic), default=0.0),
         gateways_answering=len(traffic),
         gateways_silent=len(observation.gateways) - len(traffic),
-        kv_demand=stock / (settings.kv_target * pod_tokens) if pod_tokens else 0.0,
-        queue_demand=(waiting + held) / settings.queued_per_replica,
+        budget=median_low(load.max_batched_tokens for load in sampled) if sampled else 0,
     )
 
 

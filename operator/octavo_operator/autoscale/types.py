@@ -5,9 +5,12 @@ All times are Unix seconds, all spans seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo_operator.autoscale.arrivals import Arrivals
+from octavo_operator.autoscale.capacity import Capacity, Sizes
+from octavo_operator.autoscale.fit import Fit
 from octavo_protocol.load import LoadReport, ModelTraffic
 
 Phase = Literal["pending", "ready", "draining", "failed"]
@@ -32,12 +35,14 @@ class PodSample:
 class GatewaySample:
     """What one gateway replica last said of this deployment.
 
-    `traffic` is None when it did not answer or does not list the deployment: it will not hold a request for it.
+    `traffic` is None when it did not answer or does not list the deployment: it will not hold a request for it. Its
+    counters begin anew with another `start_time`.
     """
 
     name: str
     traffic: ModelTraffic | None = None
     sampled_at: float = 0.0
+    start_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Settings:
     `minimum` is the field that says `min_replicas`; `fallback` the fewest replicas while most give no report, 0 to keep
     as many as there are.
     `kv_target` is a share of the pool, 0..1; `overdue_seconds` the age from which a pending pod is no longer supply.
+    `ttft`, `tpot` are target seconds to the first token and per token, 0 for none; `cold_start` is how long a replica
+    takes to start as long as none was seen to.
     """
 
     min_replicas: int
@@ -63,6 +70,9 @@ class Settings:
     overdue_seconds: float = 1800.0
     minimum: str = "minReplicas"
     fallback: int = 0
+    ttft: float = 0.0
+    tpot: float = 0.0
+    cold_start: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,64 @@ class PodCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayCounters:
+    """Requests one gateway had counted at time `at`, and their rate per second then; None before a difference."""
+
+    name: str
+    start_time: float
+    arrivals: int
+    at: float
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodTotals:
+    """What one pod said at the last lesson."""
+
+    name: str
+    at: float
+    load: LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums of the last minutes, older ones counting less: requests that came and that ended, and their tokens.
+
+    `pinned` KV tokens over `running` rows, both at the moments of the lessons.
+    """
+
+    requests: float = 0.0
+    finished: float = 0.0
+    prompt: float = 0.0
+    hits: float = 0.0
+    generated: float = 0.0
+    pinned: float = 0.0
+    running: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was learned of load and replicas. `at` is the last look, `taught` the last lesson from the pods.
+
+    `pod_rate`: requests per second that pods counted. `starting`: pods seen to start; `cold_starts`: seconds that the
+    last ones took.
+    """
+
+    at: float | None = None
+    taught: float | None = None
+    gateways: tuple[GatewayCounters, ...] = ()
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    pods: tuple[PodTotals, ...] = ()
+    pod_rate: float | None = None
+    totals: Totals = field(default_factory=Totals)
+    fit: Fit = field(default_factory=Fit)
+    starting: tuple[str, ...] = ()
+    cold_starts: tuple[float, ...] = ()
+    sizes: Sizes | None = None
+    capacity: Capacity | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What the policy remembers from one decision to the next. A restart begins with `State()`.
 
@@ -97,6 +165,7 @@ class State:
     the window's maximum/minimum and the length stays small. `changes`: (time, difference) of `current` as observed.
     `pod_tokens`: KV tokens of one pod, kept so that the size of the first pod is known while there is none.
     `woken`: when a gateway last asked. `limited`: when more than the allowed replicas were last needed.
+    None is never.
     """
 
     started: float | None = None
@@ -108,8 +177,25 @@ class State:
     pod_tokens: int = 0
     panic_until: float = 0.0
     last_active: float = 0.0
-    woken: float = float("-inf")
-    limited: float = float("-inf")
+    woken: float | None = None
+    limited: float | None = None
+    learned: Learned = field(default_factory=Learned)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Replicas that are asked for, by what asks for them, not rounded; a term that is not known is 0.
+
+    `rate`: requests that come. `stock`: KV tokens pinned, waiting and held. `queue`: requests waiting and held.
+    `arrivals` per second are reckoned with when a replica started now is ready, after `cold_start` seconds.
+    """
+
+    rate: float = 0.0
+    stock: float = 0.0
+    queue: float = 0.0
+    arrivals: float = 0.0
+    dispersion: float = 1.0
+    cold_start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +212,4 @@ class Decision:
     inputs: str
     state: State
     requeue: float
+    demand: Demand

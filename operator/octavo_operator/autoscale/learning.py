@@ -1,0 +1,247 @@
+"""What is learned from one look to the next: how many requests come, their sizes, step times, cold starts. Pure.
+
+No single pod is believed beyond what the others make likely: of three or more, one that is far from the middle counts
+as the nearest value that is not, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp
+from statistics import median
+
+from octavo_operator.autoscale import fit
+from octavo_operator.autoscale.arrivals import count
+from octavo_operator.autoscale.capacity import Limits, Sizes, capacity
+from octavo_operator.autoscale.signals import Signals, answering, usable
+from octavo_operator.autoscale.types import (
+    GatewayCounters,
+    Learned,
+    Observation,
+    PodSample,
+    PodTotals,
+    Settings,
+    Totals,
+)
+from octavo_protocol.load import LoadReport
+
+# Sizes of five minutes ago count for a third.
+SIZES_SECONDS = 300.0
+LESSON_SECONDS = 10.0
+# From this many requests on there is a mean size, from this many steps on a step time.
+LEAST_REQUESTS = 3.0
+LEAST_STEPS = 20.0
+# A gateway that is not heard is taken to go on as before for this long.
+SILENT_SECONDS = 60.0
+# More requests per second than one process can take are no count.
+RATE_MOST = 1e5
+COLD_STARTS = 20
+# A pod that was there before it was seen to start has started for nobody knows how long.
+_SEEN_SECONDS = 10.0
+# How far from the middle of the others a pod may be.
+_FAR = 2.0
+# The clock of a step that began before the interval.
+_LONG_STEP = 30.0
+
+
+def learned(settings: Settings, known: Learned, observation: Observation, signals: Signals, now: float) -> Learned:
+    """What is known after this look."""
+    elapsed = 0.0 if known.at is None else now - known.at
+    gateways = _gateways(known.gateways, observation, now)
+    rate = _arrival_rate(known, gateways, observation, now)
+    starting, cold_starts = _starts(settings, known, observation.pods, now)
+    known = replace(
+        known,
+        at=now,
+        gateways=gateways,
+        arrivals=known.arrivals if rate is None else count(known.arrivals, rate, elapsed, now),
+        starting=starting,
+        cold_starts=cold_starts,
+    )
+    if known.taught is not None and now - known.taught < LESSON_SECONDS:
+        return known
+    return _lesson(settings, known, observation.pods, signals, now)
+
+
+def cold_start(settings: Settings, known: Learned) -> float:
+    """Seconds that nine of ten starts of a replica took at most."""
+    if not known.cold_starts:
+        return settings.cold_start
+    return sorted(known.cold_starts)[ceil(0.9 * len(known.cold_starts)) - 1]
+
+
+def sizes(totals: Totals) -> Sizes | None:
+    """Mean sizes of requests; None when too few were seen."""
+    if totals.requests < LEAST_REQUESTS or totals.finished < LEAST_REQUESTS:
+        return None
+    prompt, answer = totals.prompt / totals.requests, totals.generated / totals.finished
+    hit = min(1.0, totals.hits / totals.prompt) if totals.prompt > 0 else 0.0
+    resident = totals.pinned / totals.running if totals.running >= 1 else prompt + answer / 2
+    return Sizes(prompt, answer, hit, resident)
+
+
+def _gateways(before: tuple[GatewayCounters, ...], observation: Observation, now: float) -> tuple[GatewayCounters, ...]:
+    """Counters of the gateways there are, with the rates that their differences make."""
+    known = {gateway.name: gateway for gateway in before}
+    after = []
+    for gateway in observation.gateways:
+        last = known.get(gateway.name)
+        traffic = answering(gateway, now)
+        if traffic is None:
+            if last is not None and now - last.at < SILENT_SECONDS:
+                after.append(last)
+            continue
+        at = gateway.sampled_at
+        if last is not None and at == last.at:
+            after.append(last)
+            continue
+        rate = last.rate if last is not None else None
+        if last is not None and last.start_time == gateway.start_time and traffic.arrivals >= last.arrivals:
+            rate = min((traffic.arrivals - last.arrivals) / (at - last.at), RATE_MOST) if at > last.at else rate
+        after.append(GatewayCounters(gateway.name, gateway.start_time, traffic.arrivals, at, rate))
+    return tuple(after)
+
+
+def _arrival_rate(
+    known: Learned, gateways: Sequence[GatewayCounters], observation: Observation, now: float
+) -> float | None:
+    """Requests per second now: what gateways count; what pods count, if more, where a gateway is not heard."""
+    rates = [gateway.rate for gateway in gateways if gateway.rate is not None]
+    heard = bool(observation.gateways) and all(answering(gateway, now) for gateway in observation.gateways)
+    if heard and rates:
+        return sum(rates)
+    if not rates and known.pod_rate is None:
+        return None
+    return max(sum(rates), known.pod_rate or 0.0)
+
+
+def _starts(
+    settings: Settings, known: Learned, pods: Iterable[PodSample], now: float
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Pods that were seen to start and do not serve yet, and how long the others took."""
+    before = set(known.starting)
+    new = now if known.at is None else known.at - _SEEN_SECONDS
+    starting = tuple(p.name for p in pods if p.phase == "pending" and (p.name in before or p.created > new))
+    took = (now - pod.created for pod in pods if pod.phase == "ready" and pod.name in before)
+    starts = (*known.cold_starts, *(seconds for seconds in took if 0 < seconds <= settings.overdue_seconds))
+    return starting, starts[-COLD_STARTS:]
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one pod did since the last lesson."""
+
+    load: LoadReport
+    before: LoadReport
+    elapsed: float
+    requests: float
+    finished: float
+    pace: float = 0.0
+
+
+def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signals: Signals, now: float) -> Learned:
+    """Learn sizes and step times from what the pods did since the last lesson."""
+    before = {totals.name: totals for totals in known.pods}
+    after: list[PodTotals] = []
+    shares: list[_Share] = []
+    for pod in pods:
+        load = usable(pod, now)
+        last = before.get(pod.name)
+        if load is None:
+            after += [last] if last is not None else []
+            continue
+        after.append(PodTotals(pod.name, pod.sampled_at, load))
+        if last is not None and (share := _share(load, last.load, pod.sampled_at - last.at)):
+            shares.append(share)
+    elapsed = 0.0 if known.taught is None else now - known.taught
+    totals = _totals(known.totals, shares, signals, elapsed)
+    fitted = _fitted(known.fit, shares, elapsed)
+    known = replace(known, taught=now, pods=tuple(after), totals=totals, fit=fitted)
+    if shares:
+        requests = _near([share.requests / share.elapsed for share in shares])
+        known = replace(known, pod_rate=sum(requests))
+    found = sizes(totals)
+    if found is None or fitted.model is None or fitted.gram[0][0] < LEAST_STEPS or not signals.rows:
+        return known
+    limits = Limits(
+        tokens=settings.kv_target * signals.pod_tokens,
+        rows=signals.rows[len(signals.rows) // 2],
+        budget=signals.budget,
+        tpot=settings.tpot,
+    )
+    return replace(known, sizes=found, capacity=capacity(fitted.model, found, limits))
+
+
+def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | None:
+    """The difference of two reports of one process; None when it cannot be one."""
+    requests = load.requests - before.requests
+    finished = requests - (load.running + load.waiting - before.running - before.waiting)
+    grown = (
+        requests,
+        load.prompt_tokens - before.prompt_tokens,
+        load.generation_tokens - before.generation_tokens,
+        load.prefix_hit_tokens - before.prefix_hit_tokens,
+        load.steps.count - before.steps.count,
+    )
+    possible = load.start_time == before.start_time and elapsed > 0 and min(grown) >= 0
+    if not possible or requests > RATE_MOST * elapsed:
+        return None
+    # No prompt and no answer is longer than the pool.
+    longest = load.blocks_total * load.block_size
+    if max(grown[1], grown[2]) > longest * (requests + before.running + before.waiting):
+        return None
+    return _Share(load, before, elapsed, float(requests), float(max(0, finished)))
+
+
+def _totals(totals: Totals, shares: Sequence[_Share], signals: Signals, elapsed: float) -> Totals:
+    """Sums that forget, but only while there is something new."""
+    requests = sum(share.requests for share in shares)
+    if not requests and not signals.running:
+        return totals
+    kept = exp(-elapsed / SIZES_SECONDS)
+    came = [s for s in shares if s.requests]
+    ended = [s for s in shares if s.finished]
+    prompt = _near([(s.load.prompt_tokens - s.before.prompt_tokens) / s.requests for s in came])
+    hits = _near([(s.load.prefix_hit_tokens - s.before.prefix_hit_tokens) / s.requests for s in came])
+    answer = _near([(s.load.generation_tokens - s.before.generation_tokens) / s.finished for s in ended])
+    weights, ends = _near([s.requests for s in came]), _near([s.finished for s in ended])
+    return Totals(
+        requests=kept * totals.requests + sum(weights),
+        finished=kept * totals.finished + sum(ends),
+        prompt=kept * totals.prompt + _product(weights, prompt),
+        hits=kept * totals.hits + _product(weights, hits),
+        generated=kept * totals.generated + _product(ends, answer),
+        pinned=kept * totals.pinned + signals.pinned_tokens,
+        running=kept * totals.running + signals.running,
+    )
+
+
+def _fitted(known: fit.Fit, shares: Sequence[_Share], elapsed: float) -> fit.Fit:
+    """The step time after this lesson."""
+    timed = []
+    for share in shares:
+        gram, moment = fit.equations(share.load.steps, share.before.steps)
+        if fit.possible(gram, moment) and moment[0] <= 1.2 * share.elapsed + _LONG_STEP:
+            expected = fit.expected(known, gram)
+            timed.append((moment[0] / expected, gram, moment))
+    if not timed:
+        return known
+    middle = median(pace for pace, _, _ in timed)
+    near = [(g, m) for pace, g, m in timed if len(timed) < 3 or middle / _FAR <= pace <= middle * _FAR]
+    kept = exp(-elapsed / fit.MEMORY_SECONDS)
+    for number, (gram, moment) in enumerate(near):
+        known = fit.learn(known, gram, moment, kept if number == 0 else 1.0)
+    return fit.solve(known, elapsed)
+
+
+def _near(values: list[float]) -> list[float]:
+    """The values, none further from the middle of three or more than it may be."""
+    if len(values) < 3:
+        return values
+    middle = median(values)
+    return [min(max(value, middle / _FAR), middle * _FAR) for value in values]
+
+
+def _product(left: Iterable[float], right: Iterable[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from octavo_gateway.endpoints import Deployment, Endpoint, Key, Table
 from octavo_gateway.hold import Bounds, HoldQueue, Ticket
 from octavo_gateway.openai import ApiError
-from octavo_gateway.router import Candidate, Report, has_room, route
+from octavo_gateway.router import Ask, Candidate, Policy, Report, has_room, route
 from octavo_gateway.tracks import Tally, Tracks, split
 from octavo_protocol.load import LoadReport, ModelTraffic
 
@@ -29,7 +29,11 @@ AVOID_LONGEST = 10.0
 
 @dataclass(slots=True, eq=False)
 class Upstream:
-    """One pod. `since*` counts what was sent after the report was asked for, `fresh*` after the one now on its way."""
+    """One pod.
+
+    `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
+    way.
+    """
 
     endpoint: Endpoint
     in_flight: int = 0
@@ -83,9 +87,13 @@ class Upstream:
         self.fresh_tokens += tokens
 
     def finished(self, tokens: int) -> None:
-        """Count a request that is over."""
+        """Count a request that is over: one less than the report says, or than was sent after it."""
         self.in_flight -= 1
         self.in_flight_tokens -= tokens
+        self.since -= 1
+        self.since_tokens -= tokens
+        self.fresh -= 1
+        self.fresh_tokens -= tokens
 
     def asked(self, now: float) -> None:
         """A report is on its way: what is sent from here on may not be in it."""
@@ -249,10 +257,11 @@ class Backend:
     def _lease(self, candidates: list[Candidate], tokens: int) -> Lease | None:
         stable = [c for c in candidates if not self.upstreams[c.key].endpoint.canary]
         canary = [c for c in candidates if self.upstreams[c.key].endpoint.canary]
-        chosen = route(split(stable, canary, self.deployment.canary_percent, self.random), tokens, self.random)
-        if chosen is None:
+        track = split(stable, canary, self.deployment.canary_percent, self.random)
+        choice = route(track, Ask(tokens), Policy(), self.random)
+        if choice is None:
             return None
-        upstream = self.upstreams[chosen.key]
+        upstream = self.upstreams[choice.candidate.key]
         upstream.sent(tokens)
         self.in_flight += 1
         tally = None

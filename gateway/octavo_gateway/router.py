@@ -1,18 +1,40 @@
-"""The choice of a pod: least predicted load, ties by power of two choices. Pure.
+"""The choice of a pod: the least predicted cost in seconds, with bounded load. Pure: chance comes in as an argument.
 
-Load is a share of the pod: KV tokens against its pool, rows against its limit, whichever is nearer to full. Tokens a
-pod was sent after its last report are added to what the report says, so that the choice stays right between reports
-(staleness costs more than the formula: background/autoscaling-anchors.md, section 4).
+The cost of a request on a pod is the time that it takes there and that it takes from others: the prompt tokens queued
+before it, its own tokens that the pod has not cached, its decoding at the pace of a fuller pod, the delay of every row
+that decodes meanwhile, and the wait for room. What was sent after the report is added to what the report says, so that
+the choice stays right between reports: staleness costs more than the formula.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from hashlib import blake2b
+from statistics import median, median_low
+from typing import NamedTuple
 
-# Shares that differ by less are a tie: reports are up to a second old, and several gateways choose at the same time.
-TIE = 0.02
+from octavo_gateway.figures import Figures
+
+PREFIX_AWARE = "PrefixAware"
+LEAST_LOAD = "LeastLoad"
+ROUND_ROBIN = "RoundRobin"
+SESSION = "Session"
+
+# Costs that differ by less than this share of what load adds are a tie: reports are up to a second old.
+TIE = 0.05
+# Of a pod that nothing is known of, a step takes this long, as long again when it is full, and so much longer with a
+# full budget of prompt tokens. Only ratios matter: equal figures everywhere make the choice one of least load.
+NEUTRAL_STEP = 0.02
+NEUTRAL_PREFILL = 10.0
+NEUTRAL_BATCH = 2048
+# Load that is never over the bound: it takes more to be worth a prompt computed anew.
+FREE_ROWS = 2
+FREE_SHARE = 0.125
+# Other gateways are taken to have sent as much as this one for every report they share in, up to so many of them.
+MAX_GATEWAYS = 8.0
+# So few rows say little about how many gateways there are.
+FEW_ROWS = 4
 # Held requests are released onto a pod up to this share of its pool, so that the first pod does not have to preempt.
 RELEASE_SHARE = 0.9
 # Requests released onto a pod that has not reported yet: it is not known what it can hold.
@@ -21,20 +43,34 @@ RELEASE_BLIND = 4
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What routing needs of a pod's load report: tokens and sequences."""
+    """What routing needs of a pod's load report: tokens and sequences, seconds since it was taken.
+
+    `uncached` prompt tokens are still to be computed, `batch` tokens fit a step.
+    """
 
     pool_tokens: int
     used_tokens: int
     rows: int
     max_rows: int
+    uncached: int = 0
+    batch: int = NEUTRAL_BATCH
+    age: float = 0.0
+    figures: Figures | None = None
+
+
+# Where no pod has reported: some size, the same for all.
+_BLIND = Report(65_536, 0, 0, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One pod that accepts requests.
 
-    `in_flight`, `in_flight_tokens`: what this gateway has sent and not seen finish. `since`, `since_tokens`: the part
-    of it sent after the report was taken. `report` is None when there is none or it is too old to be used.
+    `in_flight`, `in_flight_tokens`: what this gateway has sent and not seen finish; `prefilling` is the part of the
+    tokens not cached and not answered yet. `since`, `since_tokens`: what it has sent after the report was taken, less
+    what finished; `since_uncached` the part of that not cached and not answered yet. `report` is None when there is
+    none or it is too old to be used. `matched` prompt tokens of the request to be routed are in its prefix cache, as
+    far as is known.
     """
 
     key: str
@@ -43,24 +79,64 @@ class Candidate:
     since: int
     since_tokens: int
     report: Report | None
+    since_uncached: int = 0
+    prefilling: int = 0
+    matched: int = 0
 
 
-def route(candidates: Sequence[Candidate], tokens: int, random: Callable[[], float]) -> Candidate | None:
-    """The pod to send a request of `tokens` prompt tokens to; None when there is no candidate.
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request to be routed: its prompt tokens and the tokens it will likely generate.
 
-    `random` gives numbers in [0, 1).
+    `anchor` names the start of its prompt: equal for prompts that begin alike, empty for a short one. `session` is
+    what sticks to one pod in Session mode, empty without. `turn` counts the deployment's requests, for RoundRobin.
+    """
+
+    tokens: int
+    output: float = 128.0
+    anchor: bytes = b""
+    session: bytes = b""
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a deployment wants to be routed. A pod above `max_load` times the mean in-flight tokens is over the bound."""
+
+    strategy: str = PREFIX_AWARE
+    max_load: float = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The pod, and why: only, affinity, load, bound, tie, session or turn.
+
+    `against`: another pod has more of the prompt cached.
+    """
+
+    candidate: Candidate
+    reason: str
+    against: bool = False
+
+
+def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Callable[[], float]) -> Choice | None:
+    """The pod to send a request to; None when there is no candidate.
+
+    `random` gives numbers in [0, 1). Equal inputs give equal choices, whatever the order of the candidates, except
+    where chance decides between equals.
     """
     if len(candidates) < 2:
-        return candidates[0] if candidates else None
-    pool, rows = _typical(candidates)
-    loads = [_load(candidate, tokens, pool, rows) for candidate in candidates]
-    best = min(loads)
-    tied = [index for index, load in enumerate(loads) if load <= best + TIE]
-    if len(tied) == 1:
-        return candidates[tied[0]]
-    first = tied.pop(int(random() * len(tied)))
-    second = tied[int(random() * len(tied))]
-    return candidates[first if loads[first] <= loads[second] else second]
+        return Choice(candidates[0], "only") if candidates else None
+    if policy.strategy == ROUND_ROBIN:
+        ordered = sorted(candidates, key=lambda candidate: candidate.key)
+        return Choice(ordered[ask.turn % len(ordered)], "turn")
+    pods = _pods(candidates)
+    within = _within(pods, ask.tokens, policy.max_load)
+    if policy.strategy == SESSION and ask.session:
+        allowed = [candidate for candidate, fits in zip(candidates, within, strict=True) if fits]
+        return Choice(_rendezvous(ask.session, allowed), "session")
+    aware = policy.strategy != LEAST_LOAD
+    return _cheapest(candidates, pods, ask, within if aware else None, random)
 
 
 def has_room(candidate: Candidate, tokens: int) -> bool:
@@ -78,20 +154,158 @@ def has_room(candidate: Candidate, tokens: int) -> bool:
     return used + tokens <= RELEASE_SHARE * report.pool_tokens and rows < report.max_rows
 
 
-def _load(candidate: Candidate, tokens: int, pool: int, rows: int) -> float:
-    """Predicted share of the pod in use with the request on it."""
-    report = candidate.report
-    if report is None:
-        return max((candidate.in_flight_tokens + tokens) / pool, (candidate.in_flight + 1) / rows)
-    used = max(report.used_tokens + candidate.since_tokens, candidate.in_flight_tokens)
-    busy = max(report.rows + candidate.since, candidate.in_flight)
-    return max((used + tokens) / max(1, report.pool_tokens), (busy + 1) / max(1, report.max_rows))
+class _Pod(NamedTuple):
+    """A candidate in the terms of the cost: its load now, and what it is able to do."""
+
+    rows: float
+    used: float
+    backlog: float
+    pool: int
+    max_rows: int
+    batch: int
+    figures: Figures
 
 
-def _typical(candidates: Sequence[Candidate]) -> tuple[int, int]:
-    """Pool and rows assumed of a pod without a report: those of the others, or one of everything."""
-    reports = [candidate.report for candidate in candidates if candidate.report]
-    if not reports:
-        return 1, 1
-    pool = median_low(report.pool_tokens for report in reports)
-    return max(1, pool), max(1, median_low(report.max_rows for report in reports))
+def _cheapest(
+    candidates: Sequence[Candidate],
+    pods: Sequence[_Pod],
+    ask: Ask,
+    within: Sequence[bool] | None,
+    random: Callable[[], float],
+) -> Choice:
+    """Least cost; a prefix counts on pods within the bound, and nowhere when `within` is None."""
+    matches = [
+        min(candidate.matched, ask.tokens - 1) if within is not None and within[index] else 0
+        for index, candidate in enumerate(candidates)
+    ]
+    costs = [_cost(pod, ask, matched) for pod, matched in zip(pods, matches, strict=True)]
+    best = min(costs)
+    chosen = costs.index(best)
+    most = max(candidate.matched for candidate in candidates) if within is not None else 0
+    margin = TIE * max(0.0, best - _idle(pods[chosen].figures, ask))
+    tied = [index for index, cost in enumerate(costs) if cost <= best + margin]
+    reason = "load"
+    if len(tied) > 1:
+        reason = "tie"
+        if ask.anchor and within is not None and not most:
+            # Nobody has it. Gateways that meet a new prompt at the same time should not compute it twice.
+            winner = _rendezvous(ask.anchor, [candidates[index] for index in tied])
+            return Choice(winner, reason)
+        first = tied.pop(int(random() * len(tied)))
+        second = tied[int(random() * len(tied))]
+        chosen = first if costs[first] <= costs[second] else second
+    against = candidates[chosen].matched < most
+    if against and any(
+        candidate.matched == most and not within[index] for index, candidate in enumerate(candidates) if within
+    ):
+        reason = "bound"
+    elif matches[chosen] > min(matches):
+        reason = "affinity"
+    return Choice(candidates[chosen], reason, against)
+
+
+def _cost(pod: _Pod, ask: Ask, matched: int) -> float:
+    """Seconds: of the request itself, and of the others on the pod because of it."""
+    rows, used, backlog, pool, max_rows, batch, figures = pod
+    tokens, output = ask.tokens, ask.output
+    step = figures.base + figures.row * rows + figures.context * used
+    slower = figures.row + figures.context * tokens
+    new = tokens - matched
+    first = (backlog + new) * (figures.prefill + step / batch)
+    cost = first + output * (step + slower) + rows * (new * figures.prefill + output * slower)
+    if rows >= max_rows or used + tokens > pool:
+        # Room comes back as rows finish: all of it in the time that a row stays.
+        over = max((rows + 1) / max_rows, (used + tokens) / pool) - 1
+        cost += over * (output + 1) * (step + batch * figures.prefill)
+    return cost
+
+
+def _idle(figures: Figures, ask: Ask) -> float:
+    """What the request would cost on an empty pod that has all of it cached."""
+    return ask.output * (figures.base + figures.row + figures.context * ask.tokens)
+
+
+def _pods(candidates: Sequence[Candidate]) -> list[_Pod]:
+    """Candidates in the terms of the cost. What is not known of one is assumed to be as with the others."""
+    gateways = _gateways(candidates)
+    unknown, common = _assumed([candidate.report for candidate in candidates if candidate.report], len(candidates))
+    pods = []
+    for candidate in candidates:
+        report = candidate.report
+        rows: float = candidate.in_flight
+        used: float = candidate.in_flight_tokens
+        if report is None:
+            backlog: float = candidate.prefilling
+            figures = common or _neutral(unknown)
+            pods.append(_Pod(rows, used, backlog, unknown.pool_tokens, unknown.max_rows, unknown.batch, figures))
+            continue
+        rows = max(rows, report.rows + candidate.since * gateways)
+        used = max(used, report.used_tokens + candidate.since_tokens * gateways)
+        backlog, batch = report.uncached, report.batch or 1
+        figures = report.figures or common or _neutral(report)
+        if backlog and report.age and report.figures:
+            step = figures.base + figures.row * rows + figures.context * used
+            backlog = max(0.0, backlog - report.age / (figures.prefill + step / batch))
+        backlog += candidate.since_uncached * gateways
+        pods.append(_Pod(rows, used, backlog, report.pool_tokens or 1, report.max_rows or 1, batch, figures))
+    return pods
+
+
+def _gateways(candidates: Sequence[Candidate]) -> float:
+    """How many gateways seem to send to these pods: the rows of the reports against those of this gateway.
+
+    All of them see the same pod as the emptiest until the next report; each adds what the others likely sent there.
+    """
+    rows = own = 0
+    for candidate in candidates:
+        if candidate.report is not None:
+            rows += candidate.report.rows
+            own += candidate.in_flight - candidate.since
+    return min(MAX_GATEWAYS, max(1.0, (rows + FEW_ROWS) / (max(0, own) + FEW_ROWS)))
+
+
+def _assumed(reports: Sequence[Report], pods: int) -> tuple[Report, Figures | None]:
+    """What is taken to be true of a pod without a report, and of one without figures: what is usual here."""
+    known = [report.figures for report in reports if report.figures]
+    unknown, common = _BLIND, None
+    if reports and len(reports) < pods:
+        pool = median_low(report.pool_tokens for report in reports)
+        most = median_low(report.max_rows for report in reports)
+        batch = median_low(report.batch for report in reports)
+        unknown = Report(max(1, pool), 0, 0, max(1, most), batch=max(1, batch))
+    if known and len(known) < pods:
+        common = _typical(known)
+    return unknown, common
+
+
+def _typical(known: Sequence[Figures]) -> Figures:
+    return Figures(
+        median(figures.base for figures in known),
+        median(figures.prefill for figures in known),
+        median(figures.row for figures in known),
+        median(figures.context for figures in known),
+    )
+
+
+def _neutral(report: Report) -> Figures:
+    return Figures(
+        NEUTRAL_STEP,
+        NEUTRAL_PREFILL * NEUTRAL_STEP / (report.batch or 1),
+        NEUTRAL_STEP / (report.max_rows or 1),
+        NEUTRAL_STEP / (report.pool_tokens or 1),
+    )
+
+
+def _within(pods: Sequence[_Pod], tokens: int, max_load: float) -> list[bool]:
+    """Which pods are within the bound; the least loaded one always is.
+
+    As in consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) the mean counts the new request
+    and the pod's own load does not, so that few requests among many pods are not kept from their prefixes.
+    """
+    bound = max_load * (sum(pod.used for pod in pods) + tokens) / len(pods)
+    return [pod.rows < FREE_ROWS or pod.used <= max(bound, FREE_SHARE * pod.pool) for pod in pods]
+
+
+def _rendezvous(name: bytes, candidates: Sequence[Candidate]) -> Candidate:
+    """The pod that every gateway takes for `name` (highest random weight, Thaler and Ravishankar 1998)."""
+    return max(candidates, key=lambda c: (blake2b(name + c.key.encode(), digest_size=8).digest(), c.key))

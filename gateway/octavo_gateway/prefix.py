@@ -1,0 +1,248 @@
+"""Which pod has how much of a prompt cached. Pure: times come in as arguments.
+
+The gateway has no tokenizer, so it names prompts by their text: a chain of keys, each over one more piece of it and
+depending on all before. Pods name what they cache by the engine's block hashes. An answer's header says which hashes
+stand behind a text, reports say which hashes a pod holds; together they tell exactly, whoever sent the text there.
+Until a pod has reported, what was sent to it is assumed to be there.
+
+A prompt costs O(its pieces); memory is bounded: 131,072 pieces of text at about 200 bytes, 524,288 block hashes at
+about 100, 4,096 assumed pieces for each pod.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+from octavo_protocol.hashing import KEY_BYTES
+from octavo_protocol.load import CacheDelta
+from octavo_protocol.prompt import PromptBlocks
+
+V = TypeVar("V")
+
+# Pieces are about a block long at first and longer where a block more or less is a small part of the prompt; what is
+# beyond the last piece is not looked at.
+# A piece with its parent's key fills whole blocks of the hash function.
+FINE, FINES = 128 - KEY_BYTES, 256
+COARSE, COARSES = 1024 - KEY_BYTES, 992
+_FINE_END = FINE * FINES
+_COARSE_END = _FINE_END + COARSE * COARSES
+TEXTS = 131_072
+HASHES = 524_288
+ASSUMED = 4096
+# Answered requests whose pod has not reported since; beyond this their marks are left to age.
+UNSETTLED = 1024
+# No pod has so many blocks.
+MOST_BLOCKS = 1 << 24
+
+
+def chain(root: bytes, text: bytes) -> tuple[bytes, ...]:
+    """Keys of all full pieces of a text, in order. `root` tells texts apart that share no cache."""
+    keys: list[bytes] = []
+    key = root
+    view = memoryview(text)
+    for start, end, size in ((0, _FINE_END, FINE), (_FINE_END, _COARSE_END, COARSE)):
+        for at in range(start, min(len(text), end) - size + 1, size):
+            key = blake2b(key + view[at : at + size], digest_size=KEY_BYTES).digest()
+            keys.append(key)
+    return tuple(keys)
+
+
+def root(*names: str) -> bytes:
+    """What a chain starts from: the model, the tenant, whatever else caches do not share."""
+    h = blake2b(digest_size=KEY_BYTES)
+    for name in names:
+        data = name.encode("utf-8", "surrogateescape")
+        h.update(len(data).to_bytes(8, "little") + data)
+    return h.digest()
+
+
+def reach(pieces: int) -> int:
+    """Bytes of text that the first `pieces` keys of a chain stand for."""
+    fine = min(pieces, FINES)
+    return fine * FINE + (pieces - fine) * COARSE
+
+
+class DeltaError(ValueError):
+    """A pod says of its cache what cannot be."""
+
+
+@dataclass(slots=True)
+class _Recent(Generic[V]):
+    """A map that keeps at least its `limit // 2` last used keys and at most `limit`: two generations, no list."""
+
+    limit: int
+    _young: dict[bytes, V] = field(default_factory=dict)
+    _old: dict[bytes, V] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._young or key in self._old
+
+    def get(self, key: bytes) -> V | None:
+        found = self._young.get(key)
+        return self._old.get(key) if found is None else found
+
+    def put(self, key: bytes, value: V) -> None:
+        if len(self._young) >= self.limit // 2 and key not in self._young:
+            self._old, self._young = self._young, {}
+        self._young[key] = value
+        self._old.pop(key, None)
+
+    def discard(self, key: bytes) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
+
+
+@dataclass(slots=True)
+class _Pod:
+    """What one pod holds: hashes it reported, and texts it was sent since. `unsettled`: when answered, which texts."""
+
+    hashes: set[int] = field(default_factory=set)
+    assumed: _Recent[bool] = field(default_factory=lambda: _Recent(ASSUMED))
+    unsettled: deque[tuple[float, tuple[bytes, ...]]] = field(default_factory=deque)
+    sequence: int = 0
+
+
+class PrefixIndex:
+    """The prefix caches of all pods of one gateway, by text. Pods are named by any string that is theirs alone."""
+
+    def __init__(self, texts: int = TEXTS, hashes: int = HASHES) -> None:
+        self._texts: _Recent[int] = _Recent(texts)
+        self._limit = hashes
+        self._pods: dict[str, _Pod] = {}
+
+    def __len__(self) -> int:
+        """Pieces of text known."""
+        return len(self._texts)
+
+    @property
+    def hashes(self) -> int:
+        """Block hashes known to be held, over all pods."""
+        return sum(len(pod.hashes) for pod in self._pods.values())
+
+    @property
+    def assumed(self) -> int:
+        """Pieces of text assumed to be held, over all pods."""
+        return sum(len(pod.assumed) for pod in self._pods.values())
+
+    def match(self, keys: Sequence[bytes], pods: Sequence[str]) -> list[int]:
+        """How many of the first `keys` each of the pods holds."""
+        texts = self._texts
+        behind: list[int] = []
+        for key in keys:
+            found = texts.get(key)
+            if found is None:
+                break
+            behind.append(found)
+        if not behind:
+            return [0] * len(pods)
+        return [self._depth(self._pods.get(pod), keys, behind) for pod in pods]
+
+    def sent(self, pod: str, keys: Sequence[bytes]) -> None:
+        """A prompt goes to a pod: soon it will hold it."""
+        texts, assumed = self._texts, self._pods.setdefault(pod, _Pod()).assumed
+        # The start of a prompt is put last: it is what others share, and the last to be dropped.
+        for key in reversed(keys):
+            texts.put(key, texts.get(key) or 0)
+            assumed.put(key, True)
+
+    def unsent(self, pod: str, keys: Sequence[bytes]) -> None:
+        """The pod did not take it."""
+        if (known := self._pods.get(pod)) is not None:
+            for key in keys:
+                known.assumed.discard(key)
+
+    def answered(self, pod: str, keys: Sequence[bytes], size: int, prompt: PromptBlocks, now: float) -> None:
+        """The pod said which blocks stand behind a text of `size` bytes. From its next report on that is what counts.
+
+        Where a piece ends in tokens only the pod knows: they are taken to be spread evenly over the text, less a block,
+        so that the end of a shared beginning does not get the hash of what follows it.
+        """
+        known = self._pods.get(pod)
+        if known is None or not keys:
+            return
+        if not prompt.marks:
+            self.unsent(pod, keys)
+            return
+        self._learn(keys, size, prompt)
+        known.unsettled.append((now, tuple(keys)))
+        if len(known.unsettled) > UNSETTLED:
+            known.unsettled.popleft()
+
+    def sequence(self, pod: str) -> int:
+        """What to ask the pod's next report with."""
+        known = self._pods.get(pod)
+        return known.sequence if known else 0
+
+    def reported(self, pod: str, delta: CacheDelta, after: int, blocks: int, asked: float) -> None:
+        """Take what a pod says of its cache of `blocks` blocks, asked at `asked` for what came after `after`.
+
+        Raises `DeltaError` when that cannot be; the next report is then asked for all of it.
+        """
+        known = self._pods.setdefault(pod, _Pod())
+        if after != known.sequence and not delta.reset:
+            return  # A difference to what is not known any more: overtaken by another answer, or the pod is a new one.
+        known.sequence = 0
+        if delta.sequence < 0 or max(len(delta.added), len(delta.removed)) // KEY_BYTES > MOST_BLOCKS:
+            raise DeltaError(f"cache: {len(delta.added) + len(delta.removed)} bytes at sequence {delta.sequence}")
+        if delta.reset:
+            known.hashes = set()
+        known.hashes.difference_update(_numbers(delta.removed))
+        known.hashes.update(_numbers(delta.added))
+        if len(known.hashes) > blocks:
+            held, known.hashes = len(known.hashes), set[int]()
+            raise DeltaError(f"cache: {held} keys held; the pool has {blocks} blocks")
+        for _ in range(len(known.hashes) - max(1, self._limit // max(8, len(self._pods)))):
+            known.hashes.pop()
+        known.sequence = delta.sequence
+        self._settle(known, asked)
+
+    def forget(self, pod: str) -> None:
+        """The pod is gone, or another has its name."""
+        self._pods.pop(pod, None)
+
+    def _depth(self, pod: _Pod | None, keys: Sequence[bytes], behind: Sequence[int]) -> int:
+        """How many pieces from the first on the pod holds: who holds one holds all before it."""
+        if pod is None:
+            return 0
+        hashes, assumed = pod.hashes, pod.assumed
+        low, high = 0, len(behind)
+        middle = 0
+        while low < high:
+            if behind[middle] in hashes or keys[middle] in assumed:
+                low = middle + 1
+            else:
+                high = middle
+            middle = (low + high) // 2
+        return low
+
+    def _learn(self, keys: Sequence[bytes], size: int, prompt: PromptBlocks) -> None:
+        """Put behind each piece the last named block that ends before it does, behind the first ones the first."""
+        marks, texts = prompt.marks, self._texts
+        per_byte = prompt.tokens / max(1, size)
+        numbers = [number for _, key in marks for number in _numbers(key)]
+        mark = len(marks) - 1
+        for index in reversed(range(len(keys))):
+            tokens = reach(index + 1) * per_byte - prompt.block_size
+            while mark and marks[mark][0] > tokens:
+                mark -= 1
+            texts.put(keys[index], numbers[mark])
+
+    def _settle(self, pod: _Pod, asked: float) -> None:
+        """What was answered before a report was asked for is in it, or not in the cache."""
+        while pod.unsettled and pod.unsettled[0][0] < asked:
+            for key in pod.unsettled.popleft()[1]:
+                if self._texts.get(key):
+                    pod.assumed.discard(key)
+
+
+def _numbers(data: bytes) -> tuple[int, ...]:
+    """Block keys as numbers, which take less memory than bytes."""
+    return struct.unpack(f"<{len(data) // KEY_BYTES}Q", data)

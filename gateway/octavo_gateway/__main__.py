@@ -13,9 +13,11 @@ from pathlib import Path
 import uvloop
 
 from octavo_gateway import logs
+from octavo_gateway.connection import HEAD_SECONDS
 from octavo_gateway.hold import Bounds
 from octavo_gateway.keys import KeyFile
 from octavo_gateway.run import Options, run
+from octavo_gateway.server import BODY_SECONDS
 from octavo_gateway.static import StaticError, parse
 from octavo_protocol.names import PORT_ADMIN, PORT_GATEWAY, PORT_OPERATOR
 
@@ -69,6 +71,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="file of API keys: one per line, or YAML with limits for each; read again when it changes. "
         "Without it every client may call",
+    )
+    listen.add_argument(
+        "--head-timeout",
+        type=_seconds,
+        default=HEAD_SECONDS,
+        metavar="SECONDS",
+        help="longest time from the first byte of a request to the last of its headers (default %(default)g)",
+    )
+    listen.add_argument(
+        "--body-timeout",
+        type=_seconds,
+        default=BODY_SECONDS,
+        metavar="SECONDS",
+        help="longest time for a request's body (default %(default)g)",
     )
     hold = parser.add_argument_group("requests that wait for a replica")
     hold.add_argument(
@@ -141,6 +157,8 @@ def _options(given: argparse.Namespace) -> Options:
         keys=KeyFile(given.api_key_file) if given.api_key_file else None,
         bounds=Bounds(given.hold_max_requests, given.hold_max_bytes, given.hold_timeout),
         operator=operator,
+        head_seconds=given.head_timeout,
+        body_seconds=given.body_timeout,
         drain_delay=given.drain_delay,
         drain_timeout=given.drain_timeout,
         random=random.random,

@@ -19,7 +19,10 @@ def error_response(error: ApiError, request_id: str) -> web.Response:
     headers = {HEADER_REQUEST_ID: request_id, **error.headers}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
-    return web.Response(status=error.status, body=error.body(), headers=headers, content_type="application/json")
+    response = web.Response(status=error.status, body=error.body(), headers=headers, content_type="application/json")
+    if error.close:
+        response.force_close()
+    return response
 
 
 class Answer:

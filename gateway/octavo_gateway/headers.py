@@ -21,6 +21,20 @@ NOT_TO_POD = HOP_BY_HOP | {
 }  # fmt: skip
 NOT_TO_CLIENT = HOP_BY_HOP | {"content-length", "date", "server", "set-cookie"}
 
+# Tracing headers go through both ways, if they are what their specification says: a trace that a pod cannot read is
+# worse than none. No header is made up: the gateway has no tracer, and a span that nobody records breaks the trace.
+# W3C Trace Context, sections 3.2 and 3.3; W3C Baggage, section 3.3; B3 propagation.
+_ID = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_B3 = r"[0-9A-Za-z-]{1,128}"
+_TRACING = {
+    "traceparent": re.compile(rf"(?:00{_ID}|(?!00|ff)[0-9a-f]{{2}}{_ID}(?:-[!-~]{{1,128}})?)\Z"),
+    "tracestate": re.compile(r"[ -~]{1,512}\Z"),
+    "baggage": re.compile(r"[ -~]{1,4096}\Z"),
+} | {
+    name: re.compile(rf"{_B3}\Z")
+    for name in ("b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid", "x-b3-sampled", "x-b3-flags")
+}  # fmt: skip
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
@@ -49,8 +63,14 @@ def request_id(headers: MultiMapping[str], fresh: Callable[[], str]) -> str:
 
 def _without(headers: MultiMapping[str], dropped: frozenset[str]) -> CIMultiDict[str]:
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", [])).split(",")}
-    return CIMultiDict(
+    passed = CIMultiDict(
         (name, value)
         for name, value in headers.items()
         if (lower := name.lower()) not in dropped and lower not in named and not lower.startswith(HEADER_PREFIX)
     )
+    for name, pattern in _TRACING.items():
+        if name in passed and not pattern.match(",".join(passed.getall(name))):
+            del passed[name]
+    if "tracestate" in passed and "traceparent" not in passed:
+        del passed["tracestate"]
+    return passed

@@ -32,6 +32,9 @@ class Metrics:
         self.requests = Counter(
             "octavo_gateway_requests", "Requests answered, by HTTP status", ["model", "code"], registry=registry
         )
+        self.malformed = Counter(
+            "octavo_gateway_malformed_requests", "Requests that could not be read as HTTP", registry=registry
+        )
         self.retries = Counter(
             "octavo_gateway_retries", "Requests sent to a second replica", ["model", "reason"], registry=registry
         )

@@ -18,6 +18,7 @@ class ApiError(Exception):
     """An answer with an OpenAI error object. `retry_after` in seconds becomes an integer header of 1 to 120.
 
     `headers` are those it has besides.
+    `close`: the connection ends with it, because what follows on it cannot be trusted.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
+        close: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -36,6 +38,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        self.close = close
         self.retry_after = None if retry_after is None else min(MAX_RETRY_AFTER, max(1, ceil(retry_after)))
 
     def body(self) -> bytes:

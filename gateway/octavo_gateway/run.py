@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from octavo_gateway import load
+from octavo_gateway.connection import listen
 from octavo_gateway.endpoints import Table
 from octavo_gateway.fleet import Fleet
 from octavo_gateway.gate import Gate
@@ -51,6 +52,8 @@ class Options:
     keys: KeyFile | None
     bounds: Bounds
     operator: tuple[str, int] | None
+    head_seconds: float
+    body_seconds: float
     drain_delay: float
     drain_timeout: float
     random: Callable[[], float]
@@ -75,9 +78,10 @@ async def run(options: Options) -> int:
         background.append(asyncio.create_task(_tables(options, fleet, status)))
         stack.push_async_callback(_cancel, background)
         gate = Gate(options.keys, metrics, time.time, time.monotonic)
-        api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, gate)
-        public = await _serve(stack, api.app(), options.host, options.port)
-        await _serve(stack, Admin(fleet, metrics, status).app(), options.admin_host, options.admin_port)
+        api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, gate, options.body_seconds)
+        public = await _serve(stack, api.app(), options.host, options.port, metrics, options.head_seconds)
+        admin = Admin(fleet, metrics, status)
+        await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, options.head_seconds)
         log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)
         failed = await _until(stop, background)
         if failed:
@@ -132,13 +136,13 @@ async def _tables(options: Options, fleet: Fleet, status: Status) -> None:
         await watch.Watcher(api, namespaces, options.random).run(update)
 
 
-async def _serve(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> web.TCPSite:
+async def _serve(
+    stack: AsyncExitStack, app: web.Application, host: str, port: int, metrics: Metrics, head_seconds: float
+) -> asyncio.Server:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port, backlog=1024)
-    await site.start()
-    return site
+    return await listen(runner, host, port, metrics.malformed.inc, head_seconds=head_seconds)
 
 
 async def _until(stop: asyncio.Event, background: list[asyncio.Task[None]]) -> bool:
@@ -153,12 +157,12 @@ async def _until(stop: asyncio.Event, background: list[asyncio.Task[None]]) -> b
     return False
 
 
-async def _drain(options: Options, fleet: Fleet, status: Status, public: web.TCPSite) -> None:
+async def _drain(options: Options, fleet: Fleet, status: Status, public: asyncio.Server) -> None:
     """Refuse readiness, accept a little longer while clients learn of it, then let running answers finish."""
     status.draining = True
     log.info("draining: %d requests under way", status.requests)
     await asyncio.sleep(options.drain_delay)
-    await public.stop()
+    public.close()
     if status.requests:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(status.idle.wait(), options.drain_timeout)

@@ -11,11 +11,12 @@ from random import getrandbits
 from time import perf_counter
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_gateway import headers
 from octavo_gateway.answer import error_response
+from octavo_gateway.connection import Connection
 from octavo_gateway.fleet import Backend, Fleet
 from octavo_gateway.gate import Gate
 from octavo_gateway.keyring import ANYBODY, Entry
@@ -64,14 +65,15 @@ class Api:
     metrics: Metrics
     status: Status
     gate: Gate
+    body_seconds: float = BODY_SECONDS
     version: str = field(default_factory=lambda: version("octavo"))
 
     def app(self) -> web.Application:
         """The application for the public port."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.on_response_prepare.append(_anonymous)
-        app.router.add_post("/v1/chat/completions", self._complete)
-        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._complete, expect_handler=_later)
+        app.router.add_post("/v1/completions", self._complete, expect_handler=_later)
         app.router.add_get("/v1/models", self._models, allow_head=False)
         app.router.add_get("/v1/models/{model:.+}", self._model, allow_head=False)
         app.router.add_get("/livez", self._alive, allow_head=False)
@@ -86,7 +88,10 @@ class Api:
         request[_ID] = request_id
         self.status.requests += 1
         self.status.idle.clear()
+        connection = request.protocol
         try:
+            if isinstance(connection, Connection):
+                connection.begin(request)
             self._admit(request)
             response = await handler(request)
         except ApiError as error:
@@ -94,6 +99,9 @@ class Api:
         except web.HTTPException as refused:
             response = error_response(_refusal(refused, request), request_id)
             response.headers.update({"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {})
+        except web.RequestPayloadError:
+            malformed = ApiError(400, "the body is not framed as its headers say", close=True)
+            response = error_response(malformed, request_id)
         except asyncio.CancelledError:
             self._count(request, CLIENT_GONE)
             raise
@@ -104,6 +112,8 @@ class Api:
             log.exception("%s: request failed", request_id)
             response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id)
         finally:
+            if isinstance(connection, Connection):
+                connection.end()
             self.status.requests -= 1
             if not self.status.requests:
                 self.status.idle.set()
@@ -123,7 +133,7 @@ class Api:
 
     def _admit(self, request: web.Request) -> None:
         if not request.raw_path.startswith("/"):
-            raise ApiError(400, "the request line must carry a path, not an absolute address")
+            raise ApiError(400, "the request line must carry a path, not an absolute address", close=True)
         if request.path not in OPEN_PATHS:
             request[_ENTRY] = self.gate.identify(request.headers)
 
@@ -133,7 +143,7 @@ class Api:
             raise ApiError(415, f"Content-Type is {request.content_type}; send application/json")
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
-        body = await _body(request)
+        body = await _body(request, self.body_seconds)
         head = read_head(body)
         backend = self._find(head.model, request[_ENTRY])
         request[_MODEL] = label(backend)
@@ -201,13 +211,26 @@ class Admin:
         return _json(load.encode(report))
 
 
-async def _body(request: web.Request) -> bytes:
+async def _later(_: web.Request) -> None:
+    """A client that asks before it sends its body hears `100 Continue` only once it has been let in: see `_body`."""
+
+
+async def _body(request: web.Request, seconds: float) -> bytes:
     """The body. Raises `ApiError` 408 when it comes too slowly, and aiohttp's 413 when it is too long."""
+    if (request.content_length or 0) > MAX_BODY:
+        raise web.HTTPRequestEntityTooLarge(MAX_BODY, request.content_length or 0)
+    expect = request.headers.get("Expect")
+    if expect is not None and request.version >= HttpVersion11:
+        if expect.lower() != "100-continue":
+            raise ApiError(417, "the only expectation that can be met is 100-continue")
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # An interim answer is none: the real one may still become an error.
+        request.writer.output_size = 0
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             return await request.read()
     except TimeoutError:
-        raise ApiError(408, f"the body was not complete within {BODY_SECONDS:g} s") from None
+        raise ApiError(408, f"the body was not complete within {seconds:g} s", close=True) from None
 
 
 def _fresh_id() -> str:

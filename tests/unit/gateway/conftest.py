@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from octavo_gateway.connection import listen
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.fleet import Backend, Fleet
 from octavo_gateway.gate import Gate
@@ -93,9 +94,9 @@ class World:
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+        server = await listen(runner, "127.0.0.1", 0, lambda: None)
+        self._stack.callback(server.close)
+        return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     async def pod(self, behave: Behaviour = answer_plain) -> Pod:
         pod = Pod(behave=behave)

@@ -17,21 +17,23 @@ READY_SECONDS = 300.0
 
 @dataclass(slots=True)
 class Server:
-    """A server process and where it listens."""
+    """A server process and where it listens; `admin` is the port of its load report."""
 
     process: subprocess.Popen[bytes]
     port: int
+    admin: int
 
     @classmethod
     def start(cls, flags: list[str]) -> Server:
         """Start it; `ready` waits."""
-        with socket.socket() as free:
+        with socket.socket() as free, socket.socket() as other:
             free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        own = ["--port", str(port), "--admin-port", "0", "--served-model-name", "bench"]
+            other.bind(("127.0.0.1", 0))
+            port, admin = int(free.getsockname()[1]), int(other.getsockname()[1])
+        own = ["--port", str(port), "--admin-port", str(admin), "--served-model-name", "bench"]
         command = [sys.executable, "-m", "octavo_inference", *flags, *own]
         # Its own lines go to the log: this process' standard output is for measurements.
-        return cls(subprocess.Popen(command, stdout=sys.stderr), port)
+        return cls(subprocess.Popen(command, stdout=sys.stderr), port, admin)
 
     def ready(self) -> None:
         """Wait until requests are welcome."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -187,3 +188,21 @@ async def test_a_senseless_sequence_is_refused(serve, query):
 
 async def load(server, query):
     return decode_load((await server.admin.get(f"/v1/octavo/load{query}")).content).cache
+
+
+async def test_a_reader_that_does_not_read_keeps_nobody_waiting(serve):
+    async with serve(listen=True) as server:
+        server.engine.changes[:] = [(os.urandom(8 * 100_000), b"")]
+        await server.complete(max_tokens=1)
+        address = server.admin.base_url
+        writers = []
+        for _ in range(8):
+            _, writer = await asyncio.open_connection(address.host, address.port, limit=1)
+            writer.transport.pause_reading()
+            writer.write(b"GET /v1/octavo/load?cache_after=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+            writers.append(writer)
+        answers = [await load(server, "?cache_after=0") for _ in range(3)]
+        assert (await server.complete()).status_code == 200
+        for writer in writers:
+            writer.transport.abort()
+    assert [len(answer.added) for answer in answers] == [8 * 100_000] * 3

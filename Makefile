@@ -37,7 +37,7 @@ lint: .venv/.ready
 	@PYTHONPATH=operator $(PY) -m octavo_operator.api.generate --check
 
 types: .venv/.ready
-	@$(PY) -m mypy --no-error-summary protocol inference operator gateway tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring
+	@$(PY) -m mypy --no-error-summary protocol inference operator gateway simulator tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring
 
 unit: .venv/.ready
 	@$(PY) -m pytest tests/unit -q -n auto --dist worksteal

@@ -13,6 +13,7 @@ PACKAGES = [
     "gateway/octavo_gateway",
     "inference/octavo_inference",
     "protocol/octavo_protocol",
+    "simulator/octavo_simulator",
 ]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 # Modules that can run code found in data (SEC-1).

@@ -1,0 +1,150 @@
+"""`octavo-simulate`: replays a trace against an LLMDeployment's autoscaler, before a GPU is rented for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from octavo_simulator import spec as specs
+from octavo_simulator import steptime, trace
+from octavo_simulator.cluster import Run, simulate
+from octavo_simulator.metrics import Figures, figures
+from octavo_simulator.scenario import Promise, Scenario
+from octavo_simulator.tables import table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 2 for input that cannot be used."""
+    given = _parser().parse_args(argv)
+    try:
+        spec = specs.load(given.spec)
+        requests = trace.load(given.trace)
+        controller = specs.controller(spec, requests.start)
+        profile = _profile(given.profile)
+    except (specs.SpecError, steptime.ProfileError, trace.TraceError) as error:
+        print(f"octavo-simulate: {error}", file=sys.stderr)
+        return 2
+    builtin = spec.autoscaling.mode == "Builtin"
+    least, most = (
+        (spec.autoscaling.min_replicas, spec.autoscaling.max_replicas) if builtin else (spec.replicas, spec.replicas)
+    )
+    scenario = Scenario(
+        requests.name,
+        requests,
+        profile,
+        Promise(given.ttft, given.tpot),
+        initial=least,
+        least=least,
+        most=most,
+        gateways=given.gateways,
+        patience=given.patience,
+    )
+    run = simulate(scenario, controller, given.seed)
+    found = figures(run)
+    for note in requests.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(json.dumps(_json(run, found)) if given.json else _text(run, found))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="octavo-simulate", description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, metavar="YAML", help="file with one LLMDeployment")
+    parser.add_argument(
+        "--trace", type=Path, required=True, metavar="CSV", help="arrival, input and output length of each request"
+    )
+    parser.add_argument(
+        "--profile",
+        default="8b-24gb",
+        metavar="NAME|JSON",
+        help=f"what a step of a pod costs: {', '.join(steptime.PROFILES)}, or a JSON file (default %(default)s)",
+    )
+    parser.add_argument(
+        "--ttft", type=_positive, default=2.0, metavar="SECONDS", help="promised first token (default %(default)g)"
+    )
+    parser.add_argument(
+        "--tpot",
+        type=_positive,
+        default=0.1,
+        metavar="SECONDS",
+        help="promised mean time between tokens (default %(default)g)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=_positive,
+        default=60.0,
+        metavar="SECONDS",
+        help="a client that got no token goes after this long (default %(default)g)",
+    )
+    parser.add_argument(
+        "--gateways", type=int, choices=range(1, 17), default=2, metavar="1..16", help="gateway replicas"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="chance of starts, noise and ties (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print figures and decisions as JSON")
+    return parser
+
+
+def _profile(name: str) -> steptime.Profile:
+    if name in steptime.PROFILES:
+        return steptime.PROFILES[name]
+    path = Path(name)
+    try:
+        return replace(steptime.parse(path.read_text(encoding="utf-8")), name=path.stem)
+    except (OSError, UnicodeDecodeError) as error:
+        raise steptime.ProfileError(
+            f"--profile {name}: neither built in ({', '.join(steptime.PROFILES)}) nor a readable file: {error}"
+        ) from error
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400 seconds")
+    return value
+
+
+def _json(run: Run, found: Figures) -> dict[str, object]:
+    return {
+        "trace": run.scenario.name,
+        "profile": run.scenario.profile.name,
+        "promise": {"ttft": run.scenario.promise.ttft, "tpot": run.scenario.promise.tpot},
+        "figures": found.row(),
+        "decisions": [
+            {"at": look.at, "replicas": look.asked, "reason": look.reason}
+            for look, before in zip(run.looks, (None, *run.looks), strict=False)
+            if before is None or before.asked != look.asked
+        ],
+    }
+
+
+def _text(run: Run, found: Figures) -> str:
+    scenario, promise = run.scenario, run.scenario.promise
+    head = (
+        f"{scenario.name}: {found.requests} requests in {scenario.trace.seconds / 3600:.2f} h on "
+        f"{scenario.profile.name}, {scenario.least} to {scenario.most} replicas"
+    )
+    rows = [
+        (
+            f"first token within {promise.ttft:g} s and then {promise.tpot * 1000:g} ms a token",
+            f"{found.attainment:.2%}",
+        ),
+        ("rejected, timed out", f"{found.rejected}, {found.timeout}"),
+        ("first token, p50 and p99", f"{found.ttft_p50:.2f} s, {found.ttft_p99:.2f} s"),
+        ("between tokens, p50 and p99", f"{found.tpot_p50 * 1000:.0f} ms, {found.tpot_p99 * 1000:.0f} ms"),
+        ("GPU-hours", f"{found.gpu_hours:.2f}"),
+        ("requests served well per GPU-hour", f"{found.good_per_gpu_hour:.0f}"),
+        ("replicas, mean", f"{found.mean_pods:.2f}"),
+        ("pods created, changes per hour", f"{found.starts}, {found.changes_per_hour:.1f}"),
+        ("tokens computed twice", f"{found.preemption_tax:.2%}"),
+        ("prompt tokens found in a cache", f"{found.hit_ratio:.1%}"),
+        ("longest hold in the gateway", f"{found.longest_hold:.1f} s"),
+    ]
+    return f"{head}\n{table(('', 'value'), rows)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

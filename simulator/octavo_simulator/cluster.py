@@ -1,0 +1,353 @@
+"""Pods that come and go, gateways, samples that are late or lost, and the controller that decides. Simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from math import exp, inf
+from random import Random
+
+from octavo_gateway.fleet import Lease
+from octavo_gateway.hold import Bounds
+from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample
+from octavo_protocol.load import LoadReport
+from octavo_simulator.gateway import Gateway
+from octavo_simulator.job import Job, Outcome
+from octavo_simulator.pod import Pod
+from octavo_simulator.scenario import Answer, Controller, Scenario
+
+# The gateway asks pods every second; a container that failed is started again after the kubelet's first pauses.
+POLL_SECONDS = 1.0
+BACKOFF = 20.0
+# A gateway tells the operator at most once a second that it holds requests for a deployment without pods.
+WAKE_SECONDS = 1.0
+
+_Event = tuple[float, int, Callable[[], None]]
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One pod of the deployment, from creation to exit."""
+
+    name: str
+    created: float
+    phase: Phase = "pending"
+    pod: Pod | None = None
+    ended: float = inf
+    scheduled: float = -inf
+    sample: tuple[float, LoadReport] | None = None
+    leases: dict[int, tuple[Job, Lease]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One decision: what there was, and what was asked for."""
+
+    at: float
+    asked: int
+    ready: int
+    pending: int
+    draining: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that happened."""
+
+    scenario: Scenario
+    jobs: tuple[Job, ...]
+    members: tuple[Member, ...]
+    looks: tuple[Look, ...]
+    longest_hold: float
+
+
+def simulate(scenario: Scenario, controller: Controller, seed: int = 0) -> Run:
+    """Replay the scenario's trace until every request has ended."""
+    return _Cluster(scenario, controller, seed).run()
+
+
+class _Cluster:
+    def __init__(self, scenario: Scenario, controller: Controller, seed: int) -> None:
+        self._scenario = scenario
+        self._controller = controller
+        self._now = 0.0
+        # One source of chance for each purpose: what one part does must not change what another one meets.
+        self._starts, self._losses, self._routing, self._kills = (Random(f"{seed}/{i}") for i in range(4))
+        self._seed = seed
+        self._events: list[_Event] = []
+        self._numbers = count()
+        self._names = count()
+        self._jobs = [
+            Job(number, request, request.at, request.at + scenario.patience)
+            for number, request in enumerate(scenario.trace.requests)
+        ]
+        self._open = len(self._jobs)
+        self._members: dict[str, Member] = {}
+        self._gone: list[Member] = []
+        self._looks: list[Look] = []
+        self._replicas = scenario.initial
+        self._woken = -inf
+        self._look_number = 0
+        self._longest_hold = 0.0
+        bounds = Bounds(seconds=scenario.patience)
+        self._gateways = [
+            Gateway(bounds, scenario.profile.start, lambda: self._now, self._routing.random)
+            for _ in range(scenario.gateways)
+        ]
+        self._traffic: list[GatewaySample] = [GatewaySample(f"gateway-{i}") for i in range(scenario.gateways)]
+
+    def run(self) -> Run:
+        for _ in range(self._scenario.initial):
+            self._make_ready(self._create(warm=True))
+        if self._jobs:
+            self._at(self._jobs[0].arrived, self._arrive, 0)
+        for at in self._scenario.faults.kills:
+            self._at(at, self._kill)
+        self._at(0.0, self._look, 0)
+        end = self._scenario.trace.seconds
+        while self._events and (self._open or self._now < end):
+            self._now, _, happen = heappop(self._events)
+            happen()
+            self._send_granted()
+        members = (*self._gone, *self._members.values())
+        return Run(
+            self._scenario,
+            tuple(self._jobs),
+            tuple(sorted(members, key=lambda m: (m.created, m.name))),
+            tuple(self._looks),
+            self._longest_hold,
+        )
+
+    def _at(self, at: float, happen: Callable[..., None], *what: object) -> None:
+        event: _Event = (at, next(self._numbers), partial(happen, *what))
+        heappush(self._events, event)
+
+    # Requests.
+
+    def _arrive(self, number: int) -> None:
+        if number + 1 < len(self._jobs):
+            self._at(self._jobs[number + 1].arrived, self._arrive, number + 1)
+        self._enter(self._jobs[number])
+
+    def _enter(self, job: Job, *, again: bool = False) -> None:
+        gateway = self._gateways[job.number % len(self._gateways)]
+        lease = gateway.lease(job, again=again)
+        if lease is not None:
+            self._send(job, lease)
+        elif gateway.hold(job):
+            self._at(job.deadline, self._late, job)
+            if not self._members and self._now - self._woken >= WAKE_SECONDS:
+                self._woken = self._now
+                self._decide(wake=True)
+        else:
+            self._end(job, "rejected")
+
+    def _send(self, job: Job, lease: Lease) -> None:
+        member = self._members[lease.upstream.endpoint.name]
+        self._progress(member)
+        member.leases[job.number] = (job, lease)
+        if member.pod is None or not member.pod.submit(job, self._now):
+            self._end(job, "rejected", member)
+        self._schedule(member)
+
+    def _send_granted(self) -> None:
+        """Held requests whose turn came with the last event."""
+        waiting = True
+        while waiting:
+            waiting = False
+            for gateway in self._gateways:
+                for job, lease, seconds in gateway.granted():
+                    self._longest_hold = max(self._longest_hold, seconds)
+                    self._send(job, lease)
+                    waiting = True
+
+    def _late(self, job: Job) -> None:
+        """The client of a request goes that got no place in time."""
+        if not job.outcome and self._gateways[job.number % len(self._gateways)].give_up(job):
+            self._end(job, "timeout")
+
+    def _end(self, job: Job, outcome: Outcome = "", member: Member | None = None) -> None:
+        if outcome:
+            job.outcome, job.ended = outcome, self._now
+        self._open -= 1
+        if member is not None:
+            _, lease = member.leases.pop(job.number)
+            lease.release()
+
+    # Pods.
+
+    def _progress(self, member: Member) -> None:
+        if member.pod is not None and member.ended == inf:
+            for job in member.pod.advance(self._now):
+                self._end(job, member=member)
+
+    def _schedule(self, member: Member) -> None:
+        if member.pod is not None and member.scheduled != member.pod.until < inf:
+            member.scheduled = member.pod.until
+            self._at(member.pod.until, self._pod_event, member)
+
+    def _pod_event(self, member: Member) -> None:
+        if member.ended == inf and member.pod is not None and member.pod.until <= self._now:
+            self._progress(member)
+            self._schedule(member)
+            self._leave_if_drained(member)
+
+    def _create(self, *, warm: bool = False) -> Member:
+        member = Member(f"pod-{next(self._names)}", self._now)
+        self._members[member.name] = member
+        if not warm:
+            self._start(member)
+        return member
+
+    def _start(self, member: Member) -> None:
+        scenario = self._scenario
+        median = scenario.profile.start * (2 if self._now >= scenario.faults.slow_starts else 1)
+        seconds = median * exp(self._starts.gauss(0.0, scenario.spread)) if scenario.spread else median
+        failed = self._starts.random() < scenario.faults.failed_starts
+        self._at(self._now + seconds, self._crash if failed else self._make_ready, member)
+
+    def _crash(self, member: Member) -> None:
+        if member.ended == inf:
+            member.phase = "failed"
+            self._at(self._now + BACKOFF, self._retry, member)
+
+    def _retry(self, member: Member) -> None:
+        if member.ended == inf:
+            self._start(member)
+
+    def _make_ready(self, member: Member) -> None:
+        if member.ended < inf:
+            return
+        member.phase = "ready"
+        number = int(member.name.removeprefix("pod-"))
+        member.pod = Pod(self._scenario.profile, self._now, seed=self._seed * 100_003 + number)
+        member.pod.cold_start = self._now - member.created
+        self._publish()
+        self._poll(member)
+
+    def _publish(self) -> None:
+        """EndpointSlices: the pods that new requests may go to."""
+        ready = [member.name for member in self._members.values() if member.phase == "ready"]
+        for gateway in self._gateways:
+            gateway.serve(ready)
+
+    def _poll(self, member: Member) -> None:
+        """The gateways' look at a pod, once a second."""
+        if member.pod is None or member.phase != "ready" or member.ended < inf:
+            return
+        self._progress(member)
+        if self._now >= self._scenario.faults.forget:
+            member.pod.forget_prefixes()
+        report = member.pod.report(self._now)
+        for gateway in self._gateways:
+            gateway.reported(member.name, report)
+        self._at(self._now + POLL_SECONDS, self._poll, member)
+
+    def _drain(self, members: list[Member]) -> None:
+        """Gateways leave all of them at once; each exits when its last stream has ended."""
+        for member in members:
+            member.phase = "draining"
+            if member.pod is not None:
+                member.pod.draining = True
+        self._publish()
+        for member in members:
+            self._leave_if_drained(member)
+
+    def _leave_if_drained(self, member: Member) -> None:
+        if member.phase == "draining" and (member.pod is None or member.pod.idle):
+            self._exit(member)
+
+    def _exit(self, member: Member) -> None:
+        member.ended = self._now
+        del self._members[member.name]
+        self._gone.append(member)
+
+    def _kill(self) -> None:
+        """A node dies: streams break, requests without a token are sent again, the ReplicaSet replaces the pod."""
+        ready = [member for member in self._members.values() if member.phase == "ready"]
+        if not ready:
+            return
+        member = self._kills.choice(ready)
+        self._progress(member)
+        self._send_granted()
+        self._exit(member)
+        self._publish()
+        for job, lease in tuple(member.leases.values()):
+            if job.first < inf:
+                self._end(job, "broken", member)
+                continue
+            del member.leases[job.number]
+            lease.release()
+            self._restart(job)
+        self._reconcile()
+
+    def _restart(self, job: Job) -> None:
+        job.hit = job.total = job.made = job.computed = job.reached = job.attached = 0
+        self._enter(job, again=True)
+
+    # Scaling.
+
+    def _look(self, number: int) -> None:
+        # A look that was overtaken by a wake does not happen.
+        if number == self._look_number:
+            self._decide()
+
+    def _decide(self, *, wake: bool = False) -> None:
+        self._sample()
+        self._send_granted()
+        pods = tuple(
+            PodSample(m.name, m.phase, m.created, m.sample[1] if m.sample else None, m.sample[0] if m.sample else 0.0)
+            for m in self._members.values()
+        )
+        answer: Answer = self._controller(Observation(self._replicas, pods, tuple(self._traffic), wake), self._now)
+        self._replicas = min(max(answer.replicas, self._scenario.least), self._scenario.most)
+        self._reconcile()
+        phases = [m.phase for m in self._members.values()]
+        self._looks.append(
+            Look(
+                self._now,
+                self._replicas,
+                phases.count("ready"),
+                phases.count("pending") + phases.count("failed"),
+                phases.count("draining"),
+                answer.reason,
+            )
+        )
+        self._look_number += 1
+        self._at(self._now + answer.again, self._look, self._look_number)
+
+    def _sample(self) -> None:
+        """Ask pods and gateways; what does not answer keeps what it said last."""
+        faults = self._scenario.faults
+        dark = faults.outage[0] <= self._now < faults.outage[1]
+        for member in self._members.values():
+            if member.pod is None or dark or (faults.loss and self._losses.random() < faults.loss):
+                continue
+            self._progress(member)
+            member.sample = (self._now, member.pod.report(self._now))
+        for i, gateway in enumerate(self._gateways):
+            lost = dark or (faults.loss and self._losses.random() < faults.loss)
+            traffic = None if lost else gateway.traffic()
+            self._traffic[i] = GatewaySample(f"gateway-{i}", traffic, self._now)
+
+    def _reconcile(self) -> None:
+        """What Deployment and ReplicaSet do: create what is missing, let go what costs least."""
+        active = [member for member in self._members.values() if member.phase != "draining"]
+        for _ in range(self._replicas - len(active)):
+            self._create()
+        over = len(active) - self._replicas
+        if over > 0:
+            order = {"failed": 0, "pending": 0, "ready": 1}
+            self._drain(sorted(active, key=lambda m: (order[m.phase], _work(m), -m.created))[:over])
+
+
+def _work(member: Member) -> int:
+    """Tokens that would have to be waited for: the deletion cost that the operator writes."""
+    if member.sample is None:
+        return 0
+    report = member.sample[1]
+    return report.blocks_pinned * report.block_size + report.waiting_tokens

@@ -1,0 +1,1 @@
+"""Who decides the replicas: Octavo's own policy, and what others do."""

@@ -1,0 +1,27 @@
+"""Octavo: the operator's own `decide`, given what the operator would be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo_operator.autoscale.policy import decide
+from octavo_operator.autoscale.types import Observation, Settings, State
+from octavo_simulator.scenario import Answer, Controller
+
+
+def octavo(settings: Callable[[float], Settings]) -> Controller:
+    """The scaling policy with its memory; `settings` by time, because schedules open and close."""
+    state = State()
+
+    def look(observation: Observation, now: float) -> Answer:
+        nonlocal state
+        decision = decide(settings(now), state, observation, now)
+        state = decision.state
+        return Answer(decision.desired, decision.requeue, decision.reason)
+
+    return look
+
+
+def static(replicas: int) -> Controller:
+    """Always the same number."""
+    return lambda _observation, _now: Answer(replicas, 60.0, "Static")

@@ -1,0 +1,411 @@
+"""One inference pod: chunked prefill, paged KV with prefix reuse, preempt-and-recompute. Pure; time is given.
+
+Steps are not simulated one by one: while no sequence ends, enters or runs out of blocks, k steps of n rows cost
+`k*(base + row*n + context*C) + context*n*k*(k-1)/2`, and the pod jumps over them. What comes in the middle of a jump
+cuts it at the end of the step that is being computed, which is when a real engine would look.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from math import inf, sqrt
+from random import Random
+
+from octavo_inference.core.pace import chunk_limit
+from octavo_protocol.load import LoadReport
+from octavo_simulator.chains import Chains
+from octavo_simulator.job import Job
+from octavo_simulator.steptime import Profile
+from octavo_simulator.sums import Sums
+
+# Steps between two draws of the noise; no jump goes across.
+NOISE_STEPS = 64
+
+
+class Pod:
+    """A server process from readiness on. `longest_jump` of 1 simulates every step by itself."""
+
+    def __init__(self, profile: Profile, started: float, seed: int = 0, longest_jump: int = NOISE_STEPS) -> None:
+        self.profile = profile
+        self.started = started
+        self.cold_start = 0.0
+        self.draining = False
+        self.until = inf
+        self.requests = 0
+        self.preemptions = 0
+        self.recomputed = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.hit_tokens = 0
+        self.sums = Sums(profile)
+        self.chains = Chains(profile.blocks)
+        self._random = Random(seed)
+        self._longest = longest_jump
+        self._clock = started
+        self._planned = 0
+        self._chunks: list[tuple[Job, int]] = []
+        self._steps = 0
+        self._factor = self._draw()
+        # Decoding: rows, tokens they attend to in the next step, ends by step count, and how many of them need a block
+        # in a step whose number leaves this remainder.
+        self._rows = 0
+        self._context = 0
+        self._ends: list[tuple[int, int, Job]] = []
+        self._due = [0] * profile.block_size
+        self._filling: list[Job] = []
+        self._order: dict[int, Job] = {}
+        self._waiting: deque[Job] = deque()
+        self._waiting_tokens = 0
+        self._uncached = 0
+        self._sequence = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences with a row."""
+        return len(self._order)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without one."""
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self._order and not self._waiting
+
+    def submit(self, job: Job, now: float) -> bool:
+        """Take a request; False when the queue is full, or it could never fit. `advance(now)` comes first."""
+        request, profile = job.request, self.profile
+        longest = -(-(request.prompt + request.output) // profile.block_size)
+        if len(self._waiting) >= profile.max_waiting or longest > profile.blocks:
+            return False
+        job.total = request.prompt
+        self.requests += 1
+        blocked = bool(self._waiting)
+        self._enqueue(job)
+        if self._planned == 0:
+            self._clock = now
+            self._begin([])
+        elif not blocked and self._planned > 1 and self._fits(job):
+            self._settle(now)
+            if self._planned > 1:
+                self._plan_decodes(1)
+        return True
+
+    def advance(self, now: float) -> list[Job]:
+        """Compute all steps that end by `now`; the jobs that ended, in order."""
+        ended: list[Job] = []
+        while self.until <= now:
+            self._complete(self._planned, self.until, ended)
+            self._begin(ended)
+        return ended
+
+    def report(self, now: float) -> LoadReport:
+        """What the pod says of itself; `advance(now)` comes first."""
+        self._settle(now)
+        self._sequence += 1
+        profile, head = self.profile, self._waiting[0] if self._waiting else None
+        return LoadReport(
+            sequence=self._sequence,
+            start_time=self.started - self.cold_start,
+            model="simulated",
+            block_size=profile.block_size,
+            blocks_total=profile.blocks,
+            blocks_pinned=self.chains.pinned,
+            blocks_cached=self.chains.cached,
+            running=len(self._order),
+            waiting=len(self._waiting),
+            waiting_tokens=self._waiting_tokens,
+            uncached_prompt_tokens=self._uncached,
+            oldest_wait=max(0.0, now - head.arrived) if head else 0.0,
+            preemptions=self.preemptions,
+            requests=self.requests,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            prefix_hit_tokens=self.hit_tokens,
+            max_running=profile.max_running,
+            max_batched_tokens=profile.budget,
+            max_waiting=profile.max_waiting,
+            ready=True,
+            draining=self.draining,
+            cold_start=self.cold_start,
+            recomputed=self.recomputed,
+            steps=self.sums.steps(),
+        )
+
+    def forget_prefixes(self) -> None:
+        """Drop every cached prefix that nobody uses."""
+        self.chains.clear()
+
+    def check(self) -> None:
+        """Compare the books with the sequences. Raises `AssertionError`: for tests."""
+        size = self.profile.block_size
+        private = 0
+        for job in self._order.values():
+            decoding = job.finish_at >= 0
+            computed = self._steps - job.base if decoding else job.total
+            private += -(-computed // size) - job.attached
+        if private + self.chains.held != self.chains.pinned:
+            raise AssertionError(f"{private} private and {self.chains.held} chain blocks, {self.chains.pinned} pinned")
+        rows = sum(job.finish_at >= 0 for job in self._order.values())
+        if rows != self._rows or rows != sum(self._due) or rows + len(self._filling) != len(self._order):
+            raise AssertionError(f"{rows} rows decode, {self._rows} counted")
+        context = sum(self._steps - job.base + 1 for job in self._order.values() if job.finish_at >= 0)
+        if context != self._context or not 0 <= self.chains.pinned <= self.profile.blocks:
+            raise AssertionError(f"context {self._context}, expected {context}")
+        self.chains.check()
+
+    # A step: plan, and take over.
+
+    def _begin(self, ended: list[Job]) -> None:
+        """Plan from the clock on."""
+        while True:
+            self._drop_late(ended)
+            if not self._order and not self._waiting:
+                self._planned, self.until = 0, inf
+                return
+            preempted = False
+            while self._due[self._steps % self.profile.block_size] > self.chains.available:
+                self._preempt()
+                preempted = True
+            self._plan_chunks(admit=not preempted)
+            if self._chunks or self._rows:
+                break
+        if self._chunks:
+            self._planned = 1
+            self.until = self._clock + self._factor * self._mixed()
+        else:
+            # Who was preempted may be admitted in the next step.
+            self._plan_decodes(1 if preempted else self._longest)
+
+    def _plan_decodes(self, most: int) -> None:
+        """Jump until a sequence ends, the pool is full, or the noise changes; at most `most` steps."""
+        while self._ends[0][2].finish_at != self._ends[0][0]:
+            heappop(self._ends)
+        k = min(most, self._ends[0][0] - self._steps, NOISE_STEPS - self._steps % NOISE_STEPS)
+        size, room = self.profile.block_size, self.chains.available
+        if k > 1 and self._rows * ((k - 1) // size + 1) > room:
+            taken, steps = 0, 0
+            while steps < k:
+                taken += self._due[(self._steps + steps) % size]
+                if taken > room:
+                    break
+                steps += 1
+            k = max(1, steps)
+        if self._waiting and self._waiting[0].first == inf and k > 1:
+            # Behind one whose client goes, another may fit.
+            k = min(k, 1 + self._over_by(self._waiting[0].deadline, k))
+        self._planned = k
+        self.until = self._clock + self._seconds(k)
+
+    def _seconds(self, k: int) -> float:
+        """Of k decode steps from here."""
+        p, n = self.profile, self._rows
+        one = p.base + p.row * n + p.context * self._context
+        return self._factor * (k * one + p.context * n * (k * (k - 1) // 2))
+
+    def _mixed(self) -> float:
+        """Seconds of the planned step with prompt tokens, before the noise."""
+        p = self.profile
+        tokens = squares = 0
+        for job, take in self._chunks:
+            tokens += take
+            squares += take * job.computed + take * (take - 1) // 2
+        return p.base + p.prefill * tokens + p.row * self._rows + p.context * self._context + p.attention * squares
+
+    def _settle(self, now: float) -> None:
+        """Take over those steps of a jump that are over by `now`."""
+        if self._planned < 2:
+            return
+        k = self._over_by(now, self._planned - 1)
+        if k:
+            self._complete(k, self._clock + self._seconds(k), [])
+            self._planned -= k
+
+    def _over_by(self, now: float, most: int) -> int:
+        """How many decode steps from here are over by `now`, at most `most`."""
+        p, n = self.profile, self._rows
+        one = p.base + p.row * n + p.context * self._context
+        left, bend = (now - self._clock) / self._factor, p.context * n
+        if bend > 0:
+            b = one - bend / 2
+            k = int((sqrt(b * b + 2 * bend * max(0.0, left)) - b) / bend)
+        else:
+            k = int(left / one)
+        k = min(max(k, 0), most)
+        while k < most and self._clock + self._seconds(k + 1) <= now:
+            k += 1
+        while k and self._clock + self._seconds(k) > now:
+            k -= 1
+        return k
+
+    def _complete(self, k: int, at: float, ended: list[Job]) -> None:
+        """So many steps of the plan are over at `at`."""
+        n, size = self._rows, self.profile.block_size
+        if self._chunks:
+            self.sums.mixed(at - self._clock, sum(take for _, take in self._chunks), n, self._context)
+        else:
+            self.sums.decodes(self._factor, k, n, self._context)
+        if n:
+            whole, part = divmod(k, size)
+            first = self._steps % size
+            blocks = whole * n + sum(self._due[(first + i) % size] for i in range(part))
+            if blocks:
+                self.chains.take(blocks)
+            self._context += k * n
+            self.generation_tokens += k * n
+        self._clock = at
+        self._steps += k
+        if self._steps % NOISE_STEPS == 0:
+            self._factor = self._draw()
+        if n:
+            while self._ends and self._ends[0][0] <= self._steps:
+                end, _, job = heappop(self._ends)
+                if job.finish_at == end:
+                    self._leave_decode(job)
+                    self._finish(job, ended)
+        chunks, self._chunks = self._chunks, []
+        for job, take in chunks:
+            self._advance_prefill(job, take, ended)
+
+    # Sequences: in, on, out.
+
+    def _enqueue(self, job: Job, *, first: bool = False) -> None:
+        hits, _ = self.chains.match(job.request.prefix, self._reusable(job))
+        job.uncached = max(1, job.total - hits * self.profile.block_size)
+        self._uncached += job.uncached
+        self._waiting_tokens += job.request.prompt
+        (self._waiting.appendleft if first else self._waiting.append)(job)
+
+    def _dequeue(self) -> Job:
+        job = self._waiting.popleft()
+        self._uncached -= job.uncached
+        self._waiting_tokens -= job.request.prompt
+        return job
+
+    def _reusable(self, job: Job) -> int:
+        """Blocks it may share: at least the last token is computed, its logits choose the next one."""
+        return min(job.request.shared, job.total - 1) // self.profile.block_size
+
+    def _drop_late(self, ended: list[Job]) -> None:
+        """Those whose client has gone before they started."""
+        while self._waiting and self._waiting[0].deadline <= self._clock and self._waiting[0].first == inf:
+            job = self._dequeue()
+            job.outcome, job.ended = "timeout", self._clock
+            ended.append(job)
+
+    def _fits(self, job: Job) -> bool:
+        """Whether rows and blocks are there; every running sequence keeps a block to grow into."""
+        growth, available = len(self._order), self.chains.available
+        if growth >= self.profile.max_running:
+            return False
+        hits, idle = self.chains.match(job.request.prefix, self._reusable(job))
+        need = -(-job.total // self.profile.block_size) - hits
+        return need + idle + growth <= available
+
+    def _plan_chunks(self, *, admit: bool) -> None:
+        """Hand out the step's prompt tokens: to those that have begun, then to those that wait."""
+        left = self.profile.budget - self._rows
+        if self.profile.slowdown and self._rows:
+            free = self.profile.max_running - len(self._order)
+            entering = len(self._filling) + min(len(self._waiting), free)
+            if entering:
+                p, slowdown = self.profile, self.profile.slowdown
+                quiet = p.base + p.row * self._rows + p.context * self._context
+                left = min(left, chunk_limit(quiet, p.prefill, slowdown, self._rows, entering))
+        for job in self._filling:
+            if left <= 0:
+                return
+            take = min(job.total - job.computed, left)
+            self._chunks.append((job, take))
+            left -= take
+        while admit and left > 0 and self._waiting and self._fits(self._waiting[0]):
+            job = self._dequeue()
+            self._start(job)
+            take = min(job.total - job.computed, left)
+            self._chunks.append((job, take))
+            left -= take
+
+    def _start(self, job: Job) -> None:
+        size, prefix = self.profile.block_size, job.request.prefix
+        hits, _ = self.chains.match(prefix, self._reusable(job))
+        if hits:
+            self.chains.acquire(prefix, hits)
+        self.chains.take(-(-job.total // size) - hits)
+        job.attached, job.computed = hits, hits * size
+        self._uncached += job.total - job.computed
+        if job.first == inf:
+            job.hit = min(job.computed, job.request.prompt)
+            self.hit_tokens += job.hit
+            self.prompt_tokens += job.request.prompt
+        self.recomputed += max(0, job.reached - job.computed)
+        self._order[job.number] = job
+        self._filling.append(job)
+
+    def _advance_prefill(self, job: Job, take: int, ended: list[Job]) -> None:
+        job.computed += take
+        self._uncached -= take
+        if job.computed < job.total:
+            return
+        self._filling.remove(job)
+        size, request = self.profile.block_size, job.request
+        job.attached = self.chains.extend(request.prefix, job.attached, min(request.shared, job.computed) // size)
+        job.made += 1
+        self.generation_tokens += 1
+        job.total += 1
+        if job.first == inf:
+            job.first = self._clock
+        if job.made >= request.output:
+            self._finish(job, ended)
+            return
+        job.base = self._steps - job.computed
+        job.finish_at = self._steps + request.output - job.made
+        self._rows += 1
+        self._context += job.computed + 1
+        self._due[job.base % size] += 1
+        heappush(self._ends, (job.finish_at, job.number, job))
+
+    def _leave_decode(self, job: Job) -> None:
+        job.computed = self._steps - job.base
+        job.made += job.computed + 1 - job.total
+        job.total = job.computed + 1
+        job.finish_at = -1
+        self._rows -= 1
+        self._context -= job.total
+        self._due[job.base % self.profile.block_size] -= 1
+
+    def _finish(self, job: Job, ended: list[Job]) -> None:
+        request, size = job.request, self.profile.block_size
+        if request.turn:
+            job.attached = self.chains.extend(request.prefix, job.attached, job.computed // size)
+        self._free(job, job.computed)
+        job.outcome, job.ended = "finished", self._clock
+        ended.append(job)
+
+    def _preempt(self) -> None:
+        """Take the blocks of the sequence that started last; it is computed again."""
+        job = self._order[next(reversed(self._order))]
+        if job.finish_at >= 0:
+            self._leave_decode(job)
+            held = job.computed
+        else:
+            self._filling.remove(job)
+            self._uncached -= job.total - job.computed
+            held = job.total
+        self._free(job, held)
+        job.reached = max(job.reached, job.computed)
+        self.preemptions += 1
+        self._enqueue(job, first=True)
+
+    def _free(self, job: Job, held: int) -> None:
+        """Give back the blocks of `held` tokens."""
+        own = -(-held // self.profile.block_size) - job.attached
+        self.chains.release(job.request.prefix, job.attached, own)
+        job.attached = 0
+        del self._order[job.number]
+
+    def _draw(self) -> float:
+        noise = self.profile.noise
+        return max(0.5, self._random.gauss(1.0, noise)) if noise else 1.0

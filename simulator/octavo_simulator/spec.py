@@ -1,0 +1,52 @@
+"""An LLMDeployment from a YAML file, read with the operator's own types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from octavo_operator.api.resource import InvalidSpecError, parse
+from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.autoscale.observation import policy_settings
+from octavo_protocol.names import KIND
+from octavo_simulator.controllers.octavo import octavo, static
+from octavo_simulator.scenario import Controller
+
+
+class SpecError(ValueError):
+    """A file holds no LLMDeployment that could be simulated; the message names file, field, value and fix."""
+
+
+def load(path: Path) -> Spec:
+    """The spec of the one LLMDeployment of a file. Raises `SpecError`, in one line."""
+    try:
+        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror or error}; give the path of a YAML file") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SpecError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    found = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
+    if len(found) != 1:
+        raise SpecError(f"{path}: found {len(found)} documents of kind {KIND}, expected one")
+    [document] = found
+    metadata = {"name": "model", "namespace": "default", "uid": "simulated"} | dict(document.get("metadata") or {})
+    try:
+        return parse(document | {"metadata": metadata}).spec
+    except InvalidSpecError as error:
+        raise SpecError(f"{path}: {error}") from error
+
+
+def controller(spec: Spec, start: float | None) -> Controller:
+    """What decides for it: the policy in mode Builtin, nobody in Manual. `start`: Unix time of the trace's begin.
+
+    Raises `SpecError` for a spec whose replicas are decided elsewhere.
+    """
+    scaling = spec.autoscaling
+    if scaling.mode == "External":
+        raise SpecError("spec.autoscaling.mode is External: others decide; set it to Builtin to simulate Octavo's own")
+    if scaling.mode == "Manual":
+        return static(spec.replicas)
+    if scaling.schedules and start is None:
+        raise SpecError("spec.autoscaling.schedules need a trace whose arrivals are dates, found plain seconds")
+    return octavo(lambda now: policy_settings(spec, now + (start or 0.0)))

@@ -1,0 +1,135 @@
+"""The cluster around the pods: starts, drains, faults, zero; every request ends once."""
+
+from dataclasses import replace
+from math import inf
+from random import Random
+
+import pytest
+
+from octavo_operator.autoscale.types import Observation, Settings
+from octavo_simulator.cluster import Run, simulate
+from octavo_simulator.controllers.octavo import octavo, static
+from octavo_simulator.metrics import figures, seconds_by_window
+from octavo_simulator.scenario import Answer, Faults, Promise, Scenario
+from octavo_simulator.steptime import Profile
+from octavo_simulator.trace import Request, Trace
+
+POD = Profile(
+    "small", base=0.02, prefill=2e-4, row=1e-3, context=1e-7, pool_tokens=8000, noise=0.0, max_running=16, start=30.0
+)
+PROMISE = Promise(2.0, 0.1)
+
+
+def scenario(requests: list[Request], **more: object) -> Scenario:
+    trace = Trace("test", tuple(requests), more.pop("seconds", requests[-1].at + 1.0))  # type: ignore[arg-type]
+    return replace(Scenario("test", trace, POD, PROMISE, spread=0.0, most=8), **more)  # type: ignore[arg-type]
+
+
+def poisson(rate: float, seconds: float, seed: int = 1) -> list[Request]:
+    random, at, requests = Random(seed), 0.0, []
+    while (at := at + random.expovariate(rate)) < seconds:
+        requests.append(Request(at, random.randint(50, 600), random.randint(1, 200)))
+    return requests
+
+
+def ours(least: int = 1, most: int = 8, idle: float = 60.0) -> object:
+    settings = Settings(min_replicas=least, max_replicas=most, idle_to_zero=idle, down_stabilization=60.0)
+    return octavo(lambda _now: settings)
+
+
+def ended_once(run: Run) -> None:
+    assert all(job.outcome for job in run.jobs)
+    assert all(job.arrived <= job.ended < inf for job in run.jobs)
+    assert all(job.arrived <= job.first <= job.ended for job in run.jobs if job.outcome == "finished")
+    assert not any(member.leases for member in run.members)
+
+
+def test_one_request_on_one_pod() -> None:
+    run = simulate(scenario([Request(5.0, 100, 3)], seconds=3600.0), static(1))
+    [job] = run.jobs
+    assert job.first == pytest.approx(5.0 + 0.02 + 0.02)
+    assert job.ended == pytest.approx(5.04 + 2 * 0.021 + 1e-7 * (101 + 102))
+    found = figures(run)
+    assert (found.attainment, found.gpu_hours, found.starts) == (1.0, pytest.approx(1.0), 1)
+
+
+def test_pods_cost_from_creation_to_exit() -> None:
+    """Two are asked for at 100 s and ready at 130 s; one of three has nothing to do when one is asked for at 200 s."""
+
+    def plan(_: Observation, now: float) -> Answer:
+        return Answer(1 if now < 100 or now >= 200 else 3, 10.0)
+
+    run = simulate(scenario([Request(0.0, 100, 2)], seconds=300.0), plan)
+    assert seconds_by_window(run.members, [0, 100, 130, 200, 300]) == pytest.approx([100, 90, 210, 100])
+    assert [member.created for member in run.members] == [0, 100, 100]
+
+
+def test_a_pod_that_drains_finishes_its_streams() -> None:
+    def plan(_: Observation, now: float) -> Answer:
+        return Answer(2 if now < 1 else 1, 1.0)
+
+    requests = [Request(0.1 * i, 100, 400) for i in range(8)]
+    run = simulate(scenario(requests, initial=2, seconds=60.0), plan)
+    assert all(job.outcome == "finished" for job in run.jobs)
+    gone, stayed = sorted(member.ended for member in run.members)
+    assert 1.0 < gone == max(job.ended for job in run.jobs if job.ended <= gone) < stayed == inf
+
+
+def test_zero_costs_nothing_and_the_first_request_is_held_for_a_start() -> None:
+    requests = [Request(1000.0, 100, 10), Request(3000.0, 100, 10)]
+    run = simulate(scenario(requests, initial=0, least=0, seconds=4000.0), ours(least=0))
+    assert [job.outcome for job in run.jobs] == ["finished", "finished"]
+    assert [job.first - job.arrived for job in run.jobs] == pytest.approx([30.04, 30.04], abs=0.01)
+    assert run.longest_hold == pytest.approx(30.0, abs=0.01)
+    # Two starts of 30 s and two times the minute until it counts as idle, with a tick of slack each.
+    assert figures(run).gpu_hours * 3600 == pytest.approx(2 * (30 + 60), abs=16)
+
+
+def test_equal_seeds_give_equal_runs() -> None:
+    world = scenario(poisson(3, 300), spread=0.355, profile=replace(POD, noise=0.03))
+    one, two, other = (simulate(world, ours(), seed) for seed in (1, 1, 2))
+    assert [job.ended for job in one.jobs] == [job.ended for job in two.jobs]
+    assert one.looks == two.looks
+    assert [job.ended for job in one.jobs] != [job.ended for job in other.jobs]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(loss=0.5, failed_starts=0.5),
+        Faults(outage=(50.0, 170.0), slow_starts=60.0),
+        Faults(kills=(60.0, 100.0, 101.0), forget=50.0),
+    ],
+    ids=["loss", "outage", "kills"],
+)
+@pytest.mark.parametrize("rate", [2.0, 12.0])
+def test_every_request_ends_once_whatever_goes_wrong(faults: Faults, rate: float) -> None:
+    requests = [replace(r, prefix=i % 7, shared=r.prompt // 2) for i, r in enumerate(poisson(rate, 240))]
+    world = scenario(requests, faults=faults, spread=0.355, most=4, patience=20.0)
+    ended_once(simulate(world, ours(most=4), seed=5))
+
+
+def test_a_start_that_fails_is_tried_again() -> None:
+    world = scenario([Request(0.0, 100, 2)], faults=Faults(failed_starts=0.999), initial=0, seconds=200.0)
+    run = simulate(world, static(1))
+    assert run.jobs[0].outcome == "timeout"
+    assert [look.pending for look in run.looks[1:]] == [1] * (len(run.looks) - 1)
+
+
+def test_a_dead_node_breaks_streams_and_the_rest_is_sent_again() -> None:
+    """Sixteen rows stream when the node dies; what waited for a row goes to the other pod."""
+    requests = [Request(1.0 + i / 1000, 100, 900) for i in range(40)]
+    world = scenario(requests, initial=2, faults=Faults(kills=(5.0,)), most=2)
+    run = simulate(world, static(2))
+    ended_once(run)
+    broken = [job for job in run.jobs if job.outcome == "broken"]
+    assert 1 <= len(broken) <= 16
+    assert all(job.first < 5.0 == job.ended for job in broken)
+    assert len(run.members) == 3
+
+
+def test_a_full_pod_and_a_full_queue_reject() -> None:
+    tiny = replace(POD, max_waiting=4, max_running=4)
+    run = simulate(scenario([Request(i / 1000, 300, 300) for i in range(30)], profile=tiny), static(1))
+    ended_once(run)
+    assert 0 < figures(run).rejected < 30

@@ -1,7 +1,7 @@
 # Octavo: `make demo` and `make test` do everything; `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench generate images tools deps lock
+.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench bench-gateway generate images tools deps lock
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -56,6 +56,9 @@ test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,0
 
 bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=3 ONLY="single prefill"); see bench/README.md
 	@$(PY) bench/run.py --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
+
+bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10 minutes (QUICK=1: half a minute, to see that it works)
+	@$(PY) bench/gateway --rounds $(ROUNDS) $(if $(QUICK),--quick)
 
 generate: .venv/.ready ## CRD and API reference from the types
 	@$(PY) -m octavo_operator.api.generate

@@ -1,0 +1,127 @@
+"""What a proxy adds to a request: latency at a fixed rate, CPU per request, requests per second flat out, and a crowd.
+
+Where there are two cores the proxy has one to itself, and pod and client share the other: what the load generator needs
+is not taken from what it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from client import Answers, Client, request
+from proxies import Pod, end, free_port, running
+
+HERE = Path(__file__).resolve().parent
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is sent: rates are requests per second."""
+
+    rounds: int = 3
+    seconds: float = 4.0
+    plain_rate: float = 500.0
+    stream_rate: float = 100.0
+    events: int = 20
+    gap: float = 0.02
+    prompt_bytes: int = 4000
+    flat_out_connections: int = 32
+    crowd: int = 2000
+    crowd_events: int = 16
+    crowd_gap: float = 0.5
+    crowd_ramp: float = 4.0
+
+
+def cores() -> tuple[set[int], set[int]]:
+    """For load generator and pods, and for the proxy: different ones where there are two."""
+    mine = sorted(os.sched_getaffinity(0))
+    return ({mine[0]}, {mine[1]}) if len(mine) > 1 else (set(mine), set(mine))
+
+
+@contextlib.contextmanager
+def fake_pod(events: int, gap: float) -> Iterator[Pod]:
+    """A pod of `fake_pod.py`; its load report is on the same port."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, str(HERE / "fake_pod.py"), str(port), str(events), str(gap)])
+    try:
+        yield Pod(port, port)
+    finally:
+        end(process)
+
+
+async def reachable(port: int) -> None:
+    """Wait for a pod to listen."""
+    probe = request({"model": "bench"})
+    for _ in range(300):
+        answers = Answers()
+        client = Client(port)
+        await client.call(probe, answers, time.perf_counter(), stream=False)
+        client.close()
+        if answers.total:
+            return
+        await asyncio.sleep(0.05)
+    sys.exit(f"nothing listens on {port}")
+
+
+async def overhead(ways: Sequence[str], sizes: Sizes, say: Any) -> list[Record]:
+    """Rounds of all ways in turn, of each kind of load."""
+    _, theirs = cores()
+    content = "x" * sizes.prompt_bytes
+    records: list[Record] = []
+    with fake_pod(sizes.events, sizes.gap) as pod, contextlib.ExitStack() as stack:
+        await reachable(pod.port)
+        proxies = {name: stack.enter_context(running(name, [pod], theirs)) for name in ways}
+        for kind, rate in (("plain", sizes.plain_rate), ("stream", sizes.stream_rate), ("flat-out", 0.0)):
+            stream = kind == "stream"
+            body = {"model": "bench", "stream": stream, "messages": [{"role": "user", "content": content}]}
+            sent = request(body)
+            for number in range(sizes.rounds + 1):  # the first warms up
+                for name, proxy in proxies.items():
+                    client, answers = Client(proxy.port), Answers()
+                    seconds = sizes.seconds if number else min(1.0, sizes.seconds)
+                    before, began = proxy.cpu_seconds(), time.perf_counter()
+                    if rate:
+                        await client.at_rate(sent, rate, seconds, answers, stream=stream)
+                    else:
+                        await client.flat_out(sent, sizes.flat_out_connections, seconds, answers)
+                    took, used = time.perf_counter() - began, proxy.cpu_seconds() - before
+                    client.close()
+                    if number:
+                        found = answers.summary()
+                        found |= {"per_second": round(found["answers"] / took, 1)}
+                        found |= {"cpu_ms": round(1000 * used / max(1, found["answers"]), 4)}
+                        records.append({"experiment": kind, "round": number, "way": name} | found)
+                        say(records[-1])
+    return records
+
+
+async def crowd(ways: Sequence[str], sizes: Sizes, say: Any) -> list[Record]:
+    """Many streams at the same time, once each way."""
+    _, theirs = cores()
+    sent = request({"model": "bench", "stream": True, "messages": [{"role": "user", "content": "x"}]})
+    records: list[Record] = []
+    with fake_pod(sizes.crowd_events, sizes.crowd_gap) as pod:
+        await reachable(pod.port)
+        for name in ways:
+            with running(name, [pod], theirs) as proxy:
+                client, answers = Client(proxy.port), Answers()
+                await client.at_rate(sent, sizes.crowd / sizes.crowd_ramp, sizes.crowd_ramp, answers, stream=True)
+                client.close()
+                records.append({"experiment": "crowd", "round": 1, "way": name} | answers.summary())
+                say(records[-1])
+    return records
+
+
+def settings(sizes: Sizes) -> dict[str, float]:
+    """For the result file."""
+    return asdict(sizes)

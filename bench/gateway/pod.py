@@ -1,0 +1,38 @@
+"""`octavo-server` that takes the fields vllm-router adds to every request, and which it otherwise refuses by name.
+
+They are switches of other servers at their neutral values. All ways are measured against this server.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from octavo_inference.__main__ import main
+
+ADDED = frozenset(
+    {
+        "no_stop_trim", "separate_reasoning", "stream_reasoning", "return_hidden_states", "include_reasoning",
+        "continue_final_message", "skip_special_tokens",
+    }
+)  # fmt: skip
+
+
+def accommodate() -> None:
+    """Take the fields out before the server reads a body."""
+    from octavo_inference.api import requests  # noqa: PLC0415 (not in the engine's process, which runs this too)
+
+    strict = requests.decode
+
+    def decode(data: bytes, kind: Any) -> Any:
+        body = msgspec.json.decode(data)
+        return strict(msgspec.json.encode({name: body[name] for name in body if name not in ADDED}), kind)
+
+    requests.decode = decode
+
+
+if __name__ == "__main__":
+    accommodate()
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""What stands between client and pods: nothing, Octavo's gateway, vllm-router, nginx. Each is a process on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import psutil
+
+CACHE = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "bench"
+ROUTER = CACHE / "vllm-router" / "bin" / "vllm-router"
+NGINX = CACHE / "nginx" / "usr" / "sbin" / "nginx"
+START_SECONDS = 60.0
+
+_NGINX = """\
+worker_processes 1;
+daemon off;
+pid {folder}/pid;
+error_log {folder}/error.log error;
+events {{ worker_connections 16384; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u;
+  scgi_temp_path {folder}/s;
+  client_body_buffer_size 1m;
+  upstream pods {{ {servers} keepalive 512; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{
+      proxy_pass http://pods;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+      proxy_read_timeout 300s;
+    }}
+  }}
+}}
+"""
+
+
+class MissingError(Exception):
+    """A contestant that is not installed; says how to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """Where a pod listens; `admin` is the port of its load report."""
+
+    port: int
+    admin: int
+
+
+Command = Callable[[int, Sequence[Pod], Path], list[str]]
+
+
+@dataclass(slots=True)
+class Proxy:
+    """A running one. `process` is None for the direct way."""
+
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    def cpu_seconds(self) -> float:
+        """Of all its processes so far."""
+        if self.process is None:
+            return 0.0
+        parent = psutil.Process(self.process.pid)
+        times = [one.cpu_times() for one in (parent, *parent.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
+
+
+def octavo(port: int, pods: Sequence[Pod], _folder: Path) -> list[str]:
+    """Octavo's gateway."""
+    urls = ",".join(f"http://127.0.0.1:{pod.port}|{pod.admin}" for pod in pods)
+    own = ["--port", str(port), "--admin-port", str(free_port()), "--drain-delay", "0", "--log-level", "warning"]
+    return [sys.executable, "-m", "octavo_gateway", "--static-endpoints", f"bench={urls}", *own]
+
+
+def vllm_router(port: int, pods: Sequence[Pod], _folder: Path) -> list[str]:
+    """vllm-router with its default policy, cache_aware."""
+    if not ROUTER.exists():
+        folder = ROUTER.parents[1]
+        raise MissingError(f"python3 -m venv {folder} && {folder}/bin/pip install vllm-router==0.1.17")
+    urls = [f"http://127.0.0.1:{pod.port}" for pod in pods]
+    own = ["--port", str(port), "--log-level", "error", "--prometheus-port", str(free_port())]
+    own += ["--health-check-endpoint", "/readyz", "--worker-startup-check-interval", "1"]
+    return [str(ROUTER), "--policy", "cache_aware", "--worker-urls", *urls, *own]
+
+
+def nginx(port: int, pods: Sequence[Pod], folder: Path) -> list[str]:
+    """A plain reverse proxy: nginx, round robin, one worker process."""
+    program = str(NGINX) if NGINX.exists() else shutil.which("nginx")
+    if program is None:
+        raise MissingError(f"cd {CACHE} && apt-get download nginx && dpkg-deb -x nginx_*.deb nginx")
+    servers = "".join(f"server 127.0.0.1:{pod.port}; " for pod in pods)
+    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, servers=servers, port=port))
+    return [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+
+
+PROXIES: dict[str, Command] = {"octavo": octavo, "vllm-router": vllm_router, "nginx": nginx}
+
+
+def version(name: str) -> str:
+    """Of a contestant; what is missing, where it is not installed."""
+    try:
+        command = PROXIES[name](0, [], Path(tempfile.gettempdir()))
+    except MissingError as missing:
+        return f"missing: {missing}"
+    if name == "nginx":
+        return (
+            subprocess.run([command[0], "-v"], capture_output=True, text=True, check=True)
+            .stderr.partition("/")[2]
+            .strip()
+        )
+    package = "vllm-router" if name == "vllm-router" else "octavo"
+    python = str(ROUTER.parent / "python") if name == "vllm-router" else sys.executable
+    show = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.run([python, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def running(name: str, pods: Sequence[Pod], cores: set[int]) -> Iterator[Proxy]:
+    """A contestant that answers, held to some cores; `direct` is the first pod itself."""
+    if name == "direct":
+        yield Proxy(pods[0].port)
+        return
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
+        log = CACHE / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = PROXIES[name](port, pods, Path(folder))
+        mine = os.sched_getaffinity(0)
+        # A child has the cores its parent has when it starts; some programs count theirs only then.
+        os.sched_setaffinity(0, cores)
+        try:
+            with log.open("wb") as out:
+                process = subprocess.Popen(command, stdout=out, stderr=out)
+        finally:
+            os.sched_setaffinity(0, mine)
+        try:
+            wait_for(port, process, log)
+            yield Proxy(port, process)
+        finally:
+            end(process)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until a model's answer would come through: any answer but 5xx to a request for something small."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=2):
+                return
+        except HTTPError as error:
+            if error.code < 500:
+                return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    sys.exit(f"{process.args!r} did not start; its log is {log}")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and see to it."""
+    process.terminate()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

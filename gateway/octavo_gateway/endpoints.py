@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from octavo_gateway.router import STRATEGIES, Policy
 from octavo_protocol import names
 
 Object = Mapping[str, Any]
@@ -18,6 +19,8 @@ Key = tuple[str, str]
 """Namespace and name of an LLMDeployment."""
 
 DEFAULT_COLD_START = 30.0
+DEFAULT_SESSION_HEADER = "x-session-id"
+DEFAULT_POLICY = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class Deployment:
     canary_percent: int = 0
     canary_step: str = ""
     suspended: bool = False
+    policy: Policy = DEFAULT_POLICY
+    session_header: str = DEFAULT_SESSION_HEADER
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,6 +148,18 @@ def _deployment(key: Key, service: Object, annotations: Mapping[str, str], pods:
         endpoints=pods,
         canary_percent=_percent(annotations.get(names.ANNOTATION_CANARY_PERCENT, "")),
         canary_step=annotations.get(names.ANNOTATION_CANARY_STEP, ""),
+        policy=_policy(annotations),
+        session_header=annotations.get(names.ANNOTATION_SESSION_HEADER) or DEFAULT_SESSION_HEADER,
+    )
+
+
+def _policy(annotations: Mapping[str, str]) -> Policy:
+    """How to choose among the pods; what cannot be is the default."""
+    strategy = annotations.get(names.ANNOTATION_STRATEGY, "")
+    percent = annotations.get(names.ANNOTATION_MAX_LOAD, "")
+    return Policy(
+        strategy if strategy in STRATEGIES else DEFAULT_POLICY.strategy,
+        int(percent) / 100 if percent.isdecimal() and 100 < int(percent) <= 1000 else DEFAULT_POLICY.max_load,
     )
 
 

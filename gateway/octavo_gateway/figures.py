@@ -43,16 +43,19 @@ class Figures:
 class Learner:
     """The figures of one pod, from the differences between its reports."""
 
-    _last: StepSums | None = None
+    _last: dict[str, float] | None = None
     _sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_NAMES, 0.0))
 
     def feed(self, steps: StepSums) -> bool:
         """Take the sums of a newer report; False when they cannot be those of the same engine."""
-        last, self._last = self._last, steps
+        now = {name: float(getattr(steps, name)) for name in _NAMES}
+        if not all(isfinite(value) and value >= 0 for value in now.values()):
+            return False
+        last, self._last = self._last, now
         if last is None:
             return True
-        grown = {name: getattr(steps, name) - getattr(last, name) for name in _NAMES}
-        if not all(isfinite(value) and value >= 0 for value in grown.values()):
+        grown = {name: value - last[name] for name, value in now.items()}
+        if min(grown.values()) < 0:
             return False
         keep = 0.5 if self._sums["count"] > MEMORY_STEPS else 1.0
         self._sums = {name: keep * value + grown[name] for name, value in self._sums.items()}

@@ -6,117 +6,60 @@ a new table) calls for the held requests to be released, in order, as far as pod
 
 from __future__ import annotations
 
+import logging
 from asyncio import get_running_loop
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from octavo_gateway.endpoints import Deployment, Endpoint, Key, Table
+from octavo_gateway import prompts
+from octavo_gateway.endpoints import Deployment, Key, Table
 from octavo_gateway.hold import Bounds, HoldQueue, Ticket
 from octavo_gateway.openai import ApiError
-from octavo_gateway.router import Ask, Candidate, Policy, Report, has_room, route
+from octavo_gateway.prefix import DeltaError, PrefixIndex, reach
+from octavo_gateway.prompts import Prompt
+from octavo_gateway.ratio import Ratio
+from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Choice, has_room, route
 from octavo_gateway.tracks import Tally, Tracks, split
+from octavo_gateway.upstream import Upstream, implausible
 from octavo_protocol.load import LoadReport, ModelTraffic
+from octavo_protocol.prompt import PromptError, decode_prompt
 
-# Reports are taken every second; an older one says less than what this gateway itself has sent.
-REPORT_SECONDS = 5.0
-# How long a pod that did not take a request is left alone, doubled each time it happens again. A report of health or
-# an answer ends it.
-# The first pause is about what Kubernetes needs to notice that a container died.
-AVOID_FIRST = 2.0
-AVOID_DRAINING = 5.0
-AVOID_LONGEST = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class Upstream:
-    """One pod.
-
-    `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
-    way.
-    """
-
-    endpoint: Endpoint
-    in_flight: int = 0
-    in_flight_tokens: int = 0
-    since: int = 0
-    since_tokens: int = 0
-    fresh: int = 0
-    fresh_tokens: int = 0
-    report: LoadReport | None = None
-    reported_at: float = 0.0
-    asked_at: float = 0.0
-    failures: int = 0
-    avoided_at: float = float("-inf")
-    avoid_until: float = float("-inf")
-
-    def accepts(self, now: float) -> bool:
-        """Whether new requests may be sent to it."""
-        leaving = self.report is not None and self.report.draining
-        return self.endpoint.ready and not leaving and now >= self.avoid_until
-
-    def avoid(self, now: float, *, draining: bool = False) -> None:
-        """Leave it alone for a while: it refused a connection, or said that it drains."""
-        first = AVOID_DRAINING if draining else AVOID_FIRST
-        self.avoid_until = now + min(AVOID_LONGEST, first * 2**self.failures)
-        self.failures = min(self.failures + 1, 10)
-        self.avoided_at = now
-
-    def trust(self) -> None:
-        """Take it back: it answered."""
-        self.failures = 0
-        self.avoid_until = float("-inf")
-
-    def candidate(self, now: float) -> Candidate:
-        """What the router is told of it."""
-        load = self.report if now - self.reported_at <= REPORT_SECONDS else None
-        report = None
-        if load is not None:
-            used = load.blocks_pinned * load.block_size + load.waiting_tokens
-            report = Report(load.blocks_total * load.block_size, used, load.running + load.waiting, load.max_running)
-        return Candidate(
-            self.endpoint.url, self.in_flight, self.in_flight_tokens, self.since, self.since_tokens, report
-        )
-
-    def sent(self, tokens: int) -> None:
-        """Count a request that goes there."""
-        self.in_flight += 1
-        self.in_flight_tokens += tokens
-        self.since += 1
-        self.since_tokens += tokens
-        self.fresh += 1
-        self.fresh_tokens += tokens
-
-    def finished(self, tokens: int) -> None:
-        """Count a request that is over: one less than the report says, or than was sent after it."""
-        self.in_flight -= 1
-        self.in_flight_tokens -= tokens
-        self.since -= 1
-        self.since_tokens -= tokens
-        self.fresh -= 1
-        self.fresh_tokens -= tokens
-
-    def asked(self, now: float) -> None:
-        """A report is on its way: what is sent from here on may not be in it."""
-        self.asked_at = now
-        self.fresh = self.fresh_tokens = 0
-
-    def reported(self, report: LoadReport, now: float) -> None:
-        """The report came."""
-        self.report = report
-        self.reported_at = now
-        self.since, self.since_tokens = self.fresh, self.fresh_tokens
-        if self.asked_at > self.avoided_at:
-            self.trust()
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's place on one pod."""
+    """One request's place on one pod. `uncached` prompt tokens are to be computed there, as far as is known."""
 
     backend: Backend
     upstream: Upstream
-    tokens: int
+    prompt: Prompt
+    choice: Choice
+    uncached: int
+    asks: int
     tally: Tally | None = None
+    began: bool = False
+
+    @property
+    def matched(self) -> int:
+        """Prompt tokens predicted to be cached there."""
+        return self.prompt.tokens - self.uncached
+
+    def heard(self, header: str | None) -> None:
+        """The pod took the request up; `header` says of its prompt's blocks what it was asked to say."""
+        if header is None:
+            return
+        try:
+            blocks = decode_prompt(header)
+        except PromptError as error:
+            self.backend.complain(self.upstream, "prompt", str(error))
+            return
+        prompts.learn(self.backend.bytes_per_token, self.prompt.size, blocks.tokens)
+        self.backend.index.learn(self.upstream.endpoint.url, self.prompt.keys, self.prompt.size, blocks)
+
+    def refused(self) -> None:
+        """The pod did not compute it."""
+        self.backend.index.unsent(self.upstream.endpoint.url, self.prompt.keys)
 
     def answered(self, *, well: bool) -> None:
         """Tell what came of it, where there are two tracks to compare."""
@@ -124,15 +67,23 @@ class Lease:
             self.tally.answered(well=well)
 
     def first_token(self, seconds: float) -> None:
-        """Tell how long the first token of a stream took."""
+        """Tell how long the first token of a stream took: from here on its prompt is computed."""
+        self._begin()
         if self.tally is not None:
             self.tally.first_token(seconds)
 
     def release(self) -> None:
         """Give the place back; the next held request may have it."""
-        self.upstream.finished(self.tokens)
+        self._begin()
+        self.upstream.finished(self.prompt.tokens)
         self.backend.in_flight -= 1
+        self.backend.index.finished(self.upstream.endpoint.url, self.prompt.keys, self.backend.clock())
         self.backend.pump()
+
+    def _begin(self) -> None:
+        if not self.began:
+            self.began = True
+            self.upstream.began(self.uncached, self.asks)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,8 +98,13 @@ class Backend:
     arrivals: int = 0
     arrival_tokens: int = 0
     in_flight: int = 0
+    turns: int = 0
     last_arrival: float = 0.0
     tracks: Tracks | None = None
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    bytes_per_token: Ratio = field(default_factory=prompts.bytes_per_token)
+    output: Ratio = field(default_factory=lambda: Ratio(128.0, 1, 10_000))
+    disbelieved: dict[str, int] = field(default_factory=dict)
 
     def arrived(self, tokens: int) -> None:
         """Count an arrival."""
@@ -161,18 +117,26 @@ class Backend:
         now = self.clock()
         return any(True for _ in self._accepting(now))
 
-    def lease(self, tokens: int) -> Lease | None:
+    def prompt(self, text: bytes, tenant: str, salt: bytes, session: str | None) -> Prompt:
+        """What routing needs of a request: its prompt's text, whose it is, and the value of the session header."""
+        strategy = self.deployment.policy.strategy
+        key = prompts.session_key(session) if strategy == SESSION else b""
+        keys: tuple[bytes, ...] = ()
+        if not key and strategy not in (LEAST_LOAD, ROUND_ROBIN):
+            keys = prompts.prefix_keys(text, "/".join(self.deployment.key), tenant, salt)
+        return Prompt(max(1, int(len(text) / self.bytes_per_token.value)), len(text), keys, key)
+
+    def lease(self, prompt: Prompt) -> Lease | None:
         """A place on a pod at once; None when no pod accepts or others have waited longer."""
         if len(self.queue):
             return None
-        now = self.clock()
-        return self._lease([u.candidate(now) for u in self._accepting(now)], tokens)
+        return self._lease(list(self._accepting(self.clock())), prompt)
 
-    def hold(self, size: int, tokens: int) -> Ticket[Lease]:
+    def hold(self, size: int, prompt: Prompt) -> Ticket[Lease]:
         """A place in the queue. Raises `ApiError` 503 when the deployment does not hold or its queue is full."""
         if not self.deployment.hold and not self.available():
             raise self._without_replica()
-        ticket: Ticket[Lease] = Ticket(size, tokens, self.clock(), get_running_loop().create_future())
+        ticket: Ticket[Lease] = Ticket(size, prompt.tokens, self.clock(), get_running_loop().create_future(), prompt)
         if not self.queue.offer(ticket):
             raise self.unavailable(f"no replica is ready and {len(self.queue)} requests are already held")
         return ticket
@@ -191,8 +155,8 @@ class Backend:
         """Grant places to held requests in order, as long as a pod has room for the first."""
         while (ticket := self.queue.head()) is not None:
             now = self.clock()
-            candidates = (u.candidate(now) for u in self._accepting(now))
-            lease = self._lease([c for c in candidates if has_room(c, ticket.tokens)], ticket.tokens)
+            accepting = self._accepting(now)
+            lease = self._lease([u for u in accepting if has_room(u.candidate(now), ticket.tokens)], ticket.prompt)
             if lease is None:
                 return
             self.queue.remove(ticket)
@@ -247,27 +211,75 @@ class Backend:
             upstream = before.get(endpoint.url)
             # A new pod may get the address of an old one: nothing known of the old one is true of it.
             if upstream is None or upstream.endpoint.name != endpoint.name:
+                self.index.forget(endpoint.url)
                 upstream = Upstream(endpoint)
             upstream.endpoint = endpoint
             self.upstreams[endpoint.url] = upstream
+        for url in before.keys() - self.upstreams.keys():
+            self.index.forget(url)
         self.pump()
         if not deployment.hold and not self.available():
             self.fail_held(self._without_replica())
 
-    def _lease(self, candidates: list[Candidate], tokens: int) -> Lease | None:
-        stable = [c for c in candidates if not self.upstreams[c.key].endpoint.canary]
-        canary = [c for c in candidates if self.upstreams[c.key].endpoint.canary]
+    def reported(self, upstream: Upstream, report: LoadReport, after: int) -> None:
+        """A pod's report came, asked for what changed in its cache after `after`."""
+        url = upstream.endpoint.url
+        if (wrong := implausible(report)) is not None:
+            self.disbelieve(upstream, "load", wrong)
+            return
+        if upstream.restarted(report.start_time):
+            self.index.forget(url)
+        last = upstream.report
+        if not upstream.reported(report):
+            self.complain(upstream, "steps", "the sums over its steps have shrunk or are no numbers")
+        if last is not None and report.requests > last.requests:
+            self.output.add(max(0, report.generation_tokens - last.generation_tokens), report.requests - last.requests)
+        if report.cache is not None:
+            try:
+                self.index.reported(url, report.cache, after, report.blocks_total, upstream.asked_at)
+            except DeltaError as error:
+                self.complain(upstream, "cache", str(error))
+                self.index.forget(url)
+        self.pump()
+
+    def disbelieve(self, upstream: Upstream, kind: str, why: str) -> None:
+        """A pod's report cannot be true: only the gateway's own counts are believed of it, until it says better."""
+        upstream.report = None
+        self.index.forget(upstream.endpoint.url)
+        self.complain(upstream, kind, why)
+
+    def complain(self, upstream: Upstream, kind: str, why: str) -> None:
+        """Count what a pod says and cannot be; said in the log once for each pod and kind."""
+        self.disbelieved[kind] = self.disbelieved.get(kind, 0) + 1
+        if upstream.complain(kind):
+            log.warning("what %s says of itself cannot be, and is left out: %s", upstream.endpoint.name, why)
+
+    def _lease(self, upstreams: list[Upstream], prompt: Prompt) -> Lease | None:
+        now = self.clock()
+        stable = [upstream for upstream in upstreams if not upstream.endpoint.canary]
+        canary = [upstream for upstream in upstreams if upstream.endpoint.canary]
         track = split(stable, canary, self.deployment.canary_percent, self.random)
-        choice = route(track, Ask(tokens), Policy(), self.random)
+        depths = self.index.match(prompt.keys, [upstream.endpoint.url for upstream in track])
+        per_token = self.bytes_per_token.value
+        candidates = [
+            upstream.candidate(now, min(prompt.tokens, int(reach(depth) / per_token)))
+            for upstream, depth in zip(track, depths, strict=True)
+        ]
+        anchor = prompt.keys[0] if prompt.keys else b""
+        ask = Ask(prompt.tokens, self.output.value, anchor, prompt.session, self.turns)
+        choice = route(candidates, ask, self.deployment.policy, self.random)
         if choice is None:
             return None
-        upstream = self.upstreams[choice.candidate.key]
-        upstream.sent(tokens)
+        self.turns += 1
         self.in_flight += 1
+        upstream = self.upstreams[choice.candidate.key]
+        uncached = prompt.tokens - choice.candidate.matched
+        asks = upstream.sent(prompt.tokens, uncached)
+        self.index.sent(upstream.endpoint.url, prompt.keys)
         tally = None
         if self.tracks is not None:
             tally = self.tracks.canary if upstream.endpoint.canary else self.tracks.stable
-        return Lease(self, upstream, tokens, tally)
+        return Lease(self, upstream, prompt, choice, uncached, asks, tally)
 
     def _accepting(self, now: float) -> Iterator[Upstream]:
         """The pods that may be sent requests; those of a canary without a share may not."""
@@ -283,6 +295,7 @@ class Fleet:
         self._clock = clock
         self._random = random
         self._table = Table()
+        self.index = PrefixIndex()
         self._backends: dict[Key, Backend] = {}
 
     def update(self, table: Table) -> None:
@@ -290,12 +303,14 @@ class Fleet:
         self._table = table
         for key in self._backends.keys() - table.deployments.keys():
             gone = self._backends.pop(key)
+            for url in gone.upstreams:
+                self.index.forget(url)
             gone.fail_held(ApiError(503, f"The model {gone.deployment.models[0]!r} was removed.", code="model_removed"))
         for key, deployment in table.deployments.items():
             backend = self._backends.get(key)
             if backend is None:
                 queue: HoldQueue[Lease] = HoldQueue(self._bounds)
-                backend = self._backends[key] = Backend(deployment, queue, self._clock, self._random)
+                backend = self._backends[key] = Backend(deployment, queue, self._clock, self._random, index=self.index)
             backend.serve_by(deployment)
 
     def find(self, model: str) -> Backend | None:

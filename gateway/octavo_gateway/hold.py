@@ -9,6 +9,8 @@ from asyncio import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from octavo_gateway.prompts import NO_PROMPT, Prompt
+
 T = TypeVar("T")
 
 
@@ -23,12 +25,16 @@ class Bounds:
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[T]):
-    """One held request: its size in bytes and prompt tokens, since when, and the future that is its turn."""
+    """One held request: its size in bytes and prompt tokens, since when, and the future that is its turn.
+
+    `prompt` is what a pod will be chosen by.
+    """
 
     size: int
     tokens: int
     since: float
     granted: Future[T]
+    prompt: Prompt = NO_PROMPT
 
 
 @dataclass(slots=True)

@@ -8,9 +8,10 @@ import logging
 import aiohttp
 import msgspec
 
-from octavo_gateway.fleet import Backend, Fleet, Upstream
+from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.upstream import Upstream
 from octavo_protocol.load import decode_load
-from octavo_protocol.names import PATH_LOAD
+from octavo_protocol.names import PATH_LOAD, QUERY_CACHE_AFTER
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +19,8 @@ INTERVAL_SECONDS = 1.0
 TICK_SECONDS = 0.1
 TIMEOUT = aiohttp.ClientTimeout(total=0.9)
 CONCURRENCY = 64
+# All keys of a cache of 190,000 blocks.
+MAX_REPORT = 2 * 1024 * 1024
 
 
 async def poll(fleet: Fleet, session: aiohttp.ClientSession) -> None:
@@ -26,9 +29,8 @@ async def poll(fleet: Fleet, session: aiohttp.ClientSession) -> None:
     async with asyncio.TaskGroup() as tasks:
         while True:
             for backend, upstream in fleet.upstreams():
-                now = backend.clock()
-                if _wanted(upstream) and now - upstream.asked_at >= INTERVAL_SECONDS:
-                    upstream.asked(now)
+                if _wanted(upstream) and backend.clock() - upstream.asked_at >= INTERVAL_SECONDS:
+                    upstream.waiting = True
                     tasks.create_task(_ask(backend, upstream, session, slots))
             for backend in fleet.backends():
                 backend.pump()
@@ -36,24 +38,43 @@ async def poll(fleet: Fleet, session: aiohttp.ClientSession) -> None:
 
 
 def _wanted(upstream: Upstream) -> bool:
-    return bool(upstream.endpoint.admin_url) and upstream.endpoint.ready
+    return bool(upstream.endpoint.admin_url) and upstream.endpoint.ready and not upstream.waiting
 
 
 async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
     """Get one pod's report. One that does not come is no error: the last one ages and is left out of the choice."""
-    async with slots:
-        try:
-            async with session.get(upstream.endpoint.admin_url + PATH_LOAD, timeout=TIMEOUT) as response:
-                if response.status != 200:
-                    return
-                data = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.debug("no load report from %s: %r", upstream.endpoint.name, error)
-            return
+    try:
+        async with slots:
+            upstream.asked(backend.clock())
+            after = backend.index.sequence(upstream.endpoint.url)
+            data = await _read(session, upstream.endpoint.admin_url + PATH_LOAD, {QUERY_CACHE_AFTER: str(after)})
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        log.debug("no load report from %s: %r", upstream.endpoint.name, error)
+        return
+    finally:
+        upstream.waiting = False
+    # The pod may be gone, and another have its address.
+    if data is None or backend.upstreams.get(upstream.endpoint.url) is not upstream:
+        return
+    if len(data) > MAX_REPORT:
+        backend.disbelieve(upstream, "size", f"its load report is longer than {MAX_REPORT} bytes")
+        return
     try:
         report = decode_load(data)
     except msgspec.MsgspecError as error:
-        log.warning("load report of %s is malformed: %s", upstream.endpoint.name, error)
+        backend.disbelieve(upstream, "malformed", f"its load report is malformed: {error}")
         return
-    upstream.reported(report, backend.clock())
-    backend.pump()
+    backend.reported(upstream, report, after)
+
+
+async def _read(session: aiohttp.ClientSession, url: str, query: dict[str, str]) -> bytes | None:
+    """The answer, or as much of it as shows that it is too long; None when there is no report."""
+    async with session.get(url, params=query, timeout=TIMEOUT) as response:
+        if response.status != 200:
+            return None
+        data = bytearray()
+        async for chunk in response.content.iter_any():
+            data += chunk
+            if len(data) > MAX_REPORT:
+                break
+        return bytes(data)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.fleet import Backend, Fleet, Lease
 from octavo_gateway.keyring import Entry
+from octavo_gateway.usage import Usage
 
 UNKNOWN = "unknown"
 # Names of keys that get series of their own; the others, and keys without a name, share one each.
@@ -69,6 +70,18 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.key_file_valid.set(1)
+        self._routed = Counter(
+            "octavo_gateway_routed_requests", "Requests sent to a replica, by why it was this one", ["model", "reason"],
+            registry=registry,
+        )  # fmt: skip
+        self._against = Counter(
+            "octavo_gateway_routed_against_affinity", "Requests not sent where most of their prompt was cached",
+            ["model"], registry=registry,
+        )  # fmt: skip
+        self._prefix = Counter(
+            "octavo_gateway_prefix_tokens", "Prompt tokens of answers that told their usage: all, predicted to be "
+            "cached at the replica, and cached there", ["model", "kind"], registry=registry,
+        )  # fmt: skip
         self._keys: set[str] = set()
         self._fleet = fleet
         registry.register(_Gauges(fleet))
@@ -83,11 +96,26 @@ class Metrics:
             self._keys.add(entry.name)
         return entry.name
 
+    def routed(self, lease: Lease) -> None:
+        """Count a choice."""
+        model = label(lease.backend)
+        self._routed.labels(model, lease.choice.reason).inc()
+        if lease.choice.against:
+            self._against.labels(model).inc()
+
+    def answered(self, lease: Lease, usage: Usage) -> None:
+        """Compare the cached prefix with what was predicted, where the answer told it."""
+        if usage.cached is not None:
+            model = label(lease.backend)
+            for kind, tokens in (("all", usage.prompt), ("predicted", lease.matched), ("cached", usage.cached)):
+                self._prefix.labels(model, kind).inc(tokens)
+
     def exposition(self) -> bytes:
         """Prometheus text format."""
         # From zero on: a counter that begins with its first event hides that event from `rate` and `increase`.
         for backend in self._fleet.backends():
             self.broken.labels(label(backend))
+            self._against.labels(label(backend))
         return generate_latest(self.registry)
 
 
@@ -104,13 +132,33 @@ class _Gauges(Collector):
             "octavo_gateway_oldest_hold_seconds", "How long the first held request waits", labels=["model"]
         )
         endpoints = GaugeMetricFamily("octavo_gateway_upstream_endpoints", "Known replicas", labels=["model", "state"])
+        age = GaugeMetricFamily(
+            "octavo_gateway_report_age_seconds", "Age of the oldest load report of a ready replica", labels=["model"]
+        )
+        rejected = CounterMetricFamily(
+            "octavo_gateway_rejected_reports",
+            "What replicas said of themselves that cannot be",
+            labels=["model", "kind"],
+        )
+        index = GaugeMetricFamily(
+            "octavo_gateway_prefix_index_entries",
+            "Pieces of text, block hashes and assumed pieces known",
+            labels=["kind"],
+        )
+        known = self._fleet.index
+        for kind, count in (("texts", len(known)), ("hashes", known.hashes), ("assumed", known.assumed)):
+            index.add_metric([kind], count)
         for backend in self._fleet.backends():
             model = label(backend)
             now = backend.clock()
+            ages = [old for u in backend.upstreams.values() if u.endpoint.ready and (old := u.age(now)) is not None]
+            age.add_metric([model], max(ages, default=0.0))
+            for kind, count in backend.disbelieved.items():
+                rejected.add_metric([model, kind], count)
             accepting = sum(upstream.accepts(now) for upstream in backend.upstreams.values())
             in_flight.add_metric([model], backend.in_flight)
             held.add_metric([model], len(backend.queue))
             oldest.add_metric([model], backend.queue.oldest(now))
             endpoints.add_metric([model, "accepting"], accepting)
             endpoints.add_metric([model, "not-accepting"], len(backend.upstreams) - accepting)
-        return [in_flight, held, oldest, endpoints]
+        return [in_flight, held, oldest, endpoints, age, rejected, index]

@@ -50,6 +50,9 @@ class ApiError(Exception):
         )
 
 
+_NOTHING = msgspec.Raw()
+
+
 class RequestHead(msgspec.Struct, frozen=True):
     """All the gateway reads of a request body."""
 
@@ -57,6 +60,14 @@ class RequestHead(msgspec.Struct, frozen=True):
     stream: bool | None = None
     # Whatever they are: what is wrong with them is for the replica to say.
     priority: Any = None
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    cache_salt: msgspec.Raw = _NOTHING
+
+    @property
+    def text(self) -> bytes:
+        """The prompt as JSON without its end, so that the text of a conversation's next turn begins with it."""
+        return bytes(self.messages or self.prompt)[:-1].rstrip()
 
 
 _decoder = msgspec.json.Decoder(RequestHead)
@@ -73,11 +84,6 @@ def read_head(body: bytes) -> RequestHead:
         raise ApiError(400, f"{found}; the body must be a JSON object with a string `model`", param=field) from None
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ApiError(400, "the body is not valid JSON; send a JSON object with a string `model`") from None
-
-
-def estimate_tokens(body: bytes) -> int:
-    """Prompt tokens of a request, about: four bytes each. The gateway has no tokenizer on purpose."""
-    return max(1, len(body) // 4)
 
 
 def unknown_model(model: str) -> ApiError:

@@ -159,20 +159,23 @@ class PrefixIndex:
             for key in keys:
                 known.assumed.discard(key)
 
-    def answered(self, pod: str, keys: Sequence[bytes], size: int, prompt: PromptBlocks, now: float) -> None:
-        """The pod said which blocks stand behind a text of `size` bytes. From its next report on that is what counts.
+    def learn(self, pod: str, keys: Sequence[bytes], size: int, prompt: PromptBlocks) -> None:
+        """The pod said which blocks stand behind a text of `size` bytes.
 
         Where a piece ends in tokens only the pod knows: they are taken to be spread evenly over the text, less a block,
         so that the end of a shared beginning does not get the hash of what follows it.
         """
+        if keys and prompt.marks:
+            self._learn(keys, size, prompt)
+        else:
+            self.unsent(pod, keys)
+
+    def finished(self, pod: str, keys: tuple[bytes, ...], now: float) -> None:
+        """The answer is over. If it is known what stands behind the text, only the pod's reports count from then on."""
         known = self._pods.get(pod)
         if known is None or not keys:
             return
-        if not prompt.marks:
-            self.unsent(pod, keys)
-            return
-        self._learn(keys, size, prompt)
-        known.unsettled.append((now, tuple(keys)))
+        known.unsettled.append((now, keys))
         if len(known.unsettled) > UNSETTLED:
             known.unsettled.popleft()
 

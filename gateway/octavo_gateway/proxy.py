@@ -21,7 +21,8 @@ from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.gate import Visit
 from octavo_gateway.metrics import Metrics, label
 from octavo_gateway.openai import ApiError
-from octavo_protocol.names import HEADER_DRAINING
+from octavo_gateway.prompts import Prompt
+from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_WANT_PROMPT
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Call:
     path: str
     body: bytes
     stream: bool
-    tokens: int
+    prompt: Prompt
     request_id: str
     started: float
     visit: Visit
@@ -102,7 +103,7 @@ class Proxy:
     async def forward(self, request: web.Request, backend: Backend, call: Call) -> web.StreamResponse:
         """Answer one call. Cancelled when the client goes away, which closes the connection to the pod."""
         answer = Answer(request, call.request_id, call.visit.headers())
-        backend.arrived(call.tokens)
+        backend.arrived(call.prompt.tokens)
         self._budget.earn()
         try:
             return await self._attempts(request, answer, backend, call)
@@ -116,6 +117,7 @@ class Proxy:
             try:
                 return await self._exchange(request, answer, lease, call)
             except UnreachedError as unreached:
+                lease.refused()
                 lease.upstream.avoid(backend.clock(), draining=unreached.reason == "draining")
                 log.info("%s: %s did not take it: %s", call.request_id, lease.upstream.endpoint.name, unreached.reason)
                 if retried or not self._budget.spend():
@@ -127,11 +129,11 @@ class Proxy:
 
     async def _place(self, answer: Answer, backend: Backend, call: Call) -> Lease:
         """A place on a pod, at once or after being held."""
-        lease = backend.lease(call.tokens)
+        lease = backend.lease(call.prompt)
         held = 0.0
         if lease is None:
             begun = perf_counter()
-            ticket = backend.hold(len(call.body), call.tokens)
+            ticket = backend.hold(len(call.body), call.prompt)
             try:
                 lease = await self._wait(answer, ticket.granted, backend, call.stream)
             except BaseException:
@@ -139,6 +141,7 @@ class Proxy:
                 raise
             held = perf_counter() - begun
         self._metrics.hold_seconds.labels(label(backend)).observe(held)
+        self._metrics.routed(lease)
         self._metrics.overhead.observe(max(0.0, perf_counter() - call.started - held))
         return lease
 
@@ -165,11 +168,16 @@ class Proxy:
                 raise UnreachedError("draining")
             lease.upstream.trust()
             call.visit.usage.sent = pod.status < 400
+            if pod.status < 400:
+                lease.heard(pod.headers.get(HEADER_PROMPT))
+            else:
+                lease.refused()
             if pod.content_type == EVENT_STREAM:
                 response = await self._relay(pod, answer, lease, call, sent)
             else:
                 response = await self._whole(pod, answer, lease, call)
             complete = True
+            self._metrics.answered(lease, call.visit.usage)
             return response
         finally:
             # Closing tells the pod that nobody reads any more; only a connection that was read to its end is kept.
@@ -179,11 +187,13 @@ class Proxy:
                 pod.close()
 
     async def _open(self, request: web.Request, lease: Lease, call: Call) -> aiohttp.ClientResponse:
+        passed = headers.to_pod(request.headers, call.request_id, call.visit.entry.tenant, call.visit.priority)
+        passed[HEADER_WANT_PROMPT] = "1"
         try:
             return await self._session.post(
                 lease.upstream.endpoint.url + call.path,
                 data=call.body,
-                headers=headers.to_pod(request.headers, call.request_id, call.visit.entry.tenant, call.visit.priority),
+                headers=passed,
                 skip_auto_headers=_SKIPPED,
                 allow_redirects=False,
             )

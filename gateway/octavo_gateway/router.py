@@ -20,6 +20,7 @@ PREFIX_AWARE = "PrefixAware"
 LEAST_LOAD = "LeastLoad"
 ROUND_ROBIN = "RoundRobin"
 SESSION = "Session"
+STRATEGIES = (PREFIX_AWARE, LEAST_LOAD, ROUND_ROBIN, SESSION)
 
 # Costs that differ by less than this share of what load adds are a tie: reports are up to a second old.
 TIE = 0.05

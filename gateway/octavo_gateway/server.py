@@ -21,7 +21,7 @@ from octavo_gateway.fleet import Backend, Fleet
 from octavo_gateway.gate import Gate
 from octavo_gateway.keyring import ANYBODY, Entry
 from octavo_gateway.metrics import UNKNOWN, Metrics, label
-from octavo_gateway.openai import ApiError, estimate_tokens, model_list, model_object, read_head, unknown_model
+from octavo_gateway.openai import ApiError, model_list, model_object, read_head, unknown_model
 from octavo_gateway.proxy import Call, Proxy
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD
@@ -147,8 +147,11 @@ class Api:
         head = read_head(body)
         backend = self._find(head.model, request[_ENTRY])
         request[_MODEL] = label(backend)
-        visit = self.gate.enter(request[_ENTRY], estimate_tokens(body), head.priority)
-        call = Call(request.path, body, bool(head.stream), visit.estimate, request[_ID], started, visit)
+        entry = request[_ENTRY]
+        session = request.headers.get(backend.deployment.session_header)
+        prompt = backend.prompt(head.text, entry.tenant, bytes(head.cache_salt), session)
+        visit = self.gate.enter(entry, prompt.tokens, head.priority)
+        call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit)
         try:
             return await self.proxy.forward(request, backend, call)
         finally:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _USAGE = b'"usage":'
 _PROMPT = re.compile(rb'"prompt_tokens":\s{0,8}(\d{1,9})')
+_CACHED = re.compile(rb'"cached_tokens":\s{0,8}(\d{1,9})')
 _OUTPUT = re.compile(rb'"completion_tokens":\s{0,8}(\d{1,9})')
 
 
@@ -17,13 +18,15 @@ _OUTPUT = re.compile(rb'"completion_tokens":\s{0,8}(\d{1,9})')
 class Usage:
     """Tokens of one request: `prompt` as estimated until the answer says, `output` as counted events until then.
 
-    `sent`: a replica took it up. What none took up cost nothing.
+    `sent`: a replica took it up. What none took up cost nothing. `cached` is what the answer says came from a prefix
+    cache, None until it does.
     """
 
     prompt: int
     output: int = 0
     sent: bool = False
     told: bool = False
+    cached: int | None = None
 
     @property
     def total(self) -> int:
@@ -38,6 +41,8 @@ class Usage:
         prompt, output = _PROMPT.search(data, start), _OUTPUT.search(data, start)
         if prompt:
             self.prompt, self.output, self.told = int(prompt[1]), int(output[1]) if output else 0, True
+            if cached := _CACHED.search(data, start):
+                self.cached = int(cached[1])
 
     def events(self, data: bytes) -> int:
         """Count the events in `data` as tokens, while the answer has not told; how many there were."""

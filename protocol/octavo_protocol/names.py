@@ -32,6 +32,11 @@ ANNOTATION_HOLD: Final = "octavo.dev/hold"
 ANNOTATION_SUSPENDED: Final = "octavo.dev/suspended"
 # Last measured seconds from pod creation to ready, for Retry-After.
 ANNOTATION_COLD_START: Final = "octavo.dev/cold-start-seconds"
+# How gateways choose among its pods, the load in percent of the mean above which a prefix or a session does not keep a
+# request on a pod, and the header that names a session.
+ANNOTATION_STRATEGY: Final = "octavo.dev/routing-strategy"
+ANNOTATION_MAX_LOAD: Final = "octavo.dev/max-load-percent"
+ANNOTATION_SESSION_HEADER: Final = "octavo.dev/session-header"
 # While there is a canary: its share of the requests in percent, and the step under which answers are counted.
 ANNOTATION_CANARY_PERCENT: Final = "octavo.dev/canary-percent"
 ANNOTATION_CANARY_STEP: Final = "octavo.dev/canary-step"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from octavo_gateway.endpoints import Deployment, Endpoint
-from octavo_gateway.fleet import Backend, Lease, Upstream
+from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.hold import Bounds, HoldQueue, Ticket
+from octavo_gateway.prompts import Prompt
 from octavo_protocol.load import LoadReport, ModelTraffic
 from octavo_simulator.job import Job
 
@@ -55,13 +56,13 @@ class Gateway:
         """A place on a pod for an arriving request; None when none accepts. `again`: it was counted before."""
         if not again:
             self._backend.arrived(job.request.prompt)
-        return self._backend.lease(job.request.prompt)
+        return self._backend.lease(_prompt(job))
 
     def hold(self, job: Job) -> bool:
         """Let a request wait; False when the queue is full."""
         tokens = job.request.prompt
         turn = cast("Any", _Turn(job, self.turns))
-        ticket: Ticket[Lease] = Ticket(tokens * _BYTES_PER_TOKEN, tokens, self._clock(), turn)
+        ticket: Ticket[Lease] = Ticket(tokens * _BYTES_PER_TOKEN, tokens, self._clock(), turn, _prompt(job))
         if not self._backend.queue.offer(ticket):
             return False
         self._held[job.number] = ticket
@@ -86,12 +87,10 @@ class Gateway:
 
     def reported(self, pod: str, report: LoadReport) -> None:
         """The poll of a pod's load."""
-        upstream: Upstream | None = self._backend.upstreams.get(pod)
+        upstream = self._backend.upstreams.get(pod)
         if upstream is not None:
-            now = self._clock()
-            upstream.asked(now)
-            upstream.reported(report, now)
-            self._backend.pump()
+            upstream.asked(self._clock())
+            self._backend.reported(upstream, report, 0)
 
     def traffic(self) -> ModelTraffic:
         """What the operator is told."""
@@ -100,3 +99,7 @@ class Gateway:
     def _deployment(self, pods: tuple[str, ...]) -> Deployment:
         endpoints = tuple(Endpoint(name=pod, url=pod, admin_url=pod) for pod in pods)
         return Deployment(NAMESPACE, NAME, (NAME,), hold=True, cold_start=self._start, endpoints=endpoints)
+
+
+def _prompt(job: Job) -> Prompt:
+    return Prompt(job.request.prompt, job.request.prompt * _BYTES_PER_TOKEN)

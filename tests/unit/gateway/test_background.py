@@ -95,6 +95,41 @@ async def test_a_malformed_report_is_ignored(polling, eventually, answer):
         assert response.status == 200
 
 
+async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polling, eventually, caplog):
+    gate = asyncio.Event()
+
+    async def endless(request, body):
+        assert request.query["cache_after"] == "0"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while not gate.is_set():
+            await response.write(bytes(100_000))
+        return response
+
+    admin = await polling.pod(endless)
+    pod = await polling.pod()
+    backend = polling.has(replace(pod.endpoint(), admin_url=admin.url))
+    await eventually(lambda: backend.disbelieved == {"size": 2})
+    gate.set()
+    assert [record.message for record in caplog.records if "longer than 2097152 bytes" in record.message]
+    async with polling.post() as response:
+        assert response.status == 200
+
+
+async def test_a_pod_is_asked_for_what_changed_since(polling, eventually):
+    asked = []
+
+    async def behave(request, body):
+        asked.append(request.query["cache_after"])
+        cache = {"sequence": 7, "reset": len(asked) == 1, "added": "", "removed": ""}
+        return web.json_response(json.loads(load.msgspec.json.encode(report())) | {"cache": cache})
+
+    admin = await polling.pod(behave)
+    pod = await polling.pod()
+    polling.has(replace(pod.endpoint(), admin_url=admin.url))
+    await eventually(lambda: asked == ["0", "7"])
+
+
 async def test_held_requests_are_released_as_the_pool_allows(polling, eventually):
     """Pool of 3,200 tokens, 0.9 of it to release into: three requests of about 1,000 tokens do not all fit."""
     backend = polling.has()
@@ -110,7 +145,9 @@ async def test_held_requests_are_released_as_the_pool_allows(polling, eventually
 
     pod.behave = wait
     polling.has(replace(endpoint, ready=False))
-    backend.upstreams[endpoint.url].reported(report(), backend.clock())
+    (upstream,) = backend.upstreams.values()
+    upstream.asked(backend.clock())
+    backend.reported(upstream, report(), 0)
     polling.has(endpoint)
     await eventually(lambda: len(pod.seen) == 2)
     assert len(backend.queue) == 1

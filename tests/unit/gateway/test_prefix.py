@@ -43,7 +43,8 @@ class Pods:
         self.index.sent(pod, keys)
         self.compute(pod, data)
         self.now += 1
-        self.index.answered(pod, keys, len(data), describe(len(data) // 4, BLOCK, hashes(data)), self.now)
+        self.index.learn(pod, keys, len(data), describe(len(data) // 4, BLOCK, hashes(data)))
+        self.index.finished(pod, keys, self.now)
 
     def compute(self, pod, data):
         """What any gateway's request does to a pod's cache."""
@@ -151,7 +152,7 @@ def test_pods_that_share_no_prefixes_hold_nothing():
     pods, prompt = Pods(), text(4000)
     keys = chain(ROOT, prompt)
     pods.index.sent("a", keys)
-    pods.index.answered("a", keys, len(prompt), describe(1000, BLOCK, []), 1.0)
+    pods.index.learn("a", keys, len(prompt), describe(1000, BLOCK, []))
     assert pods.match(prompt, "a") == [0]
 
 

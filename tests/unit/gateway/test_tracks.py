@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.fleet import Fleet
 from octavo_gateway.hold import Bounds
+from octavo_gateway.prompts import Prompt
+from octavo_gateway.router import has_room
 from octavo_gateway.tracks import split
 from octavo_protocol.load import TTFT_BOUNDS, LoadReport
 
@@ -69,9 +71,9 @@ def test_inside_a_track_the_least_loaded_pod_is_chosen(percent, stable, canary, 
     for _ in range(150):
         for _, upstream in fleet.upstreams():
             upstream.asked(1000.0)
-            upstream.reported(report(), 1000.0)
+            upstream.reported(report())
         busy = {u.endpoint.name: u.in_flight for _, u in fleet.upstreams()}
-        lease = found.lease(50)
+        lease = found.lease(Prompt(50, 50))
         chosen = lease.upstream.endpoint
         track = [u.endpoint.name for _, u in fleet.upstreams() if u.endpoint.canary is chosen.canary]
         # One request of 64 rows is within the router's tie.
@@ -88,36 +90,34 @@ def test_without_a_ready_pod_a_track_leaves_its_requests_to_the_other():
         ((replace(stable, ready=False), canary), "c"),
     ):
         _, found = backend(pods, 50)
-        assert {found.lease(1).upstream.endpoint.name for _ in range(50)} == {expected}
+        assert {found.lease(Prompt(1, 1)).upstream.endpoint.name for _ in range(50)} == {expected}
 
 
 def test_a_canary_without_a_share_gets_nothing_even_when_nobody_else_is_there():
     _, found = backend((endpoint("c", canary=True),), 0, step="")
     assert not found.available()
-    assert found.lease(1) is None
+    assert found.lease(Prompt(1, 1)) is None
 
 
 def test_held_requests_are_released_by_share_and_where_there_is_room():
     pods = (endpoint("s", canary=False), endpoint("c", canary=True))
     fleet, found = backend(pods, 100)
     for _, upstream in fleet.upstreams():
-        upstream.reported(report(rows=2), 1000.0)
+        upstream.asked(1000.0)
+        upstream.reported(report(rows=2))
     # The canary is full after two: the rest goes where there is room.
-    leases = [found._lease(list(candidates(found)), 1) for _ in range(4)]
+    leases = [found._lease(list(with_room(found)), Prompt(1, 1)) for _ in range(4)]
     assert Counter(lease.upstream.endpoint.name for lease in leases) == {"c": 2, "s": 2}
 
 
-def candidates(found):
-    from octavo_gateway.router import has_room
-
-    now = found.clock()
-    return (c for u in found.upstreams.values() if has_room(c := u.candidate(now), 1))
+def with_room(found):
+    return (u for u in found.upstreams.values() if has_room(u.candidate(found.clock()), 1))
 
 
 def test_a_new_step_counts_anew_and_late_answers_count_where_they_were_sent():
     pods = (endpoint("c", canary=True),)
     fleet, found = backend(pods, 50)
-    lease = found.lease(1)
+    lease = found.lease(Prompt(1, 1))
     following = Deployment("ns", "d", ("m",), endpoints=pods, canary_percent=80, canary_step="abc-1")
     fleet.update(table([following]))
     lease.answered(well=False)
@@ -196,6 +196,6 @@ async def test_a_client_that_leaves_is_nobodys_error(world, streams, eventually)
 def test_times_are_counted_in_classes():
     _, found = backend((endpoint("c", canary=True),), 100)
     for seconds in (0.0, TTFT_BOUNDS[3], TTFT_BOUNDS[-1] + 1):
-        found.lease(1).first_token(seconds)
+        found.lease(Prompt(1, 1)).first_token(seconds)
     counts = found.traffic().canary.canary.ttft
     assert [index for index, count in enumerate(counts) if count] == [0, 3, len(TTFT_BOUNDS)]

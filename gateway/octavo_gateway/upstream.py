@@ -1,0 +1,173 @@
+"""One pod as the gateway knows it: what was sent to it, and what it says of itself if that can be true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite
+
+from octavo_gateway.endpoints import Endpoint
+from octavo_gateway.figures import Figures, Learner
+from octavo_gateway.router import Candidate, Report
+from octavo_protocol.load import LoadReport
+
+# Reports are taken every second; an older one says less than what this gateway itself has sent.
+REPORT_SECONDS = 5.0
+# How long a pod that did not take a request is left alone, doubled each time it happens again. A report of health or
+# an answer ends it.
+# The first pause is about what Kubernetes needs to notice that a container died.
+AVOID_FIRST = 2.0
+AVOID_DRAINING = 5.0
+AVOID_LONGEST = 10.0
+# More than any pod has of anything.
+MOST = 2**53
+
+
+@dataclass(slots=True, eq=False)
+class Upstream:
+    """One pod.
+
+    `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
+    way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
+    reports asked for; `waiting` while one is.
+    """
+
+    endpoint: Endpoint
+    in_flight: int = 0
+    in_flight_tokens: int = 0
+    prefilling: int = 0
+    since: int = 0
+    since_tokens: int = 0
+    since_uncached: int = 0
+    fresh: int = 0
+    fresh_tokens: int = 0
+    fresh_uncached: int = 0
+    asks: int = 0
+    waiting: bool = False
+    report: LoadReport | None = None
+    report_ask: int = 0
+    reported_at: float = 0.0
+    asked_at: float = 0.0
+    failures: int = 0
+    avoided_at: float = float("-inf")
+    avoid_until: float = float("-inf")
+    start_time: float | None = None
+    figures: Figures | None = None
+    learner: Learner = field(default_factory=Learner)
+    complaints: set[str] = field(default_factory=set)
+
+    def accepts(self, now: float) -> bool:
+        """Whether new requests may be sent to it."""
+        leaving = self.report is not None and self.report.draining
+        return self.endpoint.ready and not leaving and now >= self.avoid_until
+
+    def avoid(self, now: float, *, draining: bool = False) -> None:
+        """Leave it alone for a while: it refused a connection, or said that it drains."""
+        first = AVOID_DRAINING if draining else AVOID_FIRST
+        self.avoid_until = now + min(AVOID_LONGEST, first * 2**self.failures)
+        self.failures = min(self.failures + 1, 10)
+        self.avoided_at = now
+
+    def trust(self) -> None:
+        """Take it back: it answered."""
+        self.failures = 0
+        self.avoid_until = float("-inf")
+
+    def age(self, now: float) -> float | None:
+        """Seconds since the report was asked for; None without one."""
+        return now - self.reported_at if self.report else None
+
+    def candidate(self, now: float, matched: int = 0) -> Candidate:
+        """What the router is told of it. `matched` tokens of the request's prompt are in its cache."""
+        load = self.report
+        report = None
+        if load is not None and now - self.reported_at <= REPORT_SECONDS:
+            used = load.blocks_pinned * load.block_size + load.waiting_tokens
+            report = Report(
+                load.blocks_total * load.block_size, used, load.running + load.waiting, load.max_running,
+                load.uncached_prompt_tokens, load.max_batched_tokens, max(0.0, now - self.reported_at), self.figures,
+            )  # fmt: skip
+        return Candidate(
+            self.endpoint.url, self.in_flight, self.in_flight_tokens, self.since, self.since_tokens, report,
+            self.since_uncached, self.prefilling, matched,
+        )  # fmt: skip
+
+    def sent(self, tokens: int, uncached: int) -> int:
+        """Count a request that goes there; what to say with `began` and `finished` later."""
+        self.in_flight += 1
+        self.in_flight_tokens += tokens
+        self.prefilling += uncached
+        self.since += 1
+        self.since_tokens += tokens
+        self.since_uncached += uncached
+        self.fresh += 1
+        self.fresh_tokens += tokens
+        self.fresh_uncached += uncached
+        return self.asks
+
+    def began(self, uncached: int, asks: int) -> None:
+        """Count a request whose prompt is computed."""
+        self.prefilling -= uncached
+        if asks >= self.report_ask:
+            self.since_uncached -= uncached
+        if asks >= self.asks:
+            self.fresh_uncached -= uncached
+
+    def finished(self, tokens: int) -> None:
+        """Count a request that is over: one less than the report says, or than was sent after it."""
+        self.in_flight -= 1
+        self.in_flight_tokens -= tokens
+        self.since -= 1
+        self.since_tokens -= tokens
+        self.fresh -= 1
+        self.fresh_tokens -= tokens
+
+    def asked(self, now: float) -> None:
+        """A report is on its way: what is sent from here on may not be in it."""
+        self.asks += 1
+        self.asked_at = now
+        self.fresh = self.fresh_tokens = self.fresh_uncached = 0
+
+    def reported(self, report: LoadReport) -> bool:
+        """The report came; False when its steps cannot follow those of the one before, and are left out."""
+        self.report = report
+        self.report_ask = self.asks
+        self.reported_at = self.asked_at
+        self.since, self.since_tokens, self.since_uncached = self.fresh, self.fresh_tokens, self.fresh_uncached
+        if self.asked_at > self.avoided_at:
+            self.trust()
+        follows = self.learner.feed(report.steps)
+        if follows:
+            self.figures = self.learner.figures()
+        return follows
+
+    def restarted(self, start_time: float) -> bool:
+        """Whether another process answers than before: then nothing learned of the old one is true of it."""
+        before, self.start_time = self.start_time, start_time
+        if before in (None, start_time):
+            return False
+        self.learner, self.figures, self.report = Learner(), None, None
+        return True
+
+    def complain(self, kind: str) -> bool:
+        """It says what cannot be true; whether for the first time of this kind."""
+        first = kind not in self.complaints
+        self.complaints.add(kind)
+        return first
+
+
+def implausible(report: LoadReport) -> str | None:
+    """What in a report cannot be, in words; None when all of it can."""
+    for name in report.__struct_fields__:
+        value = getattr(report, name)
+        if isinstance(value, (int, float)) and not (isfinite(value) and 0 <= value <= MOST):
+            return f"{name} is {value}"
+    if not 0 < report.block_size <= 1 << 16:
+        return f"block_size is {report.block_size}"
+    if not report.blocks_total > 0:
+        return f"blocks_total is {report.blocks_total}"
+    if report.blocks_pinned + report.blocks_cached > report.blocks_total:
+        held = report.blocks_pinned + report.blocks_cached
+        return f"blocks_pinned and blocks_cached are {held}, more than blocks_total {report.blocks_total}"
+    if not report.max_running:
+        return "max_running is 0"
+    return None

@@ -1,0 +1,369 @@
+"""Where requests go, from the text of their bodies and what pods say of themselves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+
+import pytest
+from aiohttp import web
+
+from octavo_gateway.endpoints import Deployment, Endpoint, build, table
+from octavo_gateway.fleet import Fleet
+from octavo_gateway.hold import Bounds
+from octavo_gateway.openai import read_head
+from octavo_gateway.prompts import MAX_SESSION
+from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Policy
+from octavo_protocol.hashing import block_hashes
+from octavo_protocol.load import CacheDelta, LoadReport, StepSums
+from octavo_protocol.prompt import describe, encode_prompt
+
+BLOCK, BLOCKS = 16, 2000
+
+
+def text(size, seed=0):
+    return random.Random(seed).randbytes(size // 2).hex().encode()
+
+
+def hashes(data):
+    """Of an engine with one token for every four bytes."""
+    return block_hashes(
+        b"", [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data) // 4 * 4, 4)], BLOCK
+    )
+
+
+def report(**fields):
+    numbers = {name for name, kind in LoadReport.__annotations__.items() if kind == "int"}
+    values = dict.fromkeys(numbers, 0) | {
+        "start_time": 1.0, "model": "m", "block_size": BLOCK, "blocks_total": BLOCKS, "oldest_wait": 0.0,
+        "max_running": 64, "max_batched_tokens": 2048, "ready": True, "draining": False,
+    }  # fmt: skip
+    return LoadReport(**(values | fields))
+
+
+class Gateway:
+    """A fleet of one deployment with a clock of its own."""
+
+    def __init__(self, *pods, policy=None, seed=0):
+        self.now = 1000.0
+        self.fleet = Fleet(Bounds(), lambda: self.now, random.Random(seed).random)
+        self.policy = policy or Policy()
+        self.has(*pods)
+
+    def has(self, *names, **addresses):
+        """Pods by name, at an address named like them or at another one."""
+        found = {name: name for name in names} | addresses
+        pods = tuple(Endpoint(name, f"http://{at}:8000", f"http://{at}:9000") for name, at in found.items())
+        self.fleet.update(table([Deployment("ns", "d", ("m",), endpoints=pods, policy=self.policy)]))
+        self.backend = self.fleet.find("m")
+
+    def pod(self, name):
+        return next(u for u in self.backend.upstreams.values() if u.endpoint.name == name)
+
+    def ask(self, data, tenant="", salt=b"", session=None):
+        lease = self.backend.lease(self.backend.prompt(data, tenant, salt, session))
+        return lease, lease.upstream.endpoint.name
+
+    def serve(self, data, **arguments):
+        """A whole request; the name of its pod."""
+        lease, name = self.ask(data, **arguments)
+        lease.heard(encode_prompt(describe(len(data) // 4, BLOCK, hashes(data))))
+        lease.first_token(0.1)
+        lease.release()
+        return name
+
+    def report(self, name, *, after=None, cache=None, **fields):
+        """A second later the pod reports; `cache`: all that it has."""
+        self.now += 1
+        upstream = self.pod(name)
+        upstream.asked(self.now)
+        known = self.backend.index.sequence(upstream.endpoint.url)
+        if cache is not None:
+            added = b"".join(h[:8] for data in cache for h in hashes(data))
+            fields["cache"] = CacheDelta(sequence=known + 1, reset=True, added=added)
+        self.backend.reported(upstream, report(**fields), known if after is None else after)
+
+
+def body(**fields):
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+def test_the_text_of_the_next_turn_begins_with_that_of_this_one():
+    turns = [{"role": "system", "content": 'say "ä"'}, {"role": "user", "content": "hello"}]
+    one = read_head(body(messages=turns, stream=True, max_tokens=3)).text
+    turns += [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
+    assert read_head(body(temperature=0, messages=turns)).text.startswith(one)
+    assert read_head(body(prompt="once upon a time")).text.startswith(read_head(body(prompt="once upon")).text)
+    assert read_head(json.dumps({"model": "m", "messages": turns}, indent=2).encode()).text.startswith(
+        read_head(json.dumps({"model": "m", "messages": turns[:2]}, indent=2).encode()).text
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"messages": None}, {"prompt": []}, {"messages": 7, "prompt": "x"}])
+def test_any_body_has_a_text(fields):
+    assert len(read_head(body(**fields)).text) < 10
+
+
+def test_a_conversation_goes_where_it_was():
+    gateway = Gateway(*"abcdef")
+    for conversation in range(6):
+        first = text(8000, conversation)
+        home = gateway.serve(first)
+        for turn in range(1, 4):
+            first += text(2000, 100 * conversation + turn)
+            assert gateway.serve(first) == home
+
+
+def test_tenants_and_salts_share_no_prefix():
+    gateway, prompt = Gateway("a", "b"), text(8000)
+    home = gateway.serve(prompt, tenant="t", salt=b'"s"')
+    for tenant, salt in (("t", b'"s"'), ("u", b'"s"'), ("t", b""), ("", b'"s"')):
+        lease, name = gateway.ask(prompt, tenant, salt)
+        assert (lease.matched > 0) == ((tenant, salt) == ("t", b'"s"')), (tenant, salt)
+        assert lease.matched == 0 or name == home
+        lease.release()
+
+
+def test_what_another_gateway_sent_there_is_found():
+    gateway, prompt = Gateway("a", "b"), text(8000)
+    home = gateway.serve(prompt)
+    (other,) = {"a", "b"} - {home}
+    gateway.report(home, cache=[])
+    gateway.report(other, cache=[prompt])
+    lease, name = gateway.ask(prompt)
+    assert (name, lease.choice.reason) == (other, "affinity")
+    assert lease.matched == pytest.approx(2000, abs=64)
+
+
+def test_two_gateways_send_a_new_prompt_to_the_same_pod_and_other_prompts_elsewhere():
+    pods, homes = "abcdefgh", set()
+    for seed in range(30):
+        chosen = {Gateway(*pods, seed=gateway).serve(text(4000, seed)) for gateway in range(4)}
+        assert len(chosen) == 1
+        homes |= chosen
+    assert len(homes) > 5
+
+
+def test_two_gateways_do_not_storm_a_new_pod():
+    """Both see the same reports. A second's worth of requests must not put more on the new pod than the others have."""
+    gateways = [Gateway(*"abcd", seed=seed) for seed in (1, 2)]
+    for seed in range(60):
+        gateways[seed % 2].ask(text(4000, seed))
+    loads = {name: sum(g.pod(name).in_flight for g in gateways) for name in "abcd"}
+    for gateway in gateways:
+        gateway.has(*"abcde")
+        for name in "abcde":
+            rows = loads.get(name, 0)
+            gateway.report(name, running=rows, blocks_pinned=rows * 70)
+    new = 0
+    for seed in range(40):
+        _, name = gateways[seed % 2].ask(text(4000, 9000 + seed))
+        new += name == "e"
+    assert 5 <= new <= 20
+
+
+def test_least_load_and_round_robin_look_for_no_prefix():
+    for strategy in (LEAST_LOAD, ROUND_ROBIN):
+        gateway = Gateway("a", "b", policy=Policy(strategy))
+        leases = [gateway.ask(text(8000)) for _ in range(6)]
+        assert [lease.prompt.keys for lease, _ in leases] == [()] * 6
+        assert sorted(name for _, name in leases) == ["a"] * 3 + ["b"] * 3
+
+
+def test_sessions_stick_and_without_one_the_prefix_decides():
+    gateway = Gateway(*"abcd", policy=Policy(SESSION))
+    homes = {s: {gateway.serve(text(4000, n), session=s) for n in range(5)} for s in map(str, range(30))}
+    assert {len(pods) for pods in homes.values()} == {1}
+    assert len({pod for pods in homes.values() for pod in pods}) == 4
+    home = gateway.serve(text(8000, 77))
+    for session in (None, "", "x" * (MAX_SESSION + 1)):
+        assert gateway.serve(text(8000, 77), session=session) == home
+
+
+def test_tokens_are_estimated_by_what_answers_told():
+    gateway = Gateway("a")
+    assert gateway.backend.prompt(b"x" * 4000, "", b"", None).tokens == 1000
+    for _ in range(50):
+        lease, _ = gateway.ask(text(4000))
+        lease.heard(encode_prompt(describe(2000, BLOCK, [])))
+        lease.release()
+    assert gateway.backend.prompt(b"x" * 4000, "", b"", None).tokens == pytest.approx(2000, rel=0.05)
+    for tokens in (0, 2_000_000):
+        lease, _ = gateway.ask(text(4000))
+        lease.heard(encode_prompt(describe(tokens, BLOCK, [])))
+    assert gateway.backend.prompt(b"x" * 4000, "", b"", None).tokens == pytest.approx(2000, rel=0.05)
+
+
+def test_answers_are_expected_to_be_as_long_as_they_were():
+    gateway = Gateway("a")
+    gateway.report("a")
+    gateway.report("a", requests=100, generation_tokens=40_000)
+    assert gateway.backend.output.value == pytest.approx(400, rel=0.02)
+
+
+def test_nothing_is_left_of_finished_requests():
+    gateway = Gateway("a", "b")
+    leases = [gateway.ask(text(3000, n))[0] for n in range(20)]
+    for lease in leases[:10]:
+        lease.first_token(0.1)
+    gateway.report("a")
+    for lease in leases[::-1]:
+        lease.release()
+    for name in "ab":
+        pod = gateway.pod(name)
+        assert (pod.in_flight, pod.in_flight_tokens, pod.prefilling) == (0, 0, 0)
+    assert gateway.pod("b").since_uncached == 0
+
+
+def test_a_pod_that_did_not_take_it_is_not_taken_to_have_it():
+    gateway, prompt = Gateway("a", "b"), text(8000)
+    lease, _ = gateway.ask(prompt)
+    lease.refused()
+    lease.release()
+    assert gateway.ask(prompt)[0].matched == 0
+
+
+def test_a_new_pod_at_an_old_address_has_nothing():
+    gateway, prompt = Gateway("a"), text(8000)
+    gateway.serve(prompt)
+    gateway.report("a", cache=[prompt])
+    gateway.has(new="a")
+    assert gateway.ask(prompt)[0].matched == 0
+    assert gateway.backend.index.hashes == 0
+
+
+def test_a_pod_that_is_gone_leaves_nothing():
+    gateway, prompt = Gateway("a", "b"), text(8000)
+    gateway.report(gateway.serve(prompt), cache=[prompt])
+    gateway.has()
+    assert (gateway.fleet.index.hashes, gateway.fleet.index.assumed) == (0, 0)
+    gateway.has("a", "b")
+    gateway.serve(prompt)
+    gateway.fleet.update(table([]))
+    assert (gateway.fleet.index.hashes, gateway.fleet.index.assumed) == (0, 0)
+
+
+def test_a_restarted_pod_has_what_it_says_after_that():
+    gateway, prompt = Gateway("a"), text(8000)
+    gateway.serve(prompt)
+    gateway.report("a", cache=[prompt])
+    known = gateway.backend.index.sequence("http://a:8000")
+    # Its sequence may happen to be one that the new process knows: the difference is to something else.
+    gateway.report("a", start_time=2.0, after=known, cache=None)
+    assert gateway.ask(prompt)[0].matched == 0
+    gateway.report("a", start_time=2.0, cache=[prompt])
+    assert gateway.ask(prompt)[0].matched > 1900
+
+
+def _lie(**fields):
+    return lambda gateway: gateway.report("a", **fields)
+
+
+def _delta(gateway):
+    gateway.report("a", cache=[text(200_000, 5)])
+
+
+def _steps(gateway):
+    gateway.report("a", steps=StepSums(count=100, seconds=1.0))
+    gateway.report("a", steps=StepSums(count=50, seconds=float("nan")))
+
+
+LIES = {
+    "negative": ("load", _lie(running=-5)),
+    "nan": ("load", _lie(oldest_wait=float("nan"))),
+    "infinite": ("load", _lie(start_time=float("inf"))),
+    "huge": ("load", _lie(waiting_tokens=10**30)),
+    "pinned": ("load", _lie(blocks_pinned=BLOCKS + 1)),
+    "no blocks": ("load", _lie(blocks_total=0)),
+    "block size": ("load", _lie(block_size=0)),
+    "no rows": ("load", _lie(max_running=0)),
+    "cache": ("cache", _delta),
+    "steps": ("steps", _steps),
+}
+
+
+@pytest.mark.parametrize(("kind", "lie"), LIES.values(), ids=LIES)
+def test_a_pod_that_lies_is_judged_by_what_was_sent_to_it(kind, lie, caplog):
+    caplog.set_level(logging.WARNING)
+    gateway = Gateway("a", "b")
+    for _ in range(5):
+        gateway.report("b")
+        lie(gateway)
+    assert len(caplog.records) == 1
+    assert caplog.records[0].message.startswith("what a says of itself cannot be")
+    assert gateway.backend.disbelieved == {kind: 5}
+    leases = [gateway.ask(text(3000, n)) for n in range(20)]
+    assert 5 <= sum(name == "a" for _, name in leases) <= 15
+    gateway.report("a", cache=[], steps=StepSums(count=100_000))
+    assert gateway.pod("a").report is not None
+
+
+def test_a_header_that_cannot_be_is_left_out(caplog):
+    gateway, prompt = Gateway("a"), text(8000)
+    for value in ("", "x", "1/2/3/4", "99999999999/16/", "2000/16/AAAA"):
+        lease, _ = gateway.ask(prompt)
+        lease.heard(value)
+        lease.release()
+    assert gateway.backend.disbelieved == {"prompt": 5}
+    assert len(caplog.records) == 1
+
+
+async def test_pods_are_asked_and_clients_are_not_told(world):
+    await world.start()
+    pod = await world.pod()
+    prompt = text(4000).decode()
+
+    async def behave(request, data):
+        assert request.headers["X-Octavo-Want-Prompt"] == "1"
+        value = encode_prompt(describe(1200, BLOCK, hashes(text(4800))))
+        usage = {"prompt_tokens": 1200, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 640}}
+        return web.json_response({"usage": usage}, headers={"X-Octavo-Prompt": value})
+
+    pod.behave = behave
+    backend = world.has(pod.endpoint())
+    for _ in range(2):
+        async with world.post({"model": "m", "prompt": prompt}) as response:
+            assert response.status == 200
+            assert not [name for name in response.headers if name.lower().startswith("x-octavo")]
+    assert backend.bytes_per_token.value < 4
+    async with world.client.get(world.admin_url + "/metrics") as response:
+        metrics = await response.text()
+    assert 'octavo_gateway_prefix_tokens_total{kind="cached",model="m"} 1280.0' in metrics
+    assert 'octavo_gateway_prefix_tokens_total{kind="all",model="m"} 2400.0' in metrics
+    assert 'octavo_gateway_routed_requests_total{model="m",reason="only"} 2.0' in metrics
+    assert 'octavo_gateway_prefix_index_entries{kind="texts"} 33.0' in metrics
+
+
+async def test_sessions_are_read_from_their_header(world):
+    await world.start()
+    pods = [await world.pod() for _ in range(4)]
+    endpoints = tuple(pod.endpoint() for pod in pods)
+    deployment = Deployment(
+        "ns", "d", ("m",), endpoints=endpoints, policy=Policy(SESSION), session_header="X-Conversation"
+    )
+    world.fleet.update(table([deployment]))
+    for number in range(12):
+        async with world.post(headers={"x-conversation": "one"}) as response:
+            assert response.status == 200
+        async with world.post(headers={"x-conversation": str(number)}) as response:
+            assert response.status == 200
+    counts = sorted(len(pod.seen) for pod in pods)
+    assert counts[-1] >= 12
+    assert counts[-2] > 0
+
+
+def test_annotations_say_how_to_route():
+    def policy(**annotations):
+        metadata = {
+            "namespace": "ns", "name": "d", "labels": {"octavo.dev/llmdeployment": "d"},
+            "annotations": {"octavo.dev/models": "m", **{f"octavo.dev/{k.replace('_', '-')}": v for k, v in
+                                                         annotations.items()}},
+        }  # fmt: skip
+        return build([{"metadata": metadata}], []).find("m")
+
+    assert policy().policy == Policy("PrefixAware", 1.25)
+    found = policy(routing_strategy="Session", max_load_percent="150", session_header="x-chat")
+    assert (found.policy, found.session_header) == (Policy("Session", 1.5), "x-chat")
+    for percent in ("", "100", "-1", "x", "99999"):
+        assert policy(routing_strategy="Fastest", max_load_percent=percent).policy == Policy()

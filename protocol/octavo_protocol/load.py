@@ -148,6 +148,8 @@ class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
     oldest_hold: float
     last_arrival: float
     """Unix time of the newest request; 0 when there was none."""
+    pods: dict[str, int] = {}
+    """Tokens of the requests in flight, by pod."""
     canary: CanaryTraffic | None = None
     """Only while the deployment has a canary."""
 

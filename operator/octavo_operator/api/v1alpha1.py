@@ -196,6 +196,20 @@ class Targets(Block):
     queued_requests_per_replica: int = Field(
         default=4, ge=1, le=10_000, description="Waiting requests per replica before a replica is added."
     )
+    ttft_milliseconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=3_600_000,
+        description="Time to the first token that most requests are to keep. With it, prompts that would still wait "
+        "when a new replica is ready ask for replicas; without, only their number does.",
+    )
+    tpot_milliseconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=3_600_000,
+        description="Time per output token that most requests are to keep. With it a replica counts as full when its "
+        "steps would take longer; without, when its rows or its KV pool are.",
+    )
 
 
 class ScaleUp(Block):

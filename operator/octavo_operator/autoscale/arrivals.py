@@ -18,8 +18,12 @@ _SURE_MINUTE = 2.0
 _SURE_FAST = 3.0
 _TREND_BUCKETS = 30
 _SURE_TREND = 2.0
+# Variance around a line, of that of chance.
+_LINE = 2.0
 _DISPERSION_BUCKETS = 6
 _DISPERSION_MOST = 50.0
+# Largest differences that are left out, of those of ten minutes.
+_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +69,21 @@ def mean_rate(arrivals: Arrivals, now: float, buckets: int) -> float:
 def dispersion(arrivals: Arrivals) -> float:
     """Variance of the counts of 10 s over their mean, between 1 (chance) and 50.
 
-    From differences of neighbours: a load that slowly rises is not bursty.
+    From differences of neighbours, without the largest: a load that slowly rises, or rose once, is not bursty.
     """
     full = arrivals.buckets[1:-1]
     total = sum(full)
     if len(full) < _DISPERSION_BUCKETS or total <= 0:
         return 1.0
-    squares = sum((b - a) ** 2 for a, b in pairwise(full))
-    variance = squares / (2 * (len(full) - 1))
-    return min(max(variance * len(full) / total, 1.0), _DISPERSION_MOST)
+    squares = sorted((b - a) ** 2 for a, b in pairwise(full))[: -_STEPS * len(full) // BUCKETS or None]
+    return min(max(sum(squares) / (2 * len(squares)) * len(full) / total, 1.0), _DISPERSION_MOST)
 
 
-def forecast(arrivals: Arrivals, capacity: float, ahead: float, now: float) -> float:
-    """Requests per second to reckon with in `ahead` seconds, for replicas that do `capacity` per second each."""
-    spread = dispersion(arrivals)
+def forecast(arrivals: Arrivals, spread: float, capacity: float, ahead: float, now: float) -> float:
+    """Requests per second to reckon with in `ahead` seconds, for replicas that do `capacity` per second each.
+
+    `spread` is the dispersion of the arrivals.
+    """
     minute = mean_rate(arrivals, now, LEAST_BUCKETS)
     # The variance of a mean over w seconds is rate * spread / w: solved for the w that gives NOISE replicas.
     enough = minute * spread / (NOISE * capacity) ** 2 if capacity > 0 else 0.0
@@ -95,17 +100,20 @@ def sure(rate: float, spread: float, seconds: float, deviations: float = _SURE_F
 
 
 def _trend(arrivals: Arrivals, spread: float, ahead: float) -> float:
-    """The rate of a straight line through five minutes, as far ahead as half of them, if it surely rises; else 0."""
+    """The rate of a straight line through five minutes, as far ahead as half of them; 0 if it does not surely rise.
+
+    Only where a line is what the counts lie around: a step is steep too, and is over.
+    """
     full = arrivals.buckets[-_TREND_BUCKETS - 1 : -1]
-    size = len(full)
-    if size < _TREND_BUCKETS:
+    size, total = len(full), sum(full)
+    if size < _TREND_BUCKETS or total <= 0:
         return 0.0
-    total = sum(full)
-    moment = sum(i * value for i, value in enumerate(full))
+    mean = total / size
     varied = size * (size * size - 1) / 12
-    slope = (moment - total * (size - 1) / 2) / varied
-    slope -= _SURE_TREND * sqrt(total / size * spread / varied)
-    if slope <= 0:
+    slope = (sum(i * value for i, value in enumerate(full)) - total * (size - 1) / 2) / varied
+    off = sum(value * value for value in full) - total * mean - slope * slope * varied
+    slope -= _SURE_TREND * sqrt(mean * spread / varied)
+    if slope <= 0 or off > _LINE * mean * spread * size:
         return 0.0
     steps = size / 2 + min(ahead / BUCKET_SECONDS, size / 2)
-    return (total / size + slope * steps) / BUCKET_SECONDS
+    return (mean + slope * steps) / BUCKET_SECONDS

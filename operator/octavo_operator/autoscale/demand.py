@@ -1,35 +1,58 @@
 """How many replicas the load asks for, as sums divided by what one replica takes. Pure.
 
-Each term sees what the others miss: the rate leads and knows nothing of a wrong guess; the stock of KV tokens and the
-queue are facts, and come late.
+Each term sees what the others miss: the rate leads and knows nothing of a wrong guess; stock, queue and prompts are
+facts, and come late. What waits is gone once the rate has its replicas, so that it may ask for little more than these:
+while they start, the queue grows, and would start others that have nothing to do when they are ready.
 """
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 
-from octavo_operator.autoscale.arrivals import dispersion, forecast
+from octavo_operator.autoscale.arrivals import FAST_SECONDS, dispersion, forecast, sure
 from octavo_operator.autoscale.learning import cold_start
 from octavo_operator.autoscale.signals import Signals
 from octavo_operator.autoscale.types import Demand, Learned, Settings
 
 # Standard deviations of the work at hand that replicas are kept for, beyond its mean.
 SAFETY = 2.0
+# Replicas that work off what waits, beyond those that the rate asks for: a share of them, and one.
+BACKLOG_SHARE = 0.1
+BACKLOG_REPLICAS = 1.0
+# More than this many times the replicas that serve, surely: the load of the last seconds counts in full.
+SURGE = 2.0
+_SOON_FULL_SECONDS = 5.0
 
 
-def demand(settings: Settings, known: Learned, signals: Signals, now: float) -> Demand:
-    """Replicas by term; pods without a sample add nothing."""
+def demand(settings: Settings, known: Learned, signals: Signals, now: float, *, surging: bool) -> Demand:
+    """Replicas by term; `surging` when the last seconds count already."""
     ahead = cold_start(settings, known)
-    stock = signals.pinned_tokens + signals.waiting_tokens + signals.held_tokens
     spread = dispersion(known.arrivals)
-    rate = forecast(known.arrivals, known.capacity.rate, ahead, now) if known.capacity else 0.0
+    pool = settings.kv_target * signals.pod_tokens
+    pinned = signals.pinned_tokens / pool if pool else 0.0
+    queue = (signals.waiting + signals.held) / settings.queued_per_replica
+    if known.capacity is None or not known.arrivals.buckets:
+        stock = (signals.stock + signals.held_tokens) / pool if pool else 0.0
+        return Demand(stock=stock, queue=queue, dispersion=spread, cold_start=ahead)
+    capacity = known.capacity
+    arrivals = forecast(known.arrivals, spread, capacity.rate, ahead, now)
+    lately = sure(known.arrivals.fast, spread, FAST_SECONDS)
+    surge = _surge(settings, known, signals, _rate(settings, known, lately, spread))
+    if surge or surging:
+        arrivals = max(arrivals, lately)
+    rate = _rate(settings, known, arrivals, spread)
+    most = max(rate, (1 + BACKLOG_SHARE) * arrivals / capacity.rate + BACKLOG_REPLICAS)
+    growth = known.sizes.answer / 2 if known.sizes else 0.0
+    stock = (signals.stock + signals.held_tokens + growth * signals.held) / pool if pool else 0.0
     return Demand(
-        rate=_rate(settings, known, rate, spread),
-        stock=stock / (settings.kv_target * signals.pod_tokens) if signals.pod_tokens else 0.0,
-        queue=(signals.waiting + signals.held) / settings.queued_per_replica,
-        arrivals=rate,
+        rate=rate,
+        stock=max(pinned, min(stock, most)),
+        queue=min(queue, most),
+        ttft=min(_ttft(settings, known, signals, arrivals, ahead), most),
+        arrivals=arrivals,
         dispersion=spread,
         cold_start=ahead,
+        surge=surge,
     )
 
 
@@ -39,8 +62,43 @@ def _rate(settings: Settings, known: Learned, rate: float, spread: float) -> flo
     Requests in work vary as those that arrive within the time one is in work: for that long, and as long as one may
     wait, a replica averages. The variance of `rate * time` requests is `spread` times as much.
     """
-    if known.capacity is None or known.capacity.rate <= 0:
+    if known.capacity is None:
         return 0.0
     load = rate / known.capacity.rate
     taken = known.capacity.rate * (known.capacity.service + settings.ttft)
     return load + SAFETY * sqrt(load * spread / taken)
+
+
+def _ttft(settings: Settings, known: Learned, signals: Signals, arrivals: float, ahead: float) -> float:
+    """Replicas that compute all prompts in time, from a start now on; 0 while those there are and to come suffice.
+
+    Until a replica started now has served for the target time: what is there and what comes, less what those that
+    serve and those that start compute by then. One that has just been started has the target time left, which is what
+    it was asked for: it is not asked for again.
+    """
+    if settings.ttft <= 0 or known.capacity is None or known.sizes is None or known.capacity.prefill <= 0:
+        return 0.0
+    until = ahead + settings.ttft
+    speed = known.capacity.prefill
+    served = signals.ready * until + sum(until - max(0.0, ahead - age) for age in signals.starting)
+    uncached = 1.0 - known.sizes.hit
+    prompts = signals.prompts + signals.held_tokens * uncached + arrivals * known.sizes.uncached * until
+    left = prompts - speed * served
+    if left <= 0 or not signals.prompts + signals.held_tokens:
+        return 0.0
+    return signals.ready + signals.pending + left / (speed * settings.ttft)
+
+
+def _surge(settings: Settings, known: Learned, signals: Signals, lately: float) -> str:
+    """Why the load of the last seconds is to count in full, in words; empty when it is not."""
+    if lately >= SURGE * max(1, signals.ready):
+        return f"the last seconds ask for {lately:.1f} replicas, {signals.ready} serve"
+    if 0 < settings.ttft < 2 * signals.oldest_hold:
+        return f"a request has been held for {signals.oldest_hold:.1f} s"
+    seconds = known.capacity.step if known.capacity else inf
+    full = sum(
+        (load.blocks_total - load.blocks_pinned) * load.block_size * seconds
+        < _SOON_FULL_SECONDS * (load.running + load.waiting)
+        for load in signals.reports.values()
+    )
+    return f"{full} pools are full within {_SOON_FULL_SECONDS:g} s" if signals.many(full) else ""

@@ -14,7 +14,7 @@ from statistics import median
 from octavo_operator.autoscale import fit
 from octavo_operator.autoscale.arrivals import count
 from octavo_operator.autoscale.capacity import Limits, Sizes, capacity
-from octavo_operator.autoscale.signals import Signals, answering, usable
+from octavo_operator.autoscale.signals import Signals, answering
 from octavo_operator.autoscale.types import (
     GatewayCounters,
     Learned,
@@ -41,6 +41,9 @@ COLD_STARTS = 20
 _SEEN_SECONDS = 10.0
 # How far from the middle of the others a pod may be.
 _FAR = 2.0
+# A queue has to stay for about so long before it is believed that the model is wrong, and is believed so far.
+_SLOWER_SECONDS = 60.0
+_SLOWEST = 0.25
 # The clock of a step that began before the interval.
 _LONG_STEP = 30.0
 
@@ -146,7 +149,7 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
     after: list[PodTotals] = []
     shares: list[_Share] = []
     for pod in pods:
-        load = usable(pod, now)
+        load = signals.reports.get(pod.name)
         last = before.get(pod.name)
         if load is None:
             after += [last] if last is not None else []
@@ -170,7 +173,26 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
         budget=signals.budget,
         tpot=settings.tpot,
     )
-    return replace(known, sizes=found, capacity=capacity(fitted.model, found, limits))
+    told = capacity(fitted.model, found, limits)
+    if told is None:
+        return known
+    slower = _slower(known.slower, shares, told.rate * found.answer, elapsed)
+    told = replace(told, rate=told.rate * slower, prefill=told.prefill * slower)
+    return replace(known, sizes=found, slower=slower, capacity=told)
+
+
+def _slower(known: float, shares: Sequence[_Share], expected: float, elapsed: float) -> float:
+    """What replicas do that have more than they can, as a share of the `expected` tokens per second; 1 at most.
+
+    The model may be wrong in what it does not know of; a queue that stays tells what a replica really does.
+    """
+    full = [s for s in shares if s.load.waiting and s.before.waiting]
+    if 2 * len(full) <= len(shares) or expected <= 0:
+        return 1.0 - (1.0 - known) * exp(-elapsed / fit.MEMORY_SECONDS)
+    made = _near([(s.load.generation_tokens - s.before.generation_tokens) / s.elapsed for s in full])
+    share = min(max(sum(made) / len(made) / expected, _SLOWEST), 1.0)
+    kept = exp(-elapsed / _SLOWER_SECONDS)
+    return kept * known + (1 - kept) * share
 
 
 def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | None:

@@ -42,7 +42,10 @@ Shown = tuple[object, ...]
 
 @dataclass(slots=True)
 class Tracked:
-    """One LLMDeployment under observation. `reports` are the last ones by pod, with the time they came."""
+    """One LLMDeployment under observation. `reports` are the last ones by pod, with the time they came.
+
+    `cold_start`: seconds that a start took before this process was there.
+    """
 
     owner: LLMDeployment
     pods: tuple[Pod, ...]
@@ -56,6 +59,7 @@ class Tracked:
     load: Load | None = None
     told: Shown | None = None
     told_at: float = 0.0
+    cold_start: float | None = None
 
 
 class AutoscaleLoop:
@@ -96,7 +100,9 @@ class AutoscaleLoop:
         tracked = self._tracked.get(owner.key)
         if tracked is None or tracked.owner.uid != owner.uid:
             now = self._clock()
-            tracked = self._tracked[owner.key] = Tracked(owner, pods, replicas, told=_shown_by(owner.status))
+            tracked = self._tracked[owner.key] = Tracked(
+                owner, pods, replicas, told=_shown_by(owner.status), cold_start=_cold_start(owner.status)
+            )
             # A start finds thousands at once: they spread over the time between two looks, and two tellings.
             share = crc32(str(owner.key).encode()) / (1 << 32)
             if not _decides(owner):
@@ -189,10 +195,10 @@ class AutoscaleLoop:
             tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, tracked.replicas, wake=tracked.wake
         )
         tracked.wake = False
-        decision = decide(policy_settings(tracked.owner.spec, now), tracked.state, seen, now)
+        decision = decide(policy_settings(tracked.owner.spec, now, tracked.cold_start), tracked.state, seen, now)
         tracked.state, tracked.due = decision.state, max(tracked.due - TICK_SECONDS, now) + decision.requeue
         before = tracked.scaling or Scaling(tracked.replicas, "", "")
-        scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes)
+        scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes, decision.notice)
         if decision.desired != before.desired:
             change = Change(now, before.desired, decision.desired, decision.reason, decision.inputs)
             scaling = replace(scaling, changes=(*before.changes, change)[-_CHANGES_KEPT:])
@@ -206,8 +212,11 @@ class AutoscaleLoop:
                 extra={"key": str(key), "inputs": decision.inputs},
             )
         tracked.scaling = scaling
+        noticed, known = (told.notice[0] if told.notice else "" for told in (scaling, before))
+        if noticed and noticed != known:
+            logger.warning("%s: %s", noticed, decision.notice[1] if decision.notice else "", extra={"key": str(key)})
         unmet = scaling.desired != tracked.replicas
-        return unmet or (scaling.desired, scaling.reason) != (before.desired, before.reason)
+        return unmet or (scaling.desired, scaling.reason, noticed) != (before.desired, before.reason, known)
 
 
 def _decides(owner: LLMDeployment) -> bool:
@@ -226,3 +235,8 @@ def _shown_by(status: Json) -> Shown:
     counts = (load.get(name, 0) for name in ("runningRequests", "queuedRequests", "heldRequests"))
     measured = (capacity.get(name) for name in ("kvTokensPerReplica", "coldStartSeconds"))
     return load.get("kvOccupancy"), *counts, *measured, None
+
+
+def _cold_start(status: Json) -> float | None:
+    seconds: float | None = status.get("capacity", {}).get("coldStartSeconds")
+    return seconds

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.autoscale.schedule import floor
-from octavo_operator.autoscale.signals import FRESH_SECONDS
+from octavo_operator.autoscale.signals import STALE_SECONDS
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample, Settings
 from octavo_operator.reconcile.judge import Answers, Evidence
 from octavo_operator.reconcile.pods import Pod
@@ -18,6 +18,8 @@ from octavo_operator.reconcile.view import Load
 from octavo_protocol.load import CanaryTraffic, GatewayReport, LoadReport, ModelTraffic, TrackTraffic
 
 IDLE_SECONDS = 900
+# Until a replica was seen to start.
+COLD_START_SECONDS = 60.0
 
 Reports = Mapping[str, tuple[float, LoadReport]]
 
@@ -32,8 +34,8 @@ class Gateway:
     sampled_at: float = 0.0
 
 
-def policy_settings(spec: Spec, now: float) -> Settings:
-    """The policy's view of `spec.autoscaling` at Unix time `now`."""
+def policy_settings(spec: Spec, now: float, cold_start: float | None = None) -> Settings:
+    """The policy's view of `spec.autoscaling` at Unix time `now`; a start took `cold_start` seconds before."""
     least = floor(spec.autoscaling, now)
     scaling, up, down = spec.autoscaling, spec.autoscaling.scale_up, spec.autoscaling.scale_down
     return Settings(
@@ -51,6 +53,9 @@ def policy_settings(spec: Spec, now: float) -> Settings:
         down_period=down.period_seconds,
         idle_to_zero=scaling.idle_seconds_to_zero or IDLE_SECONDS,
         overdue_seconds=spec.probes.startup_timeout_seconds,
+        ttft=(scaling.targets.ttft_milliseconds or 0) / 1000,
+        tpot=(scaling.targets.tpot_milliseconds or 0) / 1000,
+        cold_start=min(max(cold_start or COLD_START_SECONDS, 1.0), spec.probes.startup_timeout_seconds),
     )
 
 
@@ -85,7 +90,7 @@ def summary(
 ) -> Load:
     """Sums over the pods that serve."""
     pods = tuple(pods)
-    fresh = {name: report for name, (at, report) in reports.items() if now - at <= FRESH_SECONDS}
+    fresh = {name: report for name, (at, report) in reports.items() if now - at <= STALE_SECONDS}
     serving = [fresh[pod.name] for pod in pods if pod.ready and not pod.terminating and pod.name in fresh]
     total = sum(report.blocks_total for report in serving)
     traffic = [_traffic(owner, gateway) for gateway in gateways]

@@ -2,54 +2,89 @@
 
 Demand is a sum over pods divided by what one pod can hold, never an average times the replica count: the sum needs no
 correction for pods that are still starting, and lets them count as supply.
+
+No single pod is believed beyond what the others make likely: of three or more, each adds at most what the middle one
+does and one replica's worth. A queue in one pod of many is that pod's, and another replica would not shorten it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median_low
 
 from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample, Settings, State
 from octavo_protocol.load import LoadReport, ModelTraffic
 
-# Pods are sampled every 2 s; one or two lost samples are noise, more are a missing pod.
-FRESH_SECONDS = 15.0
+# Pods are sampled every 2 s. A sample of a few seconds is true enough; an older one is compared with what gateways have
+# sent there since; one of half a minute says nothing.
+FRESH_SECONDS = 5.0
+STALE_SECONDS = 30.0
+# No pool and no queue has as many tokens, no counter gets there.
+_TOKENS_MOST = 10**12
+_COUNT_MOST = 10**15
+# From this many on there is a middle that one of them does not make.
+FEW = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
     """Sums over the deployment. Tokens are KV tokens; `pools` are the KV tokens of each sampled ready pod, ascending.
 
-    `missing`: ready pods without a usable sample. `broken`: replicas that cannot be counted on (failed, or pending for
-    too long). `kv_demand`, `queue_demand`: replicas that the stock and the queue ask for, not rounded.
+    `reports` by pod are those that can be true. `missing`: ready pods without a usable sample. `broken`: replicas that
+    cannot be counted on (failed, or pending for too long); `failed_starts`: how many of the newest, without one that
+    serves among them. `starting`: ages in seconds of the pods that start. `pinned_tokens` of missing pods are what
+    gateways have in flight there; `stock` adds what the waiting sequences will pin. `prompts`: uncached prompt tokens.
+    `crowded`: pods in which requests wait.
     """
 
     ready: int
     pending: int
     draining: int
     broken: int
+    failed_starts: int
     missing: int
+    reports: Mapping[str, LoadReport]
     pools: tuple[int, ...]
     rows: tuple[int, ...]
+    budget: int
     pod_tokens: int
-    pinned_tokens: int
+    starting: tuple[float, ...]
+    pinned_tokens: float
     pinned_blocks: int
     total_blocks: int
-    running: int
-    waiting: int
-    waiting_tokens: int
+    running: float
+    waiting: float
+    stock: float
+    prompts: float
+    crowded: int
     held: int
     held_tokens: int
+    oldest_hold: float
     in_flight: int
     last_arrival: float
     gateways_answering: int
     gateways_silent: int
-    budget: int
 
     @property
     def busy(self) -> bool:
         """Whether any request is known to be waiting, running or on its way."""
         return bool(self.running or self.waiting or self.pinned_tokens or self.held or self.in_flight)
+
+    @property
+    def queueing(self) -> bool:
+        """Whether requests wait for replicas: held, or waiting in more pods than one odd one."""
+        return bool(self.held) or self.many(self.crowded)
+
+    @property
+    def blind(self) -> bool:
+        """Whether most ready pods say nothing."""
+        return 2 * self.missing > self.ready
+
+    def many(self, pods: int) -> bool:
+        """Whether so many pods are more than a few odd ones."""
+        return pods > len(self.reports) // FEW
 
 
 def measure(settings: Settings, state: State, observation: Observation, now: float) -> Signals:
@@ -57,57 +92,109 @@ def measure(settings: Settings, state: State, observation: Observation, now: flo
     pods = observation.pods
     ready = [pod for pod in pods if pod.phase == "ready"]
     starting = [pod for pod in pods if pod.phase == "pending"]
-    overdue = sum(now - pod.created > settings.overdue_seconds for pod in starting)
-    sampled = [load for pod in ready if (load := usable(pod, now))]
+    overdue = [pod for pod in starting if now - pod.created > settings.overdue_seconds]
+    broken = [*overdue, *(pod for pod in pods if pod.phase == "failed")]
+    traffic = [t for gateway in observation.gateways if (t := answering(gateway, now))]
+    sent = _sent(traffic)
     # A pod that flapped to not ready keeps its demand: its requests will come back through another pod.
-    loads = sampled + [load for pod in starting if (load := usable(pod, now))]
+    reports = {pod.name: load for pod in (*ready, *starting) if (load := usable(pod, now))}
+    sampled = [reports[pod.name] for pod in ready if pod.name in reports]
     pools = tuple(sorted(load.blocks_total * load.block_size for load in sampled))
     pod_tokens = median_low(pools) if pools else state.pod_tokens
-    pinned_tokens = sum(load.blocks_pinned * load.block_size for load in loads)
-    waiting = sum(load.waiting for load in loads)
-    waiting_tokens = sum(load.waiting_tokens for load in loads)
-    traffic = [t for gateway in observation.gateways if (t := answering(gateway, now))]
-    held = sum(t.held for t in traffic)
-    held_tokens = sum(t.held_prompt_tokens for t in traffic)
+    sizes = state.learned.sizes
+    growth = sizes.answer / 2 if sizes else 0.0
+    pinned: list[int] = []
+    stock: list[float] = []
+    running, waiting, prompts = [], [], []
+    for pod in (*ready, *starting):
+        load = reports.get(pod.name)
+        if load is None:
+            pinned.append(sent.get(pod.name, 0))
+            stock.append(pinned[-1])
+            continue
+        tokens = load.blocks_pinned * load.block_size
+        old = now - pod.sampled_at > FRESH_SECONDS
+        pinned.append(max(tokens, sent.get(pod.name, 0)) if old else tokens)
+        stock.append(pinned[-1] + load.waiting_tokens + growth * load.waiting)
+        running.append(load.running)
+        waiting.append(load.waiting)
+        prompts.append(load.uncached_prompt_tokens)
+    replica = settings.kv_target * pod_tokens
     return Signals(
         ready=len(ready),
-        pending=len(starting) - overdue,
+        pending=len(starting) - len(overdue),
         draining=sum(pod.phase == "draining" for pod in pods),
-        broken=overdue + sum(pod.phase == "failed" for pod in pods),
+        broken=len(broken),
+        failed_starts=_failed_starts(ready, broken),
         missing=len(ready) - len(sampled),
+        reports=reports,
         pools=pools,
         rows=tuple(sorted(load.max_running for load in sampled)),
+        budget=median_low(load.max_batched_tokens for load in sampled) if sampled else 0,
         pod_tokens=pod_tokens,
-        pinned_tokens=pinned_tokens,
-        pinned_blocks=sum(load.blocks_pinned for load in loads),
-        total_blocks=sum(load.blocks_total for load in loads),
-        running=sum(load.running for load in loads),
-        waiting=waiting,
-        waiting_tokens=waiting_tokens,
-        held=held,
-        held_tokens=held_tokens,
+        starting=tuple(max(0.0, now - pod.created) for pod in starting if pod not in overdue),
+        pinned_tokens=_together(pinned, replica),
+        pinned_blocks=sum(load.blocks_pinned for load in reports.values()),
+        total_blocks=sum(load.blocks_total for load in reports.values()),
+        running=_together(running, median_low(load.max_running for load in sampled) if sampled else 0),
+        waiting=_together(waiting, settings.queued_per_replica),
+        stock=_together(stock, replica),
+        prompts=_together(prompts, replica),
+        crowded=sum(count > 0 for count in waiting),
+        held=sum(t.held for t in traffic),
+        held_tokens=sum(t.held_prompt_tokens for t in traffic),
+        oldest_hold=max((t.oldest_hold for t in traffic), default=0.0),
         in_flight=sum(t.in_flight for t in traffic),
-        last_arrival=max((t.last_arrival for t in traffic), default=0.0),
+        last_arrival=min(max((t.last_arrival for t in traffic), default=0.0), now),
         gateways_answering=len(traffic),
         gateways_silent=len(observation.gateways) - len(traffic),
-        budget=median_low(load.max_batched_tokens for load in sampled) if sampled else 0,
     )
 
 
 def usable(pod: PodSample, now: float) -> LoadReport | None:
     """The pod's report, or None when it is too old or cannot be true."""
     load = pod.load
-    if load is None or now - pod.sampled_at > FRESH_SECONDS:
+    if load is None or abs(now - pod.sampled_at) > STALE_SECONDS:
         return None
-    counts = (load.blocks_pinned, load.running, load.waiting, load.waiting_tokens, load.preemptions, load.requests)
-    if min(counts) < 0 or load.block_size <= 0 or not 0 < load.blocks_total >= load.blocks_pinned:
+    counts = (load.blocks_pinned, load.running, load.waiting, load.preemptions, load.requests, load.max_running)
+    tokens = (load.waiting_tokens, load.uncached_prompt_tokens, load.max_batched_tokens)
+    totals = (load.prompt_tokens, load.generation_tokens, load.prefix_hit_tokens)
+    if min(counts) < 0 or min(tokens) < 0 or min(totals) < 0 or load.block_size <= 0:
         return None
-    return load
+    if max(counts) > _COUNT_MOST or max(tokens) > _TOKENS_MOST or max(totals) > _COUNT_MOST:
+        return None
+    if not 0 < load.blocks_total >= load.blocks_pinned or load.blocks_total * load.block_size > _TOKENS_MOST:
+        return None
+    return load if isfinite(load.start_time) else None
 
 
 def answering(gateway: GatewaySample, now: float) -> ModelTraffic | None:
     """What the gateway says of the deployment, or None when that is too old or cannot be true."""
     traffic = gateway.traffic
-    if traffic is None or now - gateway.sampled_at > FRESH_SECONDS:
+    if traffic is None or abs(now - gateway.sampled_at) > STALE_SECONDS / 2:
         return None
-    return traffic if min(traffic.held, traffic.held_prompt_tokens, traffic.in_flight) >= 0 else None
+    counts = (traffic.held, traffic.held_prompt_tokens, traffic.in_flight, traffic.arrivals)
+    possible = min(counts) >= 0 and max(counts) <= _COUNT_MOST
+    return traffic if possible and isfinite(traffic.oldest_hold) and isfinite(traffic.last_arrival) else None
+
+
+def _sent(traffic: Sequence[ModelTraffic]) -> dict[str, int]:
+    """Tokens that gateways have in flight, by pod."""
+    sent: dict[str, int] = {}
+    for told in traffic:
+        for name, tokens in told.pods.items():
+            sent[name] = sent.get(name, 0) + min(max(0, tokens), _TOKENS_MOST)
+    return sent
+
+
+def _together(values: Sequence[float], replica: float) -> float:
+    """The sum, with no value above the middle one by more than `replica`."""
+    if len(values) < FEW:
+        return sum(values)
+    most = median_low(values) + replica
+    return sum(min(value, most) for value in values)
+
+
+def _failed_starts(ready: Sequence[PodSample], broken: Sequence[PodSample]) -> int:
+    newest = max((pod.created for pod in ready), default=float("-inf"))
+    return sum(pod.created > newest for pod in broken)

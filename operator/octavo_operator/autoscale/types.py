@@ -140,7 +140,7 @@ class Learned:
     """What was learned of load and replicas. `at` is the last look, `taught` the last lesson from the pods.
 
     `pod_rate`: requests per second that pods counted. `starting`: pods seen to start; `cold_starts`: seconds that the
-    last ones took.
+    last ones took. `capacity` is that of the model times `slower`, what full replicas were seen to do of it.
     """
 
     at: float | None = None
@@ -155,6 +155,7 @@ class Learned:
     cold_starts: tuple[float, ...] = ()
     sizes: Sizes | None = None
     capacity: Capacity | None = None
+    slower: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,9 @@ class State:
     `highs`/`lows`: recommendations of the down/up window as (time, replicas), kept as monotone queues: the first one is
     the window's maximum/minimum and the length stays small. `changes`: (time, difference) of `current` as observed.
     `pod_tokens`: KV tokens of one pod, kept so that the size of the first pod is known while there is none.
+    `panic_until`: no scale-down after preemptions. `surge_until`: the load of the last seconds counts in full.
     `woken`: when a gateway last asked. `limited`: when more than the allowed replicas were last needed.
-    None is never.
+    `missing_since`: since when some ready pod gives no report. None is never.
     """
 
     started: float | None = None
@@ -175,10 +177,12 @@ class State:
     changes: tuple[tuple[float, int], ...] = ()
     counters: tuple[PodCounters, ...] = ()
     pod_tokens: int = 0
-    panic_until: float = 0.0
+    panic_until: float | None = None
+    surge_until: float | None = None
     last_active: float = 0.0
     woken: float | None = None
     limited: float | None = None
+    missing_since: float | None = None
     learned: Learned = field(default_factory=Learned)
 
 
@@ -187,15 +191,19 @@ class Demand:
     """Replicas that are asked for, by what asks for them, not rounded; a term that is not known is 0.
 
     `rate`: requests that come. `stock`: KV tokens pinned, waiting and held. `queue`: requests waiting and held.
+    `ttft`: prompts that would still be there when a replica started now is ready.
     `arrivals` per second are reckoned with when a replica started now is ready, after `cold_start` seconds.
+    `surge`: why the load of the last seconds counts in full, in words.
     """
 
     rate: float = 0.0
     stock: float = 0.0
     queue: float = 0.0
+    ttft: float = 0.0
     arrivals: float = 0.0
     dispersion: float = 1.0
     cold_start: float = 0.0
+    surge: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,8 @@ class Decision:
     """Replicas to write, why, and what was known.
 
     `reason` is CamelCase for conditions and metrics, `message` a sentence, `inputs` the figures it was made from.
-    `requeue`: seconds until the next look.
+    `requeue`: seconds until the next look. `notice`: a state that lasts and is worth a condition, as a word and a
+    sentence.
     """
 
     desired: int
@@ -212,4 +221,5 @@ class Decision:
     inputs: str
     state: State
     requeue: float
-    demand: Demand
+    demand: Demand = field(default_factory=Demand)
+    notice: tuple[str, str] | None = None

@@ -20,6 +20,10 @@ _HOMELESS = ("Unschedulable", "ModelVolumeUnavailable")
 _UNMET = frozenset({"RolledBack", "CanaryFailed"})
 
 
+# The built-in autoscaler decides nothing, or nothing that could be carried out.
+_CANNOT_SCALE = frozenset({"MetricsUnavailable", "StartsFail"})
+
+
 class Verdict(NamedTuple):
     """State of one aspect."""
 
@@ -259,9 +263,8 @@ def _scaling_active(view: View) -> Verdict:
     if view.scaling is None:
         return Verdict("Unknown", "NoDecision", "the autoscaler has not looked at this resource yet")
     most = spec.autoscaling.max_replicas
-    if view.scaling.reason == "MetricsMissing":
-        return Verdict("False", "MetricsMissing", view.scaling.message)
-    if view.scaling.reason == "ScalingLimited":
-        return Verdict("True", "ScalingLimited", f"spec.autoscaling.maxReplicas: more than {most} replicas are needed")
+    if view.scaling.notice:
+        reason, message = view.scaling.notice
+        return Verdict("False" if reason in _CANNOT_SCALE else "True", reason, message)
     # What it thinks from one look to the next stands in status.autoscaling: a condition is a state that lasts.
     return Verdict("True", "Deciding", f"between {spec.autoscaling.min_replicas} and {most} replicas")

@@ -21,6 +21,11 @@ class News:
     message: str
 
 
+_WARNINGS = frozenset(
+    {"ProgressDeadlineExceeded", "MetricsUnavailable", "StartsFail", "TargetsInfeasible", "ScalingLimited"}
+)
+
+
 def news(before: Json, after: Json) -> tuple[News, ...]:
     """What is new in the status `after`."""
     found: list[News] = []
@@ -61,7 +66,7 @@ def _bad(condition: Json) -> bool:
         return bool(condition["status"] == "True")
     if condition["type"] in ("SpecValid", "ModelResolved", "Scheduled"):
         return bool(condition["status"] == "False")
-    return condition["reason"] in ("ProgressDeadlineExceeded", "MetricsMissing", "ScalingLimited")
+    return condition["reason"] in _WARNINGS
 
 
 def _rollout(old: Json, new: Json) -> list[News]:

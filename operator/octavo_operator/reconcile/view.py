@@ -46,12 +46,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The autoscaler's latest decision, and its changes since the operator started."""
+    """The autoscaler's latest decision, and its changes since the operator started.
+
+    `notice`: a state that lasts, as a word and a sentence.
+    """
 
     desired: int
     reason: str
     message: str
     changes: tuple[Change, ...] = ()
+    notice: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Cluster:
     current: int = 1
     last_arrival: float = 0.0
     gateway_start: float = 5.0
+    lost: float = 0.0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -127,7 +128,7 @@ class Cluster:
         base, prefill, row, context = self.step
         mean = self.prompt + self.answer / 2
         for _ in range(SUBSTEPS):
-            seconds = TICK / SUBSTEPS
+            seconds = (1 - self.lost) * TICK / SUBSTEPS
             begun = min(server.q, self.rows - server.n)
             server.q -= begun
             server.n += begun

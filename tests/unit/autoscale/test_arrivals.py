@@ -27,9 +27,9 @@ def noisy(mean, seed=1):
 
 def test_a_steady_rate_is_itself_from_the_first_tick_on():
     known, now = feed(lambda _: 3.0, 2)
-    assert forecast(known, 1.0, 60.0, now) == pytest.approx(3.0)
+    assert forecast(known, dispersion(known), 1.0, 60.0, now) == pytest.approx(3.0)
     known, now = feed(lambda _: 3.0, 1000)
-    assert forecast(known, 1.0, 60.0, now) == pytest.approx(3.0)
+    assert forecast(known, dispersion(known), 1.0, 60.0, now) == pytest.approx(3.0)
     assert len(known.buckets) == 60
 
 
@@ -39,21 +39,21 @@ def test_chance_moves_the_forecast_by_less_than_half_a_replica():
         known, now = feed(noisy(mean), 700)
         for seed in range(100):
             known, now = feed(noisy(mean, seed), 20, known, now)
-            seen.append(forecast(known, capacity, 60.0, now) / capacity)
+            seen.append(forecast(known, dispersion(known), capacity, 60.0, now) / capacity)
         assert max(seen) - min(seen) < max(1.0, 0.15 * mean / capacity), (mean, capacity)
 
 
 def test_a_step_is_followed_within_a_minute():
     known, now = feed(noisy(4.0), 700)
     known, now = feed(noisy(20.0), 60, known, now)
-    assert forecast(known, 1.0, 60.0, now) > 16
+    assert forecast(known, dispersion(known), 1.0, 60.0, now) > 16
 
 
 def test_a_slow_rise_is_seen_ahead():
     known, now = feed(lambda t: 2 + t / 100, 600)
-    assert forecast(known, 1.0, 120.0, now) > 2 + 600 / 100 + 0.2
+    assert forecast(known, dispersion(known), 1.0, 120.0, now) > 2 + 600 / 100 + 0.2
     falling, now = feed(lambda t: 8 - t / 100, 600)
-    assert forecast(falling, 1.0, 120.0, now) < 3
+    assert forecast(falling, dispersion(falling), 1.0, 120.0, now) < 3
 
 
 def test_dispersion_of_chance_is_one_and_of_bursts_many():
@@ -63,6 +63,17 @@ def test_dispersion_of_chance_is_one_and_of_bursts_many():
     assert dispersion(bursts) > 20
     ramp, _ = feed(lambda t: t / 10, 600)
     assert dispersion(ramp) < 2
+    step, _ = feed(lambda t: 2.0 if t < 300 else 10.0, 600)
+    assert dispersion(step) < 2
+
+
+def test_a_step_is_no_trend():
+    known, now = feed(noisy(4.0), 500)
+    most = 0.0
+    for seed in range(15):
+        known, now = feed(noisy(20.0, seed), 20, known, now)
+        most = max(most, forecast(known, dispersion(known), 1.0, 240.0, now))
+    assert most < 1.1 * 20
 
 
 def test_after_a_long_silence_nothing_old_is_left():

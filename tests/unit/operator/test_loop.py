@@ -145,7 +145,7 @@ async def test_silence_and_nonsense_are_missing_samples(site: Site, make_owner: 
     await site.tick()
     scaling = site.loop.scaling(KEY)
     assert scaling is not None
-    assert (scaling.desired, scaling.reason) == (3, "MetricsMissing")
+    assert (scaling.desired, scaling.reason) == (3, "MetricsUnavailable")
     assert "http://[fd00::1]:9000/v1/octavo/load" in site.asked
 
 

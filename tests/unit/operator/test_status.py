@@ -172,9 +172,10 @@ def test_terminating_pods_are_draining_and_no_replicas(view: View, make_pod: Mak
 
 
 def test_missing_metrics_are_a_condition(view: View, make_owner: Make) -> None:
-    scaling = Scaling(2, "MetricsMissing", "2 of 2 ready pods gave no load report: holding")
+    blind = ("MetricsUnavailable", "2 of 2 ready pods gave no load report: holding")
+    scaling = Scaling(2, *blind, notice=blind)
     status = next_status(replace(view, owner=make_owner(BUILTIN), scaling=scaling), NOW)
-    assert condition(status, "ScalingActive") == ("False", "MetricsMissing")
+    assert condition(status, "ScalingActive") == ("False", "MetricsUnavailable")
 
 
 def test_a_change_is_news_once(view: View, make_owner: Make, make_pod: Make) -> None:
@@ -269,9 +270,11 @@ def test_the_autoscaler_s_moods_are_no_changes_of_a_condition(view: View, make_o
         for reason in ("Steady", "Stabilizing", "RequestsWaiting", "KVOccupancy", "PodsPending")
     }
     assert seen == {("True", "Deciding")}
-    limited = next_status(replace(view, owner=owner, scaling=Scaling(5, "ScalingLimited", "")), NOW)
-    assert condition(limited, "ScalingActive") == ("True", "ScalingLimited")
-    assert "maxReplicas" in limited["conditions"][-1]["message"]
+    for reason, status in (("ScalingLimited", "True"), ("StartsFail", "False"), ("MetricsPartial", "True")):
+        scaling = Scaling(5, "Steady", "", notice=(reason, "what to know"))
+        noticed = next_status(replace(view, owner=owner, scaling=scaling), NOW)
+        assert condition(noticed, "ScalingActive") == (status, reason)
+        assert noticed["conditions"][-1]["message"] == "what to know"
 
 
 def test_a_message_from_outside_is_bounded(view: View, make_pod: Make) -> None:

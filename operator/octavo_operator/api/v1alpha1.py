@@ -14,6 +14,7 @@ from octavo_operator.api import cron
 from octavo_operator.api.blocks import OBJECT_NAME, Block, ObjectName, Quantity, Rule, unset
 from octavo_operator.api.v1alpha1_cache import Cache
 from octavo_operator.api.v1alpha1_engine import Engine
+from octavo_operator.api.v1alpha1_routing import Routing
 from octavo_operator.api.v1alpha1_scheduling import Scheduling
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
@@ -519,6 +520,7 @@ class Spec(Block):
     engine: Engine = Field(default=Engine(), description="How the inference server runs.")
     resources: Resources = Field(default=Resources(), description="What one replica asks of its node.")
     autoscaling: Autoscaling = Field(default=Autoscaling(), description="Who decides the number of replicas.")
+    routing: Routing = Field(default=Routing(), description="Which replica a gateway sends a request to.")
     rollout: Rollout = Field(default=Rollout(), description="How a change that concerns pods reaches them.")
     drain: Drain = Field(default=Drain(), description="How a replica that must go finishes its work.")
     probes: Probes = Field(default=Probes(), description="When a replica counts as failed.")

@@ -18,6 +18,7 @@ def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step
         names.ANNOTATION_MODELS: ",".join(owner.model_names),
         names.ANNOTATION_HOLD: "true" if _holds(owner) else "false",
     }
+    annotations |= _routing(owner)
     if owner.spec.suspend:
         annotations[names.ANNOTATION_SUSPENDED] = "true"
     if cold_start is not None:
@@ -27,6 +28,19 @@ def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step
     body = child(owner, "v1", "Service", owner.name, annotations)
     body["spec"] = {"type": "ClusterIP", "selector": selector(owner), "ports": [_API]}
     return body
+
+
+def _routing(owner: LLMDeployment) -> dict[str, str]:
+    """What differs from the gateways' defaults."""
+    routing = owner.spec.routing
+    found: dict[str, str] = {}
+    if routing.strategy != "PrefixAware":
+        found[names.ANNOTATION_STRATEGY] = routing.strategy
+    if routing.max_load_percent_of_mean is not None:
+        found[names.ANNOTATION_MAX_LOAD] = str(routing.max_load_percent_of_mean)
+    if routing.session_header is not None:
+        found[names.ANNOTATION_SESSION_HEADER] = routing.session_header
+    return found
 
 
 def _holds(owner: LLMDeployment) -> bool:

@@ -114,6 +114,7 @@ def test_revision_changes_with_the_pods_and_with_nothing_else(make_owner: Callab
         {"suspend": True},
         {"autoscaling": {"mode": "External"}},
         {"availability": {"networkPolicy": False}},
+        {"routing": {"strategy": "Session"}},
         {"engine": {"dtype": "auto"}},
         {"resources": {"cpu": 4}},
         {"resources": {"memory": "16Gi"}},

@@ -38,6 +38,7 @@ SPECS: dict[str, dict[str, Any]] = {
             "scheduler": {"maxRunningRequests": 8},
         },
         "resources": {"gpu": {"count": 2}},
+        "routing": {"strategy": "Session", "maxLoadPercentOfMean": 150, "sessionHeader": "x-chat"},
         "drain": {"timeoutSeconds": 30, "propagationSeconds": 0},
         "scheduling": {"nodeSelector": {"zone": "a"}, "priorityClassName": "high"},
     },

@@ -332,6 +332,7 @@ specs = st.fixed_dictionaries(
         "engine": st.sampled_from([{}, {"maxModelLen": 64}, {"threads": 2}]),
         "autoscaling": st.sampled_from([{}, {"mode": "External"}, BUILTIN["autoscaling"]]),
         "model": st.sampled_from([{"uri": "oci://r/m:1"}, {"uri": "hf://org/tiny"}]),
+        "routing": st.sampled_from([{}, {"strategy": "RoundRobin"}, {"maxLoadPercentOfMean": 200}]),
         "availability": st.sampled_from([{}, {"networkPolicy": False}, {"podDisruptionBudget": False}]),
     },
 )

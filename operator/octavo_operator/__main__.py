@@ -67,6 +67,12 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
     add("--host", default="0.0.0.0", help="address of health, metrics and wake calls")  # noqa: S104 - inside the pod
     add("--port", type=int, default=names.PORT_OPERATOR, help="port of health, metrics and wake calls")
     add("--workers", type=int, default=4, choices=range(1, 65), metavar="1..64", help="passes at the same time")
+    add(
+        "--decision-log",
+        type=Path,
+        metavar="PATH",
+        help="append every decision of the autoscaler with its inputs, as lines of JSON; at 64 MiB it becomes PATH.1",
+    )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="least level shown")
     add("--log-format", default="json", choices=["json", "text"], help="one JSON object or one text per line")
     arguments = parser.parse_args(argv)
@@ -86,6 +92,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
         host=arguments.host,
         port=arguments.port,
         workers=arguments.workers,
+        decision_log=arguments.decision_log,
     )
     return options, arguments.log_level, arguments.log_format
 

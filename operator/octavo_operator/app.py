@@ -9,12 +9,14 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
 from octavo_operator import handlers
 from octavo_operator.api.resource import Key
+from octavo_operator.autoscale.decisionlog import DecisionLog
 from octavo_operator.autoscale.loop import AutoscaleLoop
 from octavo_operator.builders.common import COMPONENT_GATEWAY, Installation
 from octavo_operator.kube.client import KubeClient, connection
@@ -65,6 +67,7 @@ class Options:
     port: int
     workers: int
     lease: Timing = field(default_factory=Timing)
+    decision_log: Path | None = None
 
 
 class App:
@@ -78,7 +81,8 @@ class App:
         self._basis = Basis()
         self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._basis.stale)
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime, options.lease)
-        self._loop = AutoscaleLoop(self._fetch, self._gateways, self._ask, metrics, time.time)
+        log = DecisionLog(options.decision_log) if options.decision_log else None
+        self._loop = AutoscaleLoop(self._fetch, self._gateways, self._ask, metrics, time.time, log)
         self._reconciler = Reconciler(
             client.fenced(self._lease.left),
             options.installation,

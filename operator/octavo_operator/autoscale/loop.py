@@ -14,6 +14,7 @@ from zlib import crc32
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import Key, LLMDeployment
+from octavo_operator.autoscale.decisionlog import DecisionLog
 from octavo_operator.autoscale.observation import observation, policy_settings, summary
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.sampling import Fetch, ListGateways, Reports, Sampling
@@ -66,7 +67,7 @@ class AutoscaleLoop:
     """Samples everything tracked until cancelled.
 
     `fetch` gets a URL's body and raises OSError or TimeoutError; `gateways` lists the gateway pods' addresses by name;
-    `enqueue` has a key reconciled; `clock` is Unix time.
+    `enqueue` has a key reconciled; `clock` is Unix time; `log` records the decisions.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class AutoscaleLoop:
         enqueue: Callable[[Key], None],
         metrics: Metrics,
         clock: Callable[[], float],
+        log: DecisionLog | None = None,
     ) -> None:
+        self._log = log
         self._sampling = Sampling(fetch, gateways, metrics, clock)
         self._enqueue = enqueue
         self._metrics = metrics
@@ -120,6 +123,8 @@ class AutoscaleLoop:
     def forget(self, key: Key) -> None:
         """`key` is gone."""
         self._tracked.pop(key, None)
+        if self._log is not None:
+            self._log.forget(str(key))
 
     def wake(self, key: Key) -> int | None:
         """A gateway holds a request for `key`: decide now. The replicas wanted so far, None when `key` is unknown."""
@@ -195,7 +200,10 @@ class AutoscaleLoop:
             tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, tracked.replicas, wake=tracked.wake
         )
         tracked.wake = False
-        decision = decide(policy_settings(tracked.owner.spec, now, tracked.cold_start), tracked.state, seen, now)
+        settings = policy_settings(tracked.owner.spec, now, tracked.cold_start)
+        decision = decide(settings, tracked.state, seen, now)
+        if self._log is not None:
+            self._log.write(str(key), settings, tracked.state, seen, now, decision)
         tracked.state, tracked.due = decision.state, max(tracked.due - TICK_SECONDS, now) + decision.requeue
         before = tracked.scaling or Scaling(tracked.replicas, "", "")
         scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes, decision.notice)

@@ -81,7 +81,7 @@ class Cluster:
             self.held = 0.0
         for server in ready:
             self._serve(server)
-        decision = decide(self.settings, self.state, self.observe(), self.now)
+        decision = self.decide(self.settings, self.state, self.observe(), self.now)
         self.state = decision.state
         while len(self.servers) < decision.desired:
             self._create()
@@ -90,6 +90,10 @@ class Cluster:
             self.held += round(server.n + server.q)
         self.current = decision.desired
         return decision
+
+    def decide(self, settings: Settings, state: State, seen: Observation, now: float) -> Decision:
+        """The decision of one look."""
+        return decide(settings, state, seen, now)
 
     def observe(self) -> Observation:
         pods = tuple(

@@ -14,8 +14,10 @@ import uvloop
 
 from octavo_gateway import logs
 from octavo_gateway.connection import HEAD_SECONDS
+from octavo_gateway.endpoints import DEFAULT_POLICY
 from octavo_gateway.hold import Bounds
 from octavo_gateway.keys import KeyFile
+from octavo_gateway.router import STRATEGIES
 from octavo_gateway.run import Options, run
 from octavo_gateway.server import BODY_SECONDS
 from octavo_gateway.static import StaticError, parse
@@ -55,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         metavar="MODEL=URL[|ADMINPORT][,URL…]",
         help="serve MODEL from these addresses, without Kubernetes (repeatable)",
+    )
+    source.add_argument(
+        "--static-strategy",
+        choices=STRATEGIES,
+        help=f"how to choose among the addresses of --static-endpoints (default {DEFAULT_POLICY.strategy})",
     )
     listen = parser.add_argument_group("where it listens")
     listen.add_argument(
@@ -138,6 +145,8 @@ def _options(given: argparse.Namespace) -> Options:
         raise ValueError("--all-namespaces and --namespace exclude each other")
     if given.static_endpoints and (given.all_namespaces or given.namespace or given.kubeconfig):
         raise ValueError("--static-endpoints is for use without Kubernetes: drop the namespace and kubeconfig options")
+    if given.static_strategy and not given.static_endpoints:
+        raise ValueError("--static-strategy is for --static-endpoints; with Kubernetes set spec.routing.strategy")
     operator = None
     if given.operator_service:
         host, _, port = given.operator_service.partition(":")
@@ -151,7 +160,7 @@ def _options(given: argparse.Namespace) -> Options:
         port=given.port,
         admin_host=given.admin_host,
         admin_port=given.admin_port,
-        static=parse(given.static_endpoints) if given.static_endpoints else None,
+        static=parse(given.static_endpoints, given.static_strategy) if given.static_endpoints else None,
         namespaces=None if given.all_namespaces else tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
         keys=KeyFile(given.api_key_file) if given.api_key_file else None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from octavo_gateway.endpoints import Deployment, Endpoint, Table, table
+from octavo_gateway.endpoints import DEFAULT_POLICY, Deployment, Endpoint, Table, table
+from octavo_gateway.router import Policy
 
 NAMESPACE = "static"
 
@@ -14,8 +15,9 @@ class StaticError(ValueError):
     """A --static-endpoints value that cannot be used; says why and what it should be."""
 
 
-def parse(values: Iterable[str]) -> Table:
-    """The table of `MODEL=URL[|ADMINPORT][,URL…]` values. Raises `StaticError`."""
+def parse(values: Iterable[str], strategy: str | None = None) -> Table:
+    """The table of `MODEL=URL[|ADMINPORT][,URL…]` values, routed by `strategy`. Raises `StaticError`."""
+    policy = Policy(strategy) if strategy else DEFAULT_POLICY
     found: dict[str, Deployment] = {}
     for value in values:
         model, separator, urls = value.partition("=http")
@@ -24,7 +26,7 @@ def parse(values: Iterable[str]) -> Table:
         if model in found:
             raise StaticError(f"--static-endpoints names the model {model!r} twice; list its addresses in one value")
         endpoints = tuple(_endpoint(url) for url in f"http{urls}".split(","))
-        found[model] = Deployment(NAMESPACE, model, (model,), endpoints=endpoints)
+        found[model] = Deployment(NAMESPACE, model, (model,), endpoints=endpoints, policy=policy)
     return table(found.values())
 
 

@@ -77,6 +77,8 @@ def test_static_endpoints():
     assert (second.url, second.admin_url) == ("http://[::1]:3", "")
     assert table.find("n").endpoints[0].url == "http://h:4"
     assert not table.find("m").hold
+    assert table.find("m").policy.strategy == "PrefixAware"
+    assert parse(["m=http://h:1"], "RoundRobin").find("m").policy.strategy == "RoundRobin"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def test_the_same_model_twice():
     [
         ["--all-namespaces", "--namespace", "a"],
         ["--static-endpoints", "m=http://h:1", "--namespace", "a"],
+        ["--static-strategy", "Session", "--namespace", "a"],
         ["--operator-service", "a.b:x"],
         ["--api-key-file", "/does/not/exist"],
     ],

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf, sqrt
 from random import Random
 
-from octavo_inference.core.pace import chunk_limit
+from octavo_inference.core.pace import Pace
 from octavo_protocol.load import LoadReport
 from octavo_simulator.chains import Chains
 from octavo_simulator.job import Job
@@ -47,6 +47,7 @@ class Pod:
         self._chunks: list[tuple[Job, int]] = []
         self._steps = 0
         self._factor = self._draw()
+        self._pace = Pace(profile.slowdown) if profile.slowdown else None
         # Decoding: rows, tokens they attend to in the next step, ends by step count, and how many of them need a block
         # in a step whose number leaves this remainder.
         self._rows = 0
@@ -202,9 +203,8 @@ class Pod:
 
     def _seconds(self, k: int) -> float:
         """Of k decode steps from here."""
-        p, n = self.profile, self._rows
-        one = p.base + p.row * n + p.context * self._context
-        return self._factor * (k * one + p.context * n * (k * (k - 1) // 2))
+        n, one, context = self._rows, self._quiet(), self.profile.context
+        return self._factor * (k * one + context * n * (k * (k - 1) // 2))
 
     def _mixed(self) -> float:
         """Seconds of the planned step with prompt tokens, before the noise."""
@@ -213,7 +213,12 @@ class Pod:
         for job, take in self._chunks:
             tokens += take
             squares += take * job.computed + take * (take - 1) // 2
-        return p.base + p.prefill * tokens + p.row * self._rows + p.context * self._context + p.attention * squares
+        return self._quiet() + p.prefill * tokens + p.attention * squares
+
+    def _quiet(self) -> float:
+        """Seconds of a step without prompt tokens, before the noise."""
+        p = self.profile
+        return p.base + p.row * self._rows + p.context * self._context
 
     def _settle(self, now: float) -> None:
         """Take over those steps of a jump that are over by `now`."""
@@ -226,14 +231,13 @@ class Pod:
 
     def _over_by(self, now: float, most: int) -> int:
         """How many decode steps from here are over by `now`, at most `most`."""
-        p, n = self.profile, self._rows
-        one = p.base + p.row * n + p.context * self._context
-        left, bend = (now - self._clock) / self._factor, p.context * n
+        one = self._quiet()
+        left, bend = (now - self._clock) / self._factor, self.profile.context * self._rows
         if bend > 0:
             b = one - bend / 2
-            k = int((sqrt(b * b + 2 * bend * max(0.0, left)) - b) / bend)
+            k = int(min(most, (sqrt(b * b + 2 * bend * max(0.0, left)) - b) / bend))
         else:
-            k = int(left / one)
+            k = int(min(most, left / one))
         k = min(max(k, 0), most)
         while k < most and self._clock + self._seconds(k + 1) <= now:
             k += 1
@@ -245,9 +249,14 @@ class Pod:
         """So many steps of the plan are over at `at`."""
         n, size = self._rows, self.profile.block_size
         if self._chunks:
-            self.sums.mixed(at - self._clock, sum(take for _, take in self._chunks), n, self._context)
+            seconds, tokens = at - self._clock, sum(take for _, take in self._chunks)
+            self.sums.mixed(seconds, tokens, n, self._context)
+            if self._pace is not None:
+                self._pace.observe(seconds, n, tokens)
         else:
             self.sums.decodes(self._factor, k, n, self._context)
+            if self._pace is not None:
+                self._pace.observe((at - self._clock) / k, n, 0, k)
         if n:
             whole, part = divmod(k, size)
             first = self._steps % size
@@ -308,13 +317,10 @@ class Pod:
     def _plan_chunks(self, *, admit: bool) -> None:
         """Hand out the step's prompt tokens: to those that have begun, then to those that wait."""
         left = self.profile.budget - self._rows
-        if self.profile.slowdown and self._rows:
+        if self._pace is not None:
             free = self.profile.max_running - len(self._order)
-            entering = len(self._filling) + min(len(self._waiting), free)
-            if entering:
-                p, slowdown = self.profile, self.profile.slowdown
-                quiet = p.base + p.row * self._rows + p.context * self._context
-                left = min(left, chunk_limit(quiet, p.prefill, slowdown, self._rows, entering))
+            limit = self._pace.limit(self._rows, len(self._filling) + min(len(self._waiting), free))
+            left = left if limit is None else min(left, limit)
         for job in self._filling:
             if left <= 0:
                 return

@@ -36,14 +36,15 @@ class Pace:
         self._quiet: dict[int, float] = {}
         self._per_token = 0.0
 
-    def observe(self, seconds: float, answers: int, prefill: int) -> None:
-        """A step with `answers` decodes and `prefill` prompt tokens took `seconds`."""
+    def observe(self, seconds: float, answers: int, prefill: int, steps: int = 1) -> None:
+        """A step with `answers` decodes and `prefill` prompt tokens took `seconds`; `steps`: so many in a row did."""
         if prefill:
             # The fewer prompt tokens among the others, the less the step says of their cost.
             measured, weight = (seconds - self._decoding(answers)) / prefill, prefill / (prefill + answers)
             self._per_token = _blend(self._per_token, measured, weight)
         elif answers:
-            self._quiet[answers] = _blend(self._quiet.get(answers, 0.0), seconds, 1.0)
+            weight = 1.0 if steps == 1 else (1 - (1 - _NEWEST) ** steps) / _NEWEST
+            self._quiet[answers] = _blend(self._quiet.get(answers, 0.0), seconds, weight)
 
     def limit(self, answers: int, entering: int) -> int | None:
         """Prompt tokens for the next step; None while there is nobody to disturb, or nothing measured."""
@@ -56,6 +57,8 @@ class Pace:
         """Seconds of a step of so many decodes alone: the nearest number measured, and what the others compute."""
         if not answers or not self._quiet:
             return 0.0
+        if answers in self._quiet:
+            return self._quiet[answers]
         nearest = min(self._quiet, key=lambda known: abs(known - answers))
         seconds = self._quiet[nearest]
         return max(seconds + (answers - nearest) * self._per_token, seconds * min(1.0, answers / nearest))

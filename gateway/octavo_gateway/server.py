@@ -196,7 +196,7 @@ class Admin:
 
     def app(self) -> web.Application:
         """The application for the second port."""
-        app = web.Application()
+        app = web.Application(middlewares=[_bounded])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get(PATH_LOAD, self._load)
         return app
@@ -216,6 +216,21 @@ class Admin:
 
 async def _later(_: web.Request) -> None:
     """A client that asks before it sends its body hears `100 Continue` only once it has been let in: see `_body`."""
+
+
+@web.middleware
+async def _bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Tell the connection when its head was complete and when it was answered, as `Api` does with all else."""
+    connection = request.protocol
+    if not isinstance(connection, Connection):
+        return await handler(request)
+    try:
+        connection.begin(request)
+        return await handler(request)
+    except ApiError as error:
+        return error_response(error, _fresh_id())
+    finally:
+        connection.end()
 
 
 async def _body(request: web.Request, seconds: float) -> bytes:

@@ -7,18 +7,19 @@ a new table) calls for the held requests to be released, in order, as far as pod
 from __future__ import annotations
 
 import logging
-from asyncio import get_running_loop
+from asyncio import Future, get_running_loop
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from octavo_gateway import prompts
+from octavo_gateway import fairness, prompts, room
 from octavo_gateway.endpoints import Deployment, Key, Table
-from octavo_gateway.hold import Bounds, HoldQueue, Ticket
+from octavo_gateway.hold import PLAIN, Bounds, HoldQueue, Terms, Ticket
 from octavo_gateway.openai import ApiError
+from octavo_gateway.pace import Pace
 from octavo_gateway.prefix import DeltaError, PrefixIndex, reach
 from octavo_gateway.prompts import Prompt
 from octavo_gateway.ratio import Ratio
-from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Choice, has_room, route
+from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Choice, route
 from octavo_gateway.tracks import Tally, Tracks, split
 from octavo_gateway.upstream import Upstream, implausible
 from octavo_protocol.load import LoadReport, ModelTraffic
@@ -29,7 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's place on one pod. `uncached` prompt tokens are to be computed there, as far as is known."""
+    """One request's place on one pod.
+
+    `uncached` prompt tokens are to be computed there, as far as is known; `output` tokens are likely to be generated,
+    and `left` of them still.
+    """
 
     backend: Backend
     upstream: Upstream
@@ -39,6 +44,9 @@ class Lease:
     asks: int
     tally: Tally | None = None
     began: bool = False
+    tenant: str = ""
+    output: float = 0.0
+    left: float = 0.0
 
     @property
     def matched(self) -> int:
@@ -61,6 +69,17 @@ class Lease:
         """The pod did not compute it."""
         self.backend.index.unsent(self.upstream.endpoint.url, self.prompt.keys)
 
+    def progress(self, tokens: int) -> None:
+        """Count tokens that were generated: they are in the pod's next report."""
+        done = min(self.left, float(tokens))
+        self.left -= done
+        self.upstream.growth -= done
+
+    def settle(self, prompt: int, output: int) -> None:
+        """Tell what the request cost in the end, before it is released."""
+        charged = fairness.cost(self.prompt.tokens, self.output)
+        self.backend.queue.ledger.settle(self.tenant, fairness.cost(prompt, output) - charged)
+
     def answered(self, *, well: bool) -> None:
         """Tell what came of it, where there are two tracks to compare."""
         if self.tally is not None:
@@ -75,7 +94,9 @@ class Lease:
     def release(self) -> None:
         """Give the place back; the next held request may have it."""
         self._begin()
-        self.upstream.finished(self.prompt.tokens)
+        self.upstream.growth -= self.left
+        self.left = 0.0
+        self.upstream.finished(self.prompt.tokens, self.uncached)
         self.backend.in_flight -= 1
         self.backend.index.finished(self.upstream.endpoint.url, self.prompt.keys, self.backend.clock())
         self.backend.pump()
@@ -88,7 +109,10 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Backend:
-    """One LLMDeployment at run time. Times are Unix seconds."""
+    """One LLMDeployment at run time. Times are Unix seconds.
+
+    `gateways` send to its pods, as far as is known: where nobody says, another one may.
+    """
 
     deployment: Deployment
     queue: HoldQueue[Lease]
@@ -105,6 +129,8 @@ class Backend:
     bytes_per_token: Ratio = field(default_factory=prompts.bytes_per_token)
     output: Ratio = field(default_factory=lambda: Ratio(128.0, 1, 10_000))
     disbelieved: dict[str, int] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    gateways: int = 2
 
     def arrived(self, tokens: int) -> None:
         """Count an arrival."""
@@ -126,19 +152,26 @@ class Backend:
             keys = prompts.prefix_keys(text, "/".join(self.deployment.key), tenant, salt)
         return Prompt(max(1, int(len(text) / self.bytes_per_token.value)), len(text), keys, key)
 
-    def lease(self, prompt: Prompt) -> Lease | None:
-        """A place on a pod at once; None when no pod accepts or others have waited longer."""
+    def lease(self, prompt: Prompt, terms: Terms = PLAIN) -> Lease | None:
+        """A place on a pod at once; None when no pod accepts, all are full, or others have waited longer.
+
+        Where nothing may be held, a full pod's own queue has to do.
+        """
         if len(self.queue):
             return None
-        return self._lease(list(self._accepting(self.clock())), prompt)
+        return self._lease(prompt, terms, full_too=not self.deployment.hold)
 
-    def hold(self, size: int, prompt: Prompt) -> Ticket[Lease]:
-        """A place in the queue. Raises `ApiError` 503 when the deployment does not hold or its queue is full."""
+    def hold(self, size: int, prompt: Prompt, terms: Terms = PLAIN) -> Ticket[Lease]:
+        """A place in the queue. Raises `ApiError` 503 when the deployment does not hold, 503 or 429 when it is full."""
         if not self.deployment.hold and not self.available():
             raise self._without_replica()
-        ticket: Ticket[Lease] = Ticket(size, prompt.tokens, self.clock(), get_running_loop().create_future(), prompt)
+        granted: Future[Lease] = get_running_loop().create_future()
+        ticket = Ticket(size, prompt.tokens, self.clock(), granted, prompt, terms)
+        for gone in self.queue.displaced(ticket):
+            self.queue.remove(gone)
+            gone.granted.set_exception(self._crowded(full=gone.priority < terms.priority))
         if not self.queue.offer(ticket):
-            raise self.unavailable(f"no replica is ready and {len(self.queue)} requests are already held")
+            raise self._crowded(full=not self.queue.crowding(terms.tenant))
         return ticket
 
     def withdraw(self, ticket: Ticket[Lease]) -> None:
@@ -153,10 +186,8 @@ class Backend:
 
     def pump(self) -> None:
         """Grant places to held requests in order, as long as a pod has room for the first."""
-        while (ticket := self.queue.head()) is not None:
-            now = self.clock()
-            accepting = self._accepting(now)
-            lease = self._lease([u for u in accepting if has_room(u.candidate(now), ticket.tokens)], ticket.prompt)
+        while (ticket := self.queue.head(self.clock())) is not None:
+            lease = self._lease(ticket.prompt, ticket.terms)
             if lease is None:
                 return
             self.queue.remove(ticket)
@@ -164,18 +195,34 @@ class Backend:
 
     def fail_held(self, error: ApiError) -> None:
         """One clear answer for everyone who waits."""
-        while (ticket := self.queue.head()) is not None:
+        for ticket in self.queue:
             self.queue.remove(ticket)
             ticket.granted.set_exception(error)
 
     def unavailable(self, why: str) -> ApiError:
-        """503 with the seconds until a replica that starts now, or has been starting, is likely ready."""
-        left = self.deployment.cold_start - self.queue.oldest(self.clock())
+        """503 with the seconds until it is likely that one more request is taken."""
         return ApiError(
             503,
             f"The model {self.deployment.models[0]!r} cannot answer now: {why}. Try again in a moment.",
             code="model_unavailable",
-            retry_after=left,
+            retry_after=self._patience(),
+        )
+
+    def _patience(self) -> float:
+        """Seconds until a replica that starts now, or has been starting, is ready and those who wait have been sent."""
+        now = self.clock()
+        start = 0.0 if self.available() else self.deployment.cold_start - self.queue.oldest(now)
+        return max(0.0, start) + self.pace.time_for(len(self.queue) + 1, now)
+
+    def _crowded(self, *, full: bool) -> ApiError:
+        """Why a request found no place in the queue: it is full, or full of requests of the same key."""
+        if full:
+            return self.unavailable(f"{len(self.queue)} requests are already held")
+        return ApiError(
+            429,
+            f"This key has its share of the {len(self.queue)} requests that wait for {self.deployment.models[0]!r}.",
+            code="rate_limit_exceeded",
+            retry_after=self._patience(),
         )
 
     def _without_replica(self) -> ApiError:
@@ -255,19 +302,25 @@ class Backend:
         if upstream.complain(kind):
             log.warning("what %s says of itself cannot be, and is left out: %s", upstream.endpoint.name, why)
 
-    def _lease(self, upstreams: list[Upstream], prompt: Prompt) -> Lease | None:
+    def _lease(self, prompt: Prompt, terms: Terms, *, full_too: bool = False) -> Lease | None:
         now = self.clock()
-        stable = [upstream for upstream in upstreams if not upstream.endpoint.canary]
-        canary = [upstream for upstream in upstreams if upstream.endpoint.canary]
-        track = split(stable, canary, self.deployment.canary_percent, self.random)
-        depths = self.index.match(prompt.keys, [upstream.endpoint.url for upstream in track])
+        usual = self.output.value
+        output = usual if terms.most_output is None else min(usual, terms.most_output)
+        upstreams = list(self._accepting(now))
+        depths = self.index.match(prompt.keys, [upstream.endpoint.url for upstream in upstreams])
         per_token = self.bytes_per_token.value
-        candidates = [
-            upstream.candidate(now, min(prompt.tokens, int(reach(depth) / per_token)))
-            for upstream, depth in zip(track, depths, strict=True)
-        ]
+        matched = [min(prompt.tokens, int(reach(depth) / per_token)) for depth in depths]
+        free = [True] * len(upstreams)
+        if not full_too:
+            rooms = [upstream.room(now, usual, self.gateways) for upstream in upstreams]
+            free = room.roomy(rooms, prompt.tokens + output, matched)
+        known = [pair for pair, fits in zip(zip(upstreams, matched, strict=True), free, strict=True) if fits]
+        stable = [pair for pair in known if not pair[0].endpoint.canary]
+        canary = [pair for pair in known if pair[0].endpoint.canary]
+        track = split(stable, canary, self.deployment.canary_percent, self.random)
+        candidates = [upstream.candidate(now, cached) for upstream, cached in track]
         anchor = prompt.keys[0] if prompt.keys else b""
-        ask = Ask(prompt.tokens, self.output.value, anchor, prompt.session, self.turns)
+        ask = Ask(prompt.tokens, output, anchor, prompt.session, self.turns)
         choice = route(candidates, ask, self.deployment.policy, self.random)
         if choice is None:
             return None
@@ -276,11 +329,16 @@ class Backend:
         upstream = self.upstreams[choice.candidate.key]
         uncached = prompt.tokens - choice.candidate.matched
         asks = upstream.sent(prompt.tokens, uncached)
+        upstream.growth += output
         self.index.sent(upstream.endpoint.url, prompt.keys)
+        self.pace.sent(now)
+        self.queue.ledger.choose(terms.tenant, fairness.cost(prompt.tokens, output))
         tally = None
         if self.tracks is not None:
             tally = self.tracks.canary if upstream.endpoint.canary else self.tracks.stable
-        return Lease(self, upstream, prompt, choice, uncached, asks, tally)
+        return Lease(
+            self, upstream, prompt, choice, uncached, asks, tally, tenant=terms.tenant, output=output, left=output
+        )
 
     def _accepting(self, now: float) -> Iterator[Upstream]:
         """The pods that may be sent requests; those of a canary without a share may not."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from multidict import CIMultiDict, MultiMapping
 
-from octavo_protocol.names import HEADER_PREFIX, HEADER_PRIORITY, HEADER_REQUEST_ID, HEADER_TENANT
+from octavo_protocol.names import HEADER_PREFIX, HEADER_PRIORITY, HEADER_REQUEST_ID, HEADER_TENANT, HEADER_TIMEOUT
 
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -35,6 +35,9 @@ _TRACING = {
     for name in ("b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid", "x-b3-sampled", "x-b3-flags")
 }  # fmt: skip
 
+# As the server bounds it.
+MIN_TIMEOUT, MAX_TIMEOUT = 0.001, 86400.0
+_TIMEOUT = re.compile(r"\d{1,6}(\.\d{1,6})?\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
@@ -53,6 +56,14 @@ def to_client(headers: MultiMapping[str], request_id: str) -> CIMultiDict[str]:
     passed = _without(headers, NOT_TO_CLIENT)
     passed[HEADER_REQUEST_ID] = request_id
     return passed
+
+
+def timeout(headers: MultiMapping[str]) -> float | None:
+    """Seconds that the client gives the request; None without, and where the pod will refuse what is there."""
+    given = headers.getall(HEADER_TIMEOUT, [])
+    if len(given) != 1 or not _TIMEOUT.match(given[0]) or not MIN_TIMEOUT <= float(given[0]) <= MAX_TIMEOUT:
+        return None
+    return float(given[0])
 
 
 def request_id(headers: MultiMapping[str], fresh: Callable[[], str]) -> str:

@@ -128,6 +128,9 @@ class _Gauges(Collector):
             "octavo_gateway_in_flight_requests", "Requests at a replica now", labels=["model"]
         )
         held = GaugeMetricFamily("octavo_gateway_held_requests", "Requests held now", labels=["model"])
+        waiting = GaugeMetricFamily(
+            "octavo_gateway_held_by_priority", "Requests held now, by priority", labels=["model", "priority"]
+        )
         oldest = GaugeMetricFamily(
             "octavo_gateway_oldest_hold_seconds", "How long the first held request waits", labels=["model"]
         )
@@ -158,7 +161,9 @@ class _Gauges(Collector):
             accepting = sum(upstream.accepts(now) for upstream in backend.upstreams.values())
             in_flight.add_metric([model], backend.in_flight)
             held.add_metric([model], len(backend.queue))
+            for priority, count in backend.queue.by_priority().items():
+                waiting.add_metric([model, str(priority)], count)
             oldest.add_metric([model], backend.queue.oldest(now))
             endpoints.add_metric([model, "accepting"], accepting)
             endpoints.add_metric([model, "not-accepting"], len(backend.upstreams) - accepting)
-        return [in_flight, held, oldest, endpoints, age, rejected, index]
+        return [in_flight, held, waiting, oldest, endpoints, age, rejected, index]

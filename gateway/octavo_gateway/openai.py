@@ -60,6 +60,9 @@ class RequestHead(msgspec.Struct, frozen=True):
     stream: bool | None = None
     # Whatever they are: what is wrong with them is for the replica to say.
     priority: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    n: Any = None
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
     cache_salt: msgspec.Raw = _NOTHING
@@ -84,6 +87,13 @@ def read_head(body: bytes) -> RequestHead:
         raise ApiError(400, f"{found}; the body must be a JSON object with a string `model`", param=field) from None
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ApiError(400, "the body is not valid JSON; send a JSON object with a string `model`") from None
+
+
+def most_output(head: RequestHead) -> float | None:
+    """The most tokens that an answer may have, None when the request does not bound it."""
+    named = [most for most in (head.max_tokens, head.max_completion_tokens) if type(most) is int and most > 0]
+    choices = head.n if type(head.n) is int and head.n > 0 else 1
+    return float(min(named) * choices) if named else None
 
 
 def unknown_model(model: str) -> ApiError:

@@ -19,10 +19,11 @@ from octavo_gateway.answer import EVENT_STREAM, Answer
 from octavo_gateway.events import EventCutter
 from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.gate import Visit
+from octavo_gateway.hold import Terms
 from octavo_gateway.metrics import Metrics, label
 from octavo_gateway.openai import ApiError
 from octavo_gateway.prompts import Prompt
-from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_WANT_PROMPT
+from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_TIMEOUT, HEADER_WANT_PROMPT
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,10 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as far as the gateway has read it. `path` is the route's own, not the client's spelling."""
+    """A request as far as the gateway has read it. `path` is the route's own, not the client's spelling.
+
+    `timeout` seconds after `started` nobody wants the answer any more.
+    """
 
     path: str
     body: bytes
@@ -75,6 +79,21 @@ class Call:
     request_id: str
     started: float
     visit: Visit
+    terms: Terms
+    timeout: float | None = None
+
+    def left(self) -> float:
+        """Seconds of its time that are left."""
+        return float("inf") if self.timeout is None else self.started + self.timeout - perf_counter()
+
+    def expired(self) -> ApiError:
+        """What a client hears whose request was not begun in time."""
+        return ApiError(
+            504,
+            f"The request was not begun within its {self.timeout:g} s.",
+            code="deadline_exceeded",
+            param=HEADER_TIMEOUT,
+        )
 
 
 class Proxy:
@@ -112,6 +131,7 @@ class Proxy:
 
     async def _attempts(self, request: web.Request, answer: Answer, backend: Backend, call: Call) -> web.StreamResponse:
         retried = False
+        usage = call.visit.usage
         while True:
             lease = await self._place(answer, backend, call)
             try:
@@ -125,17 +145,18 @@ class Proxy:
                 retried = True
                 self._metrics.retries.labels(label(backend), unreached.reason).inc()
             finally:
+                lease.settle(usage.prompt if usage.sent else 0, usage.output)
                 lease.release()
 
     async def _place(self, answer: Answer, backend: Backend, call: Call) -> Lease:
         """A place on a pod, at once or after being held."""
-        lease = backend.lease(call.prompt)
+        lease = backend.lease(call.prompt, call.terms)
         held = 0.0
         if lease is None:
             begun = perf_counter()
-            ticket = backend.hold(len(call.body), call.prompt)
+            ticket = backend.hold(len(call.body), call.prompt, call.terms)
             try:
-                lease = await self._wait(answer, ticket.granted, backend, call.stream)
+                lease = await self._wait(answer, ticket.granted, backend, call)
             except BaseException:
                 backend.withdraw(ticket)
                 raise
@@ -145,21 +166,26 @@ class Proxy:
         self._metrics.overhead.observe(max(0.0, perf_counter() - call.started - held))
         return lease
 
-    async def _wait(self, answer: Answer, granted: asyncio.Future[Lease], backend: Backend, stream: bool) -> Lease:
+    async def _wait(self, answer: Answer, granted: asyncio.Future[Lease], backend: Backend, call: Call) -> Lease:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._hold_seconds
         patience = self._grace
         while not granted.done():
-            left = deadline - loop.time()
+            left, own = deadline - loop.time(), call.left()
+            if own <= 0:
+                raise call.expired()
             if left <= 0:
                 raise backend.unavailable(f"no replica became free within {self._hold_seconds:g} s")
-            await asyncio.wait([granted], timeout=min(left, patience) if stream else left)
-            if stream and not granted.done() and deadline > loop.time():
+            left = min(left, own)
+            await asyncio.wait([granted], timeout=min(left, patience) if call.stream else left)
+            if call.stream and not granted.done() and min(deadline - loop.time(), call.left()) > 0:
                 await answer.keep_alive()
                 patience = self._keep_alive
         return granted.result()
 
     async def _exchange(self, request: web.Request, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
+        if call.left() < headers.MIN_TIMEOUT:
+            raise call.expired()
         sent = perf_counter()
         pod = await self._open(request, lease, call)
         complete = False
@@ -189,6 +215,8 @@ class Proxy:
     async def _open(self, request: web.Request, lease: Lease, call: Call) -> aiohttp.ClientResponse:
         passed = headers.to_pod(request.headers, call.request_id, call.visit.entry.tenant, call.visit.priority)
         passed[HEADER_WANT_PROMPT] = "1"
+        if call.timeout is not None:
+            passed[HEADER_TIMEOUT] = f"{call.left():.3f}"
         try:
             return await self._session.post(
                 lease.upstream.endpoint.url + call.path,
@@ -226,7 +254,7 @@ class Proxy:
                     begun = True
                     lease.first_token(perf_counter() - sent)
                 last = whole
-                call.visit.usage.events(whole)
+                lease.progress(call.visit.usage.events(whole))
                 await answer.write(whole)
         rest = cutter.rest()
         call.visit.usage.events(rest)

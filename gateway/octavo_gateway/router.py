@@ -36,10 +36,6 @@ FREE_SHARE = 0.125
 MAX_GATEWAYS = 8.0
 # So few rows say little about how many gateways there are.
 FEW_ROWS = 4
-# Held requests are released onto a pod up to this share of its pool, so that the first pod does not have to preempt.
-RELEASE_SHARE = 0.9
-# Requests released onto a pod that has not reported yet: it is not known what it can hold.
-RELEASE_BLIND = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +134,6 @@ def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Cal
         return Choice(_rendezvous(ask.session, allowed), "session")
     aware = policy.strategy != LEAST_LOAD
     return _cheapest(candidates, pods, ask, within if aware else None, random)
-
-
-def has_room(candidate: Candidate, tokens: int) -> bool:
-    """Whether a held request of `tokens` prompt tokens may be released onto the pod now.
-
-    An empty pod always has room: a request that fits no pod must still get the pod's answer.
-    """
-    report = candidate.report
-    if report is None:
-        return candidate.in_flight < RELEASE_BLIND
-    used = max(report.used_tokens + candidate.since_tokens, candidate.in_flight_tokens)
-    rows = max(report.rows + candidate.since, candidate.in_flight)
-    if not rows:
-        return True
-    return used + tokens <= RELEASE_SHARE * report.pool_tokens and rows < report.max_rows
 
 
 class _Pod(NamedTuple):

@@ -19,9 +19,10 @@ from octavo_gateway.answer import error_response
 from octavo_gateway.connection import Connection
 from octavo_gateway.fleet import Backend, Fleet
 from octavo_gateway.gate import Gate
+from octavo_gateway.hold import Terms
 from octavo_gateway.keyring import ANYBODY, Entry
 from octavo_gateway.metrics import UNKNOWN, Metrics, label
-from octavo_gateway.openai import ApiError, model_list, model_object, read_head, unknown_model
+from octavo_gateway.openai import ApiError, model_list, model_object, most_output, read_head, unknown_model
 from octavo_gateway.proxy import Call, Proxy
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD
@@ -151,7 +152,9 @@ class Api:
         session = request.headers.get(backend.deployment.session_header)
         prompt = backend.prompt(head.text, entry.tenant, bytes(head.cache_salt), session)
         visit = self.gate.enter(entry, prompt.tokens, head.priority)
-        call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit)
+        terms = Terms(entry.tenant, visit.priority, most_output(head))
+        limit = headers.timeout(request.headers)
+        call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit, terms, limit)
         try:
             return await self.proxy.forward(request, backend, call)
         finally:

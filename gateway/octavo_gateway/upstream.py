@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import isfinite
 
+from octavo_gateway import room
 from octavo_gateway.endpoints import Endpoint
 from octavo_gateway.figures import Figures, Learner
 from octavo_gateway.router import Candidate, Report
@@ -28,25 +29,30 @@ class Upstream:
 
     `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
     way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
-    reports asked for; `waiting` while one is.
+    reports asked for; `waiting` while one is. `*_new` counts the uncached tokens of requests that have not finished,
+    `growth` the tokens that those in flight will likely still generate.
     """
 
     endpoint: Endpoint
     in_flight: int = 0
     in_flight_tokens: int = 0
     prefilling: int = 0
+    growth: float = 0.0
     since: int = 0
     since_tokens: int = 0
     since_uncached: int = 0
+    since_new: int = 0
     fresh: int = 0
     fresh_tokens: int = 0
     fresh_uncached: int = 0
+    fresh_new: int = 0
     asks: int = 0
     waiting: bool = False
     report: LoadReport | None = None
     report_ask: int = 0
     reported_at: float = 0.0
     asked_at: float = 0.0
+    first_asked: float | None = None
     failures: int = 0
     avoided_at: float = float("-inf")
     avoid_until: float = float("-inf")
@@ -91,6 +97,29 @@ class Upstream:
             self.since_uncached, self.prefilling, matched,
         )  # fmt: skip
 
+    def room(self, now: float, output: float, gateways: int) -> room.Room:
+        """What it holds and will hold, if answers of others have `output` tokens; `gateways` send to it."""
+        report = self.report
+        if report is None:
+            # One that has an address for reports and never gave any is not waited for.
+            soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
+            blind = bool(self.endpoint.admin_url) and soon
+            return room.Room(None, 0.0, self.in_flight, room.BLIND) if blind else room.ANY
+        pool = report.blocks_total * report.block_size
+        own = self.in_flight_tokens + self.growth
+        if now - self.reported_at > REPORT_SECONDS:
+            return room.Room(pool, own, self.in_flight, report.max_running)
+        reported = report.running + report.waiting
+        held = report.blocks_pinned * report.block_size + report.waiting_tokens
+        before = self.in_flight - self.since
+        others, unseen = max(0, reported - before), max(0, before - reported)
+        used = held + self.since_new + self.growth + others * output / 2
+        # Sent before the report, and not in it yet: still being read there.
+        used += unseen * self.in_flight_tokens / max(1, self.in_flight)
+        due = others > 0 and self.in_flight * gateways < report.running
+        rows = max(self.in_flight, reported + self.since)
+        return room.Room(pool, max(0.0, used), rows, report.max_running, due)
+
     def sent(self, tokens: int, uncached: int) -> int:
         """Count a request that goes there; what to say with `began` and `finished` later."""
         self.in_flight += 1
@@ -99,9 +128,11 @@ class Upstream:
         self.since += 1
         self.since_tokens += tokens
         self.since_uncached += uncached
+        self.since_new += uncached
         self.fresh += 1
         self.fresh_tokens += tokens
         self.fresh_uncached += uncached
+        self.fresh_new += uncached
         return self.asks
 
     def began(self, uncached: int, asks: int) -> None:
@@ -112,20 +143,23 @@ class Upstream:
         if asks >= self.asks:
             self.fresh_uncached -= uncached
 
-    def finished(self, tokens: int) -> None:
+    def finished(self, tokens: int, uncached: int) -> None:
         """Count a request that is over: one less than the report says, or than was sent after it."""
         self.in_flight -= 1
         self.in_flight_tokens -= tokens
         self.since -= 1
         self.since_tokens -= tokens
+        self.since_new -= uncached
         self.fresh -= 1
         self.fresh_tokens -= tokens
+        self.fresh_new -= uncached
 
     def asked(self, now: float) -> None:
         """A report is on its way: what is sent from here on may not be in it."""
         self.asks += 1
         self.asked_at = now
-        self.fresh = self.fresh_tokens = self.fresh_uncached = 0
+        self.first_asked = now if self.first_asked is None else self.first_asked
+        self.fresh = self.fresh_tokens = self.fresh_uncached = self.fresh_new = 0
 
     def reported(self, report: LoadReport) -> bool:
         """The report came; False when its steps cannot follow those of the one before, and are left out."""
@@ -133,6 +167,7 @@ class Upstream:
         self.report_ask = self.asks
         self.reported_at = self.asked_at
         self.since, self.since_tokens, self.since_uncached = self.fresh, self.fresh_tokens, self.fresh_uncached
+        self.since_new = self.fresh_new
         if self.asked_at > self.avoided_at:
             self.trust()
         follows = self.learner.feed(report.steps)

@@ -133,8 +133,9 @@ async def test_a_pod_is_asked_for_what_changed_since(polling, eventually):
 async def test_held_requests_are_released_as_the_pool_allows(polling, eventually):
     """Pool of 3,200 tokens, 0.9 of it to release into: three requests of about 1,000 tokens do not all fit."""
     backend = polling.has()
-    body = {"model": "m", "prompt": "x" * 4000}
-    calls = [asyncio.create_task(polling.post(body).__aenter__()) for _ in range(3)]
+    # Different from the start: a prefix that they shared would be held once.
+    bodies = [{"model": "m", "prompt": letter * 4000} for letter in "xyz"]
+    calls = [asyncio.create_task(polling.post(body).__aenter__()) for body in bodies]
     await eventually(lambda: len(backend.queue) == 3)
     gate = asyncio.Event()
     pod, endpoint = await with_admin(polling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -422,10 +423,76 @@ async def test_releases_are_paced(world, eventually):
     backend = world.has()
     calls = [asyncio.create_task(world.post().__aenter__()) for _ in range(10)]
     await eventually(lambda: len(backend.queue) == 10)
-    world.has(pod.endpoint())
+    world.has(replace(pod.endpoint(), admin_url="http://127.0.0.1:1"))
     await eventually(lambda: len(pod.seen) == 4)
     assert len(backend.queue) == 6
     gate.set()
     for response in await asyncio.gather(*calls):
         assert response.status == 200
         response.release()
+
+
+# Deadlines.
+
+
+async def test_a_held_request_whose_time_is_up_never_reaches_a_pod(world, eventually):
+    await world.start()
+    backend = world.has()
+    async with world.post(headers={"X-Request-Timeout": "0.05"}) as response:
+        assert response.status == 504
+        error = await error_of(response)
+    assert (error["code"], error["param"]) == ("deadline_exceeded", "X-Request-Timeout")
+    assert len(backend.queue) == 0
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    async with world.post() as response:
+        assert response.status == 200
+    assert len(pod.seen) == 1
+
+
+async def test_a_held_stream_whose_time_is_up_ends_with_an_error_event(world):
+    await world.start(grace=0.01, keep_alive=0.01)
+    world.has()
+    async with world.post(STREAM, headers={"X-Request-Timeout": "0.2"}) as response:
+        events = await response.read()
+    assert events.startswith(b": keep-alive\n\n")
+    assert b"deadline_exceeded" in events
+    assert b"[DONE]" not in events
+
+
+async def test_the_pod_is_told_the_time_that_is_left(world, eventually):
+    await world.start()
+    backend = world.has()
+    call = asyncio.create_task(world.post(headers={"X-Request-Timeout": "100"}).__aenter__())
+    await eventually(lambda: len(backend.queue) == 1 and backend.queue.oldest(backend.clock()) > 0.05)
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    (await call).release()
+    assert 10 < float(pod.seen[0][0].headers["X-Request-Timeout"]) < 99.96
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "0", "1e3", "nan"])
+async def test_a_time_that_is_none_is_left_to_the_pod(world, given):
+    await world.start()
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    async with world.post(headers={"X-Request-Timeout": given}) as response:
+        assert response.status == 200
+    assert pod.seen[0][0].headers["X-Request-Timeout"] == given
+
+
+async def test_a_request_that_gives_way_is_told_so(world, eventually):
+    await world.start(bounds=Bounds(requests=1))
+    backend = world.has()
+    low = asyncio.create_task(world.post({"model": "m", "priority": 0}).__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    high = asyncio.create_task(world.post({"model": "m", "priority": 3}).__aenter__())
+    response = await low
+    assert response.status == 503
+    assert "Retry-After" in response.headers
+    assert (await error_of(response))["code"] == "model_unavailable"
+    assert backend.queue.by_priority() == {3: 1}
+    text = world.metrics.exposition().decode()
+    assert 'octavo_gateway_held_by_priority{model="m",priority="3"} 1.0' in text
+    high.cancel()
+    await eventually(lambda: len(backend.queue) == 0)

@@ -20,7 +20,6 @@ from octavo_gateway.router import (
     Candidate,
     Policy,
     Report,
-    has_room,
     route,
 )
 
@@ -206,17 +205,6 @@ def test_what_other_gateways_likely_sent_counts_too():
     while pick(*old, pod("new", in_flight=sent, since=sent, since_tokens=200 * sent, pool=40_000), tokens=200) == "new":
         sent += 1
     assert 5 <= sent <= 8
-
-
-def test_releases_stop_before_the_pool_is_full():
-    assert has_room(pod(used=8000, rows=5), 900)
-    assert not has_room(pod(used=8000, rows=5), 1100)
-    assert not has_room(pod(rows=64), 1)
-    assert not has_room(pod(rows=60, since=4), 1)
-
-
-def test_an_empty_pod_takes_what_fits_nowhere():
-    assert has_room(pod(), 1_000_000)
 
 
 figures = st.none() | st.builds(Figures, st.floats(0, 1), st.floats(1e-7, 1e-2), st.floats(0, 1e-2), st.floats(0, 1e-4))

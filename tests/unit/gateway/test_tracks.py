@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.fleet import Fleet
-from octavo_gateway.hold import Bounds
+from octavo_gateway.hold import PLAIN, Bounds
 from octavo_gateway.prompts import Prompt
-from octavo_gateway.router import has_room
 from octavo_gateway.tracks import split
 from octavo_protocol.load import TTFT_BOUNDS, LoadReport
 
@@ -106,12 +105,8 @@ def test_held_requests_are_released_by_share_and_where_there_is_room():
         upstream.asked(1000.0)
         upstream.reported(report(rows=2))
     # The canary is full after two: the rest goes where there is room.
-    leases = [found._lease(list(with_room(found)), Prompt(1, 1)) for _ in range(4)]
+    leases = [found._lease(Prompt(1, 1), PLAIN) for _ in range(4)]
     assert Counter(lease.upstream.endpoint.name for lease in leases) == {"c": 2, "s": 2}
-
-
-def with_room(found):
-    return (u for u in found.upstreams.values() if has_room(u.candidate(found.clock()), 1))
 
 
 def test_a_new_step_counts_anew_and_late_answers_count_where_they_were_sent():

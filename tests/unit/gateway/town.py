@@ -1,0 +1,134 @@
+"""A gateway's backend and pods that compute one token for each running request in a tick, under virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from octavo_gateway.endpoints import Deployment, Endpoint, table
+from octavo_gateway.fleet import Backend, Fleet, Lease
+from octavo_gateway.hold import Bounds, Terms, Ticket
+from octavo_gateway.openai import ApiError
+from octavo_gateway.prompts import Prompt
+from octavo_protocol.load import LoadReport
+
+ZERO = dict.fromkeys([name for name, kind in LoadReport.__annotations__.items() if kind == "int"], 0)
+
+
+@dataclass
+class Job:
+    """A request: `prompt` tokens, `output` tokens to come."""
+
+    terms: Terms
+    prompt: int
+    output: int
+    lease: Lease
+    made: int = 0
+
+
+@dataclass
+class Pod:
+    """`peak`: the most requests there at once; `most`: the most KV tokens that they would have taken by their ends."""
+
+    name: str
+    blocks: int
+    rows: int
+    jobs: list[Job] = field(default_factory=list)
+    speaks: bool = True
+    peak: int = 0
+    most: int = 0
+
+    def used(self) -> int:
+        return sum(job.prompt + job.made for job in self.jobs)
+
+    def report(self) -> LoadReport:
+        fixed = {"start_time": 1.0, "model": "m", "oldest_wait": 0.0, "ready": True, "draining": False}
+        return LoadReport(**(ZERO | fixed | {
+            "block_size": 16, "blocks_total": self.blocks, "blocks_pinned": min(self.blocks, -(-self.used() // 16)),
+            "running": min(self.rows, len(self.jobs)), "waiting": max(0, len(self.jobs) - self.rows),
+            "max_running": self.rows, "max_batched_tokens": 512, "max_waiting": 1000,
+        }))  # fmt: skip
+
+
+class Town:
+    """`send` a request, `tick` the time. `done` counts answers by tenant, `served` their cost, `refused` errors."""
+
+    def __init__(self, *pods: Pod, bounds: Bounds | None = None, hold: bool = True, gateways: int = 1) -> None:
+        self.now = 1000.0
+        self.pods = {pod.name: pod for pod in pods}
+        self.fleet = Fleet(bounds or Bounds(), lambda: self.now, random.Random(1).random)
+        self._hold = hold
+        self.open()
+        self.backend.gateways = gateways
+        self.waiting: list[tuple[Ticket[Lease], int, int]] = []
+        self.done: Counter[str] = Counter()
+        self.served: Counter[str] = Counter()
+        self.refused: list[ApiError] = []
+        self.order: list[Terms] = []
+
+    @property
+    def backend(self) -> Backend:
+        found = self.fleet.find("m")
+        assert found is not None
+        return found
+
+    def open(self, *, ready: bool = True) -> None:
+        """All pods take requests, or none does."""
+        ends = tuple(Endpoint(name, name, name, ready=ready) for name in self.pods)
+        self.fleet.update(table([Deployment("ns", "d", ("m",), hold=self._hold, endpoints=ends)]))
+
+    def send(self, prompt: int = 10, output: int = 10, terms: Terms | None = None) -> bool:
+        """One request; False when it was refused at once."""
+        terms = terms or Terms()
+        asked = Prompt(prompt, 4 * prompt)
+        lease = self.backend.lease(asked, terms)
+        if lease is not None:
+            self._start(lease, terms, prompt, output)
+            return True
+        try:
+            self.waiting.append((self.backend.hold(4 * prompt, asked, terms), prompt, output))
+        except ApiError as error:
+            self.refused.append(error)
+            return False
+        return True
+
+    def tick(self, *, report: bool = True) -> None:
+        """Those whose turn came start, every running request makes a token, pods report."""
+        self.now += 0.1
+        self._begin_granted()
+        for pod in self.pods.values():
+            for job in list(pod.jobs[: pod.rows]):
+                job.made += 1
+                job.lease.progress(1)
+                if job.made == job.output:
+                    pod.jobs.remove(job)
+                    self.done[job.terms.tenant] += 1
+                    self.served[job.terms.tenant] += job.prompt + 2 * job.output
+                    job.lease.settle(job.prompt, job.output)
+                    job.lease.release()
+                    self._begin_granted()
+            upstream = self.backend.upstreams[pod.name]
+            if report and pod.speaks:
+                upstream.asked(self.now)
+                self.backend.reported(upstream, pod.report(), 0)
+        self.backend.pump()
+        self._begin_granted()
+
+    def _begin_granted(self) -> None:
+        ready = [entry for entry in self.waiting if entry[0].granted.done()]
+        self.waiting = [entry for entry in self.waiting if not entry[0].granted.done()] if ready else self.waiting
+        for ticket, prompt, output in ready:
+            error = ticket.granted.exception()
+            if error is None:
+                self._start(ticket.granted.result(), ticket.terms, prompt, output)
+            else:
+                assert isinstance(error, ApiError)
+                self.refused.append(error)
+
+    def _start(self, lease: Lease, terms: Terms, prompt: int, output: int) -> None:
+        pod = self.pods[lease.upstream.endpoint.name]
+        pod.jobs.append(Job(terms, prompt, output, lease))
+        pod.peak = max(pod.peak, len(pod.jobs))
+        pod.most = max(pod.most, sum(job.prompt + job.output for job in pod.jobs))
+        self.order.append(terms)

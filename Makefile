@@ -1,7 +1,7 @@
 # Octavo: `make demo` and `make test` do everything; `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench bench-gateway generate images tools deps lock
+.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench bench-gateway generate images tools deps lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -12,6 +12,9 @@ REGISTRY ?=
 # `make bench`: rounds, and the experiments to run (all of them when empty).
 ROUNDS ?= 3
 ONLY ?=
+
+# `make simulate`: folder of public traces, by default ../shared/traces.
+TRACES ?=
 
 # `make test-scale`: share of 1,000 nodes, 2,000 LLMDeployments and 10,000 pods.
 SCALE ?= 1
@@ -59,6 +62,9 @@ bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=
 
 bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10 minutes (QUICK=1: half a minute, to see that it works)
 	@$(PY) bench/gateway --rounds $(ROUNDS) $(if $(QUICK),--quick)
+
+simulate: .venv/.ready ## Octavo's scaler beside others on simulated clusters; writes docs/simulation.md (TRACES=folder)
+	@$(PY) -m octavo_simulator.compare --docs docs/simulation.md $(if $(TRACES),--traces $(TRACES))
 
 generate: .venv/.ready ## CRD and API reference from the types
 	@$(PY) -m octavo_operator.api.generate

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from octavo_simulator import plots, steptime, trace
 from octavo_simulator import spec as specs
-from octavo_simulator import steptime, trace
 from octavo_simulator.cluster import Run, simulate
 from octavo_simulator.metrics import Figures, figures
 from octavo_simulator.scenario import Promise, Scenario
@@ -20,10 +20,11 @@ from octavo_simulator.tables import table
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 2 for input that cannot be used."""
     given = _parser().parse_args(argv)
+    decisions: list[bytes] = []
     try:
         spec = specs.load(given.spec)
         requests = trace.load(given.trace)
-        controller = specs.controller(spec, requests.start)
+        controller = specs.controller(spec, requests.start, decisions.append if given.decisions else None)
         profile = _profile(given.profile)
     except (specs.SpecError, steptime.ProfileError, trace.TraceError) as error:
         print(f"octavo-simulate: {error}", file=sys.stderr)
@@ -42,9 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         most=most,
         gateways=given.gateways,
         patience=given.patience,
+        strategy=spec.routing.strategy,
     )
     run = simulate(scenario, controller, given.seed)
     found = figures(run)
+    if given.decisions:
+        given.decisions.write_bytes(b"".join(decisions))
+    if given.plot:
+        plots.timeline(run, given.plot)
     for note in requests.notes:
         print(f"note: {note}", file=sys.stderr)
     print(json.dumps(_json(run, found)) if given.json else _text(run, found))
@@ -84,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
         "--gateways", type=int, choices=range(1, 17), default=2, metavar="1..16", help="gateway replicas"
     )
     parser.add_argument("--seed", type=int, default=0, help="chance of starts, noise and ties (default %(default)s)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="SVG", help="draw load, replicas and time to the first token into this file"
+    )
+    parser.add_argument(
+        "--decisions", type=Path, metavar="JSONL", help="write every decision here, as the operator's log has them"
+    )
     parser.add_argument("--json", action="store_true", help="print figures and decisions as JSON")
     return parser
 

@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import count
+from struct import Struct
+
+from octavo_protocol.load import CacheDelta
+
+_KEY = Struct("<II")
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +26,11 @@ class Chain:
     users: int = 0
 
 
+def block_key(prefix: int, number: int) -> bytes:
+    """What stands for the engine's hash of a prefix's block; never zero."""
+    return _KEY.pack(number, prefix + 1)
+
+
 class Chains:
     """A pool of `total` blocks. `available` ones can be taken: free, or cached and evicted for it."""
 
@@ -28,6 +38,8 @@ class Chains:
         self.total = total
         self.pinned = 0
         self.cached = 0
+        # What happened to prefixes: (prefix, blocks before, blocks after).
+        self.changes: list[tuple[int, int, int]] = []
         self._chains: dict[int, Chain] = {}
         self._lru: OrderedDict[int, Chain] = OrderedDict()
         self._names = count(-2, -1)
@@ -64,6 +76,7 @@ class Chains:
         if chain.blocks != attached or (attached and not chain.users):
             return attached
         chain.users += not attached
+        self.changes.append((prefix, attached, blocks))
         chain.blocks = chain.pinned = blocks
         return blocks
 
@@ -80,6 +93,19 @@ class Chains:
             self._chains[name] = self._lru[name] = Chain(own)
             self.pinned -= own
             self.cached += own
+
+    def delta(self, after: int) -> CacheDelta:
+        """What changed since sequence `after`, as pods report it."""
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for prefix, before, now in self.changes[max(0, after - 1) :]:
+            first.setdefault(prefix, before)
+            last[prefix] = now
+        added = [block_key(prefix, n) for prefix, now in last.items() for n in range(first[prefix], now)]
+        removed = [block_key(prefix, n) for prefix, now in last.items() for n in range(now, first[prefix])]
+        return CacheDelta(
+            sequence=len(self.changes) + 1, reset=not after, added=b"".join(added), removed=b"".join(removed)
+        )
 
     def take(self, blocks: int) -> None:
         """Pin blocks that are known to be available."""
@@ -119,6 +145,8 @@ class Chains:
             over -= gone
 
     def _shrink(self, prefix: int, chain: Chain, gone: int) -> None:
+        if prefix >= 0:
+            self.changes.append((prefix, chain.blocks, chain.blocks - gone))
         chain.blocks -= gone
         self.cached -= gone
         if chain.blocks == chain.pinned:

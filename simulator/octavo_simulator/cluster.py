@@ -14,7 +14,7 @@ from octavo_gateway.fleet import Lease
 from octavo_gateway.hold import Bounds
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample
 from octavo_protocol.load import LoadReport
-from octavo_simulator.gateway import Gateway
+from octavo_simulator.gateway import Gateway, began
 from octavo_simulator.job import Job, Outcome
 from octavo_simulator.pod import Pod
 from octavo_simulator.scenario import Answer, Controller, Scenario
@@ -94,8 +94,11 @@ class _Cluster:
         self._look_number = 0
         self._longest_hold = 0.0
         bounds = Bounds(seconds=scenario.patience)
+        self._turns: list[tuple[Job, Lease]] = []
         self._gateways = [
-            Gateway(bounds, scenario.profile.start, lambda: self._now, self._routing.random)
+            Gateway(
+                bounds, scenario.profile.start, lambda: self._now, self._routing.random, self._turns, scenario.strategy
+            )
             for _ in range(scenario.gateways)
         ]
         self._traffic: list[GatewaySample] = [GatewaySample(f"gateway-{i}") for i in range(scenario.gateways)]
@@ -112,7 +115,8 @@ class _Cluster:
         while self._events and (self._open or self._now < end):
             self._now, _, happen = heappop(self._events)
             happen()
-            self._send_granted()
+            if self._turns:
+                self._send_granted()
         members = (*self._gone, *self._members.values())
         return Run(
             self._scenario,
@@ -156,14 +160,11 @@ class _Cluster:
 
     def _send_granted(self) -> None:
         """Held requests whose turn came with the last event."""
-        waiting = True
-        while waiting:
-            waiting = False
-            for gateway in self._gateways:
-                for job, lease, seconds in gateway.granted():
-                    self._longest_hold = max(self._longest_hold, seconds)
-                    self._send(job, lease)
-                    waiting = True
+        while self._turns:
+            job, lease = self._turns.pop(0)
+            waited = self._gateways[job.number % len(self._gateways)].waited(job)
+            self._longest_hold = max(self._longest_hold, waited)
+            self._send(job, lease)
 
     def _late(self, job: Job) -> None:
         """The client of a request goes that got no place in time."""
@@ -182,7 +183,10 @@ class _Cluster:
 
     def _progress(self, member: Member) -> None:
         if member.pod is not None and member.ended == inf:
-            for job in member.pod.advance(self._now):
+            ended = member.pod.advance(self._now)
+            for job in member.pod.answered():
+                began(job, member.leases[job.number][1], self._scenario.profile.block_size)
+            for job in ended:
                 self._end(job, member=member)
 
     def _schedule(self, member: Member) -> None:
@@ -244,7 +248,7 @@ class _Cluster:
             member.pod.forget_prefixes()
         report = member.pod.report(self._now)
         for gateway in self._gateways:
-            gateway.reported(member.name, report)
+            gateway.reported(member.name, member.pod, report)
         self._at(self._now + POLL_SECONDS, self._poll, member)
 
     def _drain(self, members: list[Member]) -> None:
@@ -332,7 +336,7 @@ class _Cluster:
         for i, gateway in enumerate(self._gateways):
             lost = dark or (faults.loss and self._losses.random() < faults.loss)
             traffic = None if lost else gateway.traffic()
-            self._traffic[i] = GatewaySample(f"gateway-{i}", traffic, self._now)
+            self._traffic[i] = GatewaySample(f"gateway-{i}", traffic, self._now, 0.0)
 
     def _reconcile(self) -> None:
         """What Deployment and ReplicaSet do: create what is missing, let go what costs least."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any, cast
+
+from msgspec import structs
 
 from octavo_gateway.endpoints import Deployment, Endpoint
 from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.hold import Bounds, HoldQueue, Ticket
-from octavo_gateway.prompts import Prompt
+from octavo_gateway.prefix import COARSE, COARSES, FINE, FINES
+from octavo_gateway.prompts import Prompt, session_key
+from octavo_gateway.router import PREFIX_AWARE, SESSION, Policy
 from octavo_protocol.load import LoadReport, ModelTraffic
+from octavo_protocol.prompt import PromptBlocks, chosen, encode_prompt
+from octavo_simulator.chains import block_key
 from octavo_simulator.job import Job
+from octavo_simulator.pod import Pod
 
 NAMESPACE, NAME = "simulation", "model"
 # A prompt token is about four bytes of a request's body.
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
+_PIECE = Struct("<ii")
 
 
 @dataclass(slots=True, eq=False)
@@ -36,43 +45,47 @@ class _Turn:
 
 
 class Gateway:
-    """One gateway replica in front of one deployment. `clock` is simulated time, `random` gives numbers in [0, 1)."""
+    """One gateway replica in front of one deployment.
 
-    def __init__(self, bounds: Bounds, start: float, clock: Callable[[], float], random: Callable[[], float]) -> None:
+    `clock` is simulated time, `random` gives numbers in [0, 1); held requests whose turn has come go to `turns`.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        start: float,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+        turns: list[tuple[Job, Lease]],
+        strategy: str,
+    ) -> None:
         queue: HoldQueue[Lease] = HoldQueue(bounds)
         self._clock = clock
         self._start = start
+        self._policy = Policy(strategy)
         self._backend = Backend(self._deployment(()), queue, clock, random)
         self._held: dict[int, Ticket[Lease]] = {}
-        # Held requests whose turn has come, for the cluster to send.
-        self.turns: list[tuple[Job, Lease]] = []
-
-    @property
-    def held(self) -> int:
-        """Requests that wait here."""
-        return len(self._held)
+        self._turns = turns
 
     def lease(self, job: Job, *, again: bool = False) -> Lease | None:
         """A place on a pod for an arriving request; None when none accepts. `again`: it was counted before."""
         if not again:
             self._backend.arrived(job.request.prompt)
-        return self._backend.lease(_prompt(job))
+        return self._backend.lease(self._prompt(job))
 
     def hold(self, job: Job) -> bool:
         """Let a request wait; False when the queue is full."""
         tokens = job.request.prompt
-        turn = cast("Any", _Turn(job, self.turns))
-        ticket: Ticket[Lease] = Ticket(tokens * _BYTES_PER_TOKEN, tokens, self._clock(), turn, _prompt(job))
+        turn = cast("Any", _Turn(job, self._turns))
+        ticket: Ticket[Lease] = Ticket(tokens * BYTES_PER_TOKEN, tokens, self._clock(), turn, self._prompt(job))
         if not self._backend.queue.offer(ticket):
             return False
         self._held[job.number] = ticket
         return True
 
-    def granted(self) -> list[tuple[Job, Lease, float]]:
-        """Held requests whose turn has come since the last call, and how long they waited."""
-        now, turns = self._clock(), list(self.turns)
-        self.turns.clear()
-        return [(job, lease, now - self._held.pop(job.number).since) for job, lease in turns]
+    def waited(self, job: Job) -> float:
+        """A held request has its turn: how long it waited for it."""
+        return self._clock() - self._held.pop(job.number).since
 
     def give_up(self, job: Job) -> bool:
         """The client of a held request goes; False when it is not held here."""
@@ -85,12 +98,15 @@ class Gateway:
         """The pods that are ready and not about to go."""
         self._backend.serve_by(self._deployment(tuple(pods)))
 
-    def reported(self, pod: str, report: LoadReport) -> None:
-        """The poll of a pod's load."""
-        upstream = self._backend.upstreams.get(pod)
+    def reported(self, name: str, pod: Pod, report: LoadReport) -> None:
+        """The poll of a pod's load, with what changed in its cache since this gateway last asked."""
+        upstream = self._backend.upstreams.get(name)
         if upstream is not None:
+            after = self._backend.index.sequence(name)
             upstream.asked(self._clock())
-            self._backend.reported(upstream, report, 0)
+            if pod.chains.changes:
+                report = structs.replace(report, cache=pod.chains.delta(after))
+            self._backend.reported(upstream, report, after)
 
     def traffic(self) -> ModelTraffic:
         """What the operator is told."""
@@ -98,8 +114,49 @@ class Gateway:
 
     def _deployment(self, pods: tuple[str, ...]) -> Deployment:
         endpoints = tuple(Endpoint(name=pod, url=pod, admin_url=pod) for pod in pods)
-        return Deployment(NAMESPACE, NAME, (NAME,), hold=True, cold_start=self._start, endpoints=endpoints)
+        return Deployment(
+            NAMESPACE,
+            NAME,
+            (NAME,),
+            hold=True,
+            cold_start=self._start,
+            endpoints=endpoints,
+            policy=self._policy,
+        )
+
+    def _prompt(self, job: Job) -> Prompt:
+        """What the gateway makes of a request, by its strategy: prefix keys, or a session named by the prefix."""
+        if self._policy.strategy == PREFIX_AWARE:
+            return _prompt(job)
+        tokens, prefix = job.request.prompt, job.request.prefix
+        session = session_key(str(prefix)) if self._policy.strategy == SESSION and prefix >= 0 else b""
+        return Prompt(tokens, tokens * BYTES_PER_TOKEN, (), session)
+
+
+def began(job: Job, lease: Lease, block_size: int) -> None:
+    """The first token is there: with it comes which blocks stand behind the prompt."""
+    lease.first_token(job.first - job.arrived)
+    request = job.request
+    blocks = request.shared // block_size
+    if request.prefix >= 0 and blocks:
+        marks = tuple((n * block_size, block_key(request.prefix, n - 1)) for n in chosen(blocks))
+        lease.heard(encode_prompt(PromptBlocks(request.prompt, block_size, marks)))
 
 
 def _prompt(job: Job) -> Prompt:
-    return Prompt(job.request.prompt, job.request.prompt * _BYTES_PER_TOKEN)
+    """The text of a prompt in pieces: as many as are shared, and one more that nobody else has."""
+    request = job.request
+    size = request.prompt * BYTES_PER_TOKEN
+    if request.prefix < 0:
+        return Prompt(request.prompt, size)
+    shared = _pieces(request.shared * BYTES_PER_TOKEN)
+    keys = [_PIECE.pack(request.prefix, number) for number in range(shared)]
+    if not request.turn:
+        keys.append(_PIECE.pack(-1 - job.number, shared))
+    return Prompt(request.prompt, size, tuple(keys))
+
+
+def _pieces(size: int) -> int:
+    """Full pieces of a text of so many bytes."""
+    fine = min(size // FINE, FINES)
+    return fine + min(max(0, size - FINE * FINES) // COARSE, COARSES)

@@ -60,6 +60,7 @@ class Pod:
         self._waiting_tokens = 0
         self._uncached = 0
         self._sequence = 0
+        self._answered: list[Job] = []
 
     @property
     def running(self) -> int:
@@ -102,6 +103,11 @@ class Pod:
             self._complete(self._planned, self.until, ended)
             self._begin(ended)
         return ended
+
+    def answered(self) -> list[Job]:
+        """Those that got their first token since the last call."""
+        jobs, self._answered = self._answered, []
+        return jobs
 
     def report(self, now: float) -> LoadReport:
         """What the pod says of itself; `advance(now)` comes first."""
@@ -259,8 +265,8 @@ class Pod:
                 self._pace.observe((at - self._clock) / k, n, 0, k)
         if n:
             whole, part = divmod(k, size)
-            first = self._steps % size
-            blocks = whole * n + sum(self._due[(first + i) % size] for i in range(part))
+            first, due = self._steps % size, self._due
+            blocks = whole * n + sum(due[first : first + part]) + sum(due[: max(0, first + part - size)])
             if blocks:
                 self.chains.take(blocks)
             self._context += k * n
@@ -363,6 +369,7 @@ class Pod:
         job.total += 1
         if job.first == inf:
             job.first = self._clock
+            self._answered.append(job)
         if job.made >= request.output:
             self._finish(job, ended)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from octavo_gateway.router import PREFIX_AWARE
 from octavo_operator.autoscale.types import Observation
 from octavo_simulator.steptime import Profile
 from octavo_simulator.trace import Trace
@@ -42,7 +43,7 @@ class Scenario:
 
     `spread`: sigma of the log-normal seconds of a start around `profile.start`; 0.355 is the shape of 7,531 production
     loads (p99 2.3 times p50). `patience`: seconds after which a client goes that got no token. `tuning`: seconds at the
-    start that configurations may be chosen on; what is judged comes after.
+    start that configurations may be chosen on; what is judged comes after. `strategy`: `spec.routing.strategy`.
     """
 
     name: str
@@ -56,8 +57,8 @@ class Scenario:
     spread: float = 0.355
     patience: float = 60.0
     tuning: float = 1200.0
+    strategy: str = PREFIX_AWARE
     faults: Faults = field(default_factory=Faults)
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

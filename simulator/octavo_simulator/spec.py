@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -37,10 +38,11 @@ def load(path: Path) -> Spec:
         raise SpecError(f"{path}: {error}") from error
 
 
-def controller(spec: Spec, start: float | None) -> Controller:
+def controller(spec: Spec, start: float | None, record: Callable[[bytes], object] | None = None) -> Controller:
     """What decides for it: the policy in mode Builtin, nobody in Manual. `start`: Unix time of the trace's begin.
 
-    Raises `SpecError` for a spec whose replicas are decided elsewhere.
+    `record` is given each decision of the policy, as the operator's log has it. Raises `SpecError` for a spec whose
+    replicas are decided elsewhere.
     """
     scaling = spec.autoscaling
     if scaling.mode == "External":
@@ -49,4 +51,4 @@ def controller(spec: Spec, start: float | None) -> Controller:
         return static(spec.replicas)
     if scaling.schedules and start is None:
         raise SpecError("spec.autoscaling.schedules need a trace whose arrivals are dates, found plain seconds")
-    return octavo(lambda now: policy_settings(spec, now + (start or 0.0)))
+    return octavo(lambda now: policy_settings(spec, now + (start or 0.0)), record)

@@ -76,6 +76,7 @@ PROFILES: Final = {
             context=0.9e-7,
             attention=0.107e-3 * 4 * 80 * 8192 / 140e9,
             pool_tokens=400_000,
+            budget=1024,
             gpus=4,
             source="Splitwise's measurements of Llama2-70B on four H100 (tensor parallel), least squares: "
             "decode within 1.8 %, prefill within 10 %. Pool: 4 x 80 GB x 0.9, less 140 GB of weights",
@@ -88,6 +89,7 @@ PROFILES: Final = {
             context=2.2e-7,
             attention=0.27e-3 * 4 * 32 * 4096 / 16e9,
             pool_tokens=40_000,
+            budget=1024,
             gpus=1,
             source="arithmetic, not measured: 16 GB of weights at 600 GB/s and 10 % overhead, 16 GFLOP per prompt "
             "token at 60 TFLOP/s, 128 KiB of KV per token. Pool: 24 GB x 0.9, less weights",

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo_operator.autoscale.policy import decide
+from octavo_operator.autoscale.record import Recorder
 from octavo_operator.autoscale.types import Observation, Settings, State
 from octavo_simulator.scenario import Answer, Controller
 
+KEY = "simulation/model"
 
-def octavo(settings: Callable[[float], Settings]) -> Controller:
-    """The scaling policy with its memory; `settings` by time, because schedules open and close."""
-    state = State()
+
+def octavo(settings: Callable[[float], Settings], record: Callable[[bytes], object] | None = None) -> Controller:
+    """The scaling policy with its memory; `settings` by time, because schedules open and close.
+
+    `record` is given each decision as the operator records it.
+    """
+    state, recorder = State(), Recorder()
 
     def look(observation: Observation, now: float) -> Answer:
         nonlocal state
-        decision = decide(settings(now), state, observation, now)
+        wanted = settings(now)
+        decision = decide(wanted, state, observation, now)
+        if record is not None:
+            record(recorder.line(KEY, wanted, state, observation, now, decision))
         state = decision.state
         return Answer(decision.desired, decision.requeue, decision.reason)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo_operator.autoscale.record import replay
 from octavo_simulator.__main__ import main
 
 SPEC = """
@@ -35,6 +36,14 @@ def test_table_and_json(files: tuple[Path, Path], capsys: pytest.CaptureFixture[
     found = json.loads(capsys.readouterr().out)
     assert found["figures"]["attainment"] == 1.0
     assert found["decisions"][0]["replicas"] == 1
+
+
+def test_picture_and_decisions(files: tuple[Path, Path], tmp_path: Path) -> None:
+    spec, trace = files
+    picture, log = tmp_path / "run.svg", tmp_path / "decisions.jsonl"
+    assert main(["--spec", str(spec), "--trace", str(trace), "--plot", str(picture), "--decisions", str(log)]) == 0
+    assert "<svg" in picture.read_text()
+    assert not any(replay(log.read_bytes().splitlines()))
 
 
 def test_a_profile_of_ones_own(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

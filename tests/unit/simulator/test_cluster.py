@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from octavo_operator.autoscale.types import Observation, Settings
+from octavo_operator.autoscale.decisionlog import DecisionLog
+from octavo_operator.autoscale.policy import decide
+from octavo_operator.autoscale.record import decode, replay
+from octavo_operator.autoscale.types import Observation, Settings, State
 from octavo_simulator.cluster import Run, simulate
 from octavo_simulator.controllers.octavo import octavo, static
 from octavo_simulator.metrics import figures, seconds_by_window
@@ -42,6 +46,23 @@ def ended_once(run: Run) -> None:
     assert all(job.arrived <= job.ended < inf for job in run.jobs)
     assert all(job.arrived <= job.first <= job.ended for job in run.jobs if job.outcome == "finished")
     assert not any(member.leases for member in run.members)
+
+
+def test_the_operator_writes_the_same_lines_and_takes_the_same_decisions(tmp_path: Path) -> None:
+    """What the simulator records is, byte by byte, what the operator's log has of the same inputs."""
+    settings = Settings(min_replicas=0, max_replicas=6, ttft=2.0, tpot=0.1, down_stabilization=30.0)
+    lines: list[bytes] = []
+    world = scenario(poisson(8, 120), faults=Faults(loss=0.2), spread=0.355, seconds=300.0)
+    simulate(world, octavo(lambda _now: settings, lines.append), seed=2)
+    assert len({decode(line).decision.desired for line in lines}) > 2
+    assert not any(replay(lines))
+    log, state = DecisionLog(tmp_path / "decisions.jsonl"), State()
+    for line in map(decode, lines):
+        decision = decide(line.settings, state, line.observation, line.now)
+        log.write(line.key, line.settings, state, line.observation, line.now, decision)
+        state = decision.state
+    log.close()
+    assert (tmp_path / "decisions.jsonl").read_bytes() == b"".join(lines)
 
 
 def test_one_request_on_one_pod() -> None:

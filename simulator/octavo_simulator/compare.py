@@ -1,0 +1,214 @@
+"""`python -m octavo_simulator.compare`: every scaler on every workload; tables, JSON and pictures (`make simulate`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from octavo_simulator import plots, report
+from octavo_simulator.families import BY_NAME, FAMILIES, Knobs, label
+from octavo_simulator.fronts import Interval, paired
+from octavo_simulator.sweep import Kept, Result, Task, play, run_all, scenario
+from octavo_simulator.workloads import FAULTS, JUDGED, NoTracesError
+
+Figures = dict[str, float]
+BEGIN, END = "<!-- results: written by make simulate -->", "<!-- end of results -->"
+STRATEGIES = ("RoundRobin", "LeastLoad", "Session", "PrefixAware")
+# A fixed number for the routers' comparison, so that only the router differs.
+ROUTED_REPLICAS = (8, 10)
+QUICK_SECONDS = 300.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    given = _parser().parse_args(argv)
+    names = [name for name in JUDGED if not given.only or name in given.only]
+    names = [name for name in names if _there(name, given)]
+    kept = Kept.of(given.cache)
+    grid = [
+        Task(name, family.name, knobs, seconds=_seconds(given))
+        for name in names
+        for family in FAMILIES
+        for knobs in (family.grid[:2] if given.quick else family.grid)
+    ]
+    found = run_all(grid, given.traces, kept, given.workers, _say)
+    text, data = _report(given, kept, names, found)
+    for path, content in ((given.out / "simulate.md", text), (given.out / "simulate.json", json.dumps(data, indent=1))):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")
+    if given.docs:
+        _into(given.docs, text)
+    _say(report.verdict(report.lines(found, names)))
+    return 0
+
+
+def _report(
+    given: argparse.Namespace, kept: Kept, names: Sequence[str], found: Sequence[Result]
+) -> tuple[str, dict[str, object]]:
+    setting = report.chosen(found, report.OURS, names)
+    ours = next(knobs for knobs in BY_NAME[report.OURS].grid if label(knobs) == setting)
+    lines = report.lines(found, names)
+    rows, more = _seeds(given, kept, names, found, ours)
+    faults, zero, routed = _faults(given, kept, found, ours), _zero(given, kept, ours), _routers(given, kept, names)
+    parts = [
+        report.verdict(lines),
+        f"### The workloads\n\n{report.workloads(scenario(Task(n, report.OURS, ours), given.traces) for n in names)}",
+        *(f"### GPU-hours at {level:.0%} attainment\n\n{report.costs(lines, level)}" for level in report.LEVELS[::-1]),
+        f"### One setting of Octavo against the best-tuned baselines\n\n{report.hard(found, names)}",
+        f"### One setting for each scaler\n\n{report.one_setting(found, names)}",
+        f"### Over seeds\n\n{report.intervals(rows)}",
+        f"### Octavo's figures\n\n{report.details(_of(found, names, setting), 'workload')}",
+    ]
+    if faults:
+        parts.append(f"### When things go wrong\n\n{report.details(faults, 'fault')}")
+    parts.append(f"### To zero and back\n\n{report.details(zero, 'scaler')}")
+    if routed:
+        parts.append(f"### Routers\n\nA fixed number of replicas on `prefixes`.\n\n{report.details(routed, 'router')}")
+    _plots(given, names, found, ours)
+    data: dict[str, object] = {
+        "setting": setting,
+        "lines": [asdict(line) for line in lines],
+        "seeds": [
+            {"workload": n, "ours": o, "theirs": t, "cost": asdict(c), "attainment": asdict(a)}
+            for n, o, t, c, a in rows
+        ],
+        "results": [
+            {"name": one.name, **asdict(one.task), "tuning": one.tuning, "judged": one.judged}
+            for one in (*found, *more)
+        ],
+    }
+    return "\n\n".join(parts), data
+
+
+def _seeds(
+    given: argparse.Namespace, kept: Kept, names: Sequence[str], found: Sequence[Result], ours: Knobs
+) -> tuple[list[tuple[str, str, str, Interval, Interval]], list[Result]]:
+    """Octavo's one setting beside the best-tuned baseline of each workload, over several seeds."""
+    rows, more = [], []
+    for name in names:
+        point = next(p for p in report.points(found, name, report.OURS) if p.name == label(ours))
+        family, setting = report.rival(found, name, point.attainment)
+        theirs = next(knobs for knobs in BY_NAME[family].grid if label(knobs) == setting)
+        seconds = _seconds(given)
+        tasks = [Task(name, report.OURS, ours, seed, seconds=seconds) for seed in range(given.seeds)]
+        tasks += [Task(name, family, theirs, seed, seconds=seconds) for seed in range(given.seeds)]
+        results = run_all(tasks, given.traces, kept, given.workers, _say)
+        more += results
+        windows = [one.windows for one in results]
+        cost, attained = paired(windows[: given.seeds], windows[given.seeds :])
+        rows.append((name, label(ours), f"{BY_NAME[family].title}, {setting}", cost, attained))
+    return rows, more
+
+
+def _faults(given: argparse.Namespace, kept: Kept, found: Sequence[Result], ours: Knobs) -> list[tuple[str, Figures]]:
+    """Octavo and the best-tuned baseline of the workload, with and without each fault."""
+    shown = []
+    for fault, (name, _) in {"": ("clients", None), **FAULTS}.items():
+        if given.quick or (given.only and name not in given.only):
+            continue
+        point = next(p for p in report.points(found, name, report.OURS) if p.name == label(ours))
+        family, setting = report.rival(found, name, point.attainment)
+        theirs = next(knobs for knobs in BY_NAME[family].grid if label(knobs) == setting)
+        tasks = [Task(name, report.OURS, ours, fault=fault), Task(name, family, theirs, fault=fault)]
+        results = run_all(tasks, given.traces, kept, given.workers, _say)
+        shown += [(f"{fault or 'none'}: {one.name}", dict(one.judged)) for one in results]
+    return shown
+
+
+def _zero(given: argparse.Namespace, kept: Kept, ours: Knobs) -> list[tuple[str, Figures]]:
+    picked: list[tuple[str, Knobs]] = [
+        (report.OURS, ours),
+        ("kpa", {"target": 8}),
+        ("kpa", {"target": 16}),
+        ("static", {"replicas": 2}),
+        ("static", {"replicas": 4}),
+    ]
+    # The first requests come after five to ten minutes.
+    tasks = [Task("on-off", family, knobs, seconds=4 * _seconds(given)) for family, knobs in picked]
+    return [(one.name, dict(one.judged)) for one in run_all(tasks, given.traces, kept, given.workers, _say)]
+
+
+def _routers(given: argparse.Namespace, kept: Kept, names: Sequence[str]) -> list[tuple[str, Figures]]:
+    if "prefixes" not in names:
+        return []
+    tasks = [
+        Task("prefixes", "static", {"replicas": replicas}, strategy=strategy, seconds=_seconds(given))
+        for replicas in ROUTED_REPLICAS
+        for strategy in STRATEGIES
+    ]
+    results = run_all(tasks, given.traces, kept, given.workers, _say)
+    return [(f"{one.task.strategy}, {one.task.knobs['replicas']:g} replicas", dict(one.judged)) for one in results]
+
+
+def _plots(given: argparse.Namespace, names: Sequence[str], found: Sequence[Result], ours: Knobs) -> None:
+    for name in names:
+        families = {family.title: report.points(found, name, family.name) for family in FAMILIES}
+        plots.fronts(families, report.LEVELS[-1], given.plots / f"front-{name}.svg")
+    for name in names[-1:]:
+        plots.timeline(
+            play(Task(name, report.OURS, ours, seconds=_seconds(given)), given.traces), given.plots / "run.svg"
+        )
+
+
+def _of(found: Sequence[Result], names: Sequence[str], setting: str) -> list[tuple[str, Figures]]:
+    return [
+        (one.task.workload, dict(one.judged))
+        for name in names
+        for one in found
+        if (one.task.workload, one.task.family, label(one.task.knobs)) == (name, report.OURS, setting)
+    ]
+
+
+def _there(name: str, given: argparse.Namespace) -> bool:
+    try:
+        scenario(Task(name, report.OURS, {}), given.traces)
+    except NoTracesError as error:
+        _say(f"LEFT OUT: {name}: {error}")
+        return False
+    return True
+
+
+def _into(path: Path, text: str) -> None:
+    """Put the tables between the marks of a page."""
+    page = path.read_text()
+    before, rest = page.split(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+
+
+def _seconds(given: argparse.Namespace) -> float:
+    return QUICK_SECONDS if given.quick else 0.0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="octavo_simulator.compare", description=__doc__)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "octavo" / "simulate"
+    traces = os.environ.get("OCTAVO_TRACES", "../shared/traces")
+    add = parser.add_argument
+    add(
+        "--traces",
+        type=Path,
+        default=Path(traces),
+        help="folder of public traces (default: OCTAVO_TRACES, %(default)s)",
+    )
+    add("--out", type=Path, default=Path("bench/results"), help="where tables and JSON go (default %(default)s)")
+    add("--plots", type=Path, default=Path("docs/simulation"), help="where pictures go (default %(default)s)")
+    add("--docs", type=Path, help="page whose results are to be replaced")
+    add("--cache", type=Path, default=cache, help="where finished runs are kept (default %(default)s)")
+    add("--only", nargs="*", choices=list(JUDGED), help="workloads (default: all)")
+    add("--seeds", type=int, default=5, help="seeds of the paired comparison (default %(default)s)")
+    add("--workers", type=int, default=max(1, min(os.cpu_count() or 1, 16)), help="processes (default: one per core)")
+    add("--quick", action="store_true", help="five minutes of each workload and two settings of each scaler: a test")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

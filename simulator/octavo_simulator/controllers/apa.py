@@ -1,0 +1,47 @@
+"""AIBrix's APA on KV occupancy.
+
+Source: vllm-project/aibrix, pkg/controller/podautoscaler/algorithm/apa.go: with tolerances of 10 % around the target,
+at most twice and at least half of the replicas at once, down by the highest answer of 300 s. Counted on ready pods: on
+all there are, it would double every ten seconds while the first ones start.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from statistics import fmean
+
+from octavo_operator.autoscale.types import Observation
+from octavo_simulator.controllers.view import Window, view
+from octavo_simulator.scenario import Answer, Controller
+
+TICK_SECONDS = 10.0
+TOLERANCE = 0.1
+RATE = 2.0
+
+
+def answer(usage: float, target: float, current: int) -> int:
+    """Replicas for the mean `usage` of the pods there are."""
+    ratio = usage / target
+    if ratio > 1 + TOLERANCE:
+        return min(ceil(current * ratio), ceil(RATE * current))
+    if ratio < 1 - TOLERANCE:
+        return max(ceil(current * ratio), floor(current / RATE))
+    return current
+
+
+def apa(target: float, down_window: float = 300.0) -> Controller:
+    """`target`: KV occupancy of a replica, 0..1."""
+    window = Window(down_window)
+
+    def look(observation: Observation, now: float) -> Answer:
+        seen = view(observation, now)
+        if not seen.current:
+            return Answer(int(seen.held > 0), TICK_SECONDS, "")
+        if not seen.loads:
+            return Answer(seen.current, TICK_SECONDS, "MetricsMissing")
+        asked = answer(fmean(load.kv_occupancy for load in seen.loads.values()), target, seen.ready)
+        window.add(now, asked)
+        desired = min(seen.current, int(window.highest())) if asked < seen.current else asked
+        return Answer(max(1, desired), TICK_SECONDS, "")
+
+    return look

@@ -1,0 +1,138 @@
+"""Kubernetes' HorizontalPodAutoscaler on a metric of pods or on one from outside, with its default behaviour.
+
+Source: kubernetes/kubernetes, pkg/controller/podautoscaler/replica_calculator.go (calcPlainMetricReplicas,
+GetExternalPerPodMetricReplicas) and horizontal.go (normalizeDesiredReplicasWithBehaviors). KEDA makes such an object.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from math import ceil
+
+from octavo_operator.autoscale.types import Observation
+from octavo_simulator.controllers.view import View, Window, view
+from octavo_simulator.scenario import Answer, Controller
+
+SYNC_SECONDS = 15.0
+TOLERANCE = 0.1
+UP_PERIOD = 15.0
+UP_PODS = 4
+SCRAPE_SECONDS = 2.0
+
+Metric = Callable[[View, float], Mapping[str, float]]
+"""A pod metric: values of the pods that have one, by name."""
+
+
+def of_pods(values: Iterable[float], target: float, *, current: int, ready: int, pending: int) -> int:
+    """Metric of type Pods: `values` of the ready pods that gave one.
+
+    Pods that gave none count as on target when that keeps replicas and as idle when others ask for more; so do pending
+    ones when more are asked for.
+    """
+    given = list(values)
+    if not given:
+        return current
+    ratio = sum(given) / len(given) / target
+    missing, unready = ready - len(given), pending if ratio > 1 else 0
+    if not missing and not unready:
+        return current if abs(1 - ratio) <= TOLERANCE else ceil(ratio * ready)
+    assumed = given + [target if ratio < 1 else 0.0] * missing + [0.0] * unready
+    again = sum(assumed) / len(assumed) / target
+    if abs(1 - again) <= TOLERANCE or (ratio < 1 < again) or (again < 1 < ratio):
+        return current
+    wanted = ceil(again * len(assumed))
+    turned = (again < 1 and wanted > current) or (again > 1 and wanted < current)
+    return current if turned else wanted
+
+
+def external(total: float, target: float, *, current: int) -> int:
+    """Metric of type External with an AverageValue: no pod is looked at."""
+    if current and abs(1 - total / (target * current)) <= TOLERANCE:
+        return current
+    return ceil(total / target)
+
+
+def limited_up(wanted: int, at_period_start: int) -> int:
+    """At most twice the replicas, or four more, in 15 seconds; whichever is more."""
+    return min(wanted, max(2 * at_period_start, at_period_start + UP_PODS))
+
+
+def behaviour(wanted: Callable[[Observation, float], int | None], down_window: float) -> Controller:
+    """The loop around a metric: looks every 15 s, takes the highest answer of the window before going down."""
+    window = Window(down_window)
+    changes: deque[tuple[float, int]] = deque()
+    due = 0.0
+
+    def look(observation: Observation, now: float) -> Answer:
+        nonlocal due
+        current = observation.current
+        asked = wanted(observation, now)
+        if now < due and not observation.wake:
+            return Answer(current, SCRAPE_SECONDS)
+        due = now + SYNC_SECONDS
+        if asked is None:
+            return Answer(current, SCRAPE_SECONDS, "MetricsMissing")
+        window.add(now, asked)
+        desired = min(int(window.highest()), current) if asked < current else asked
+        desired = max(desired, asked)
+        while changes and changes[0][0] <= now - UP_PERIOD:
+            changes.popleft()
+        before = current - sum(step for _, step in changes)
+        desired = max(current, limited_up(desired, before)) if desired > current else desired
+        if desired > current:
+            changes.append((now, desired - current))
+        return Answer(desired, SCRAPE_SECONDS, "Metric" if desired != current else "")
+
+    return look
+
+
+def on_pods(metric: Metric, target: float, down_window: float = 300.0) -> Controller:
+    """HPA with a metric of type Pods. From zero it starts one when a request is held, as KEDA would, without delay."""
+
+    def wanted(observation: Observation, now: float) -> int | None:
+        seen = view(observation, now)
+        values = metric(seen, now)
+        if not seen.current:
+            return int(seen.held > 0)
+        if not values:
+            return None
+        return of_pods(values.values(), target, current=seen.current, ready=seen.ready, pending=seen.pending)
+
+    return behaviour(wanted, down_window)
+
+
+def on_queue_outside(target: float, down_window: float = 300.0) -> Controller:
+    """HPA with a metric of type External: all requests that wait, in pods and gateways, as KEDA's scalers give it."""
+
+    def wanted(observation: Observation, now: float) -> int | None:
+        seen = view(observation, now)
+        if not seen.loads and not seen.heard:
+            return None
+        waiting = sum(load.waiting for load in seen.loads.values()) + seen.held
+        return external(waiting, target, current=seen.current)
+
+    return behaviour(wanted, down_window)
+
+
+def queue(seen: View, _: float) -> Mapping[str, float]:
+    """Waiting requests of each pod, gateways' held ones spread over them."""
+    share = seen.held / len(seen.loads) if seen.loads else 0.0
+    return {name: load.waiting + share for name, load in seen.loads.items()}
+
+
+def duty_cycle(window: float = 30.0) -> Metric:
+    """GPU utilisation as drivers count it: the share of time in which any kernel ran."""
+    windows: dict[str, Window] = {}
+    before: dict[str, tuple[float, float]] = {}
+
+    def metric(seen: View, now: float) -> Mapping[str, float]:
+        for name, load in seen.loads.items():
+            at, busy = before.get(name, (now, load.steps.seconds))
+            if now > at:
+                share = min(1.0, (load.steps.seconds - busy) / (now - at))
+                windows.setdefault(name, Window(window)).add(now, share)
+            before[name] = (now, load.steps.seconds)
+        return {name: windows[name].mean() for name in seen.loads if name in windows}
+
+    return metric

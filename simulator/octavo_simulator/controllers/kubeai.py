@@ -1,0 +1,38 @@
+"""KubeAI's rule: active requests, averaged over ten minutes, divided by a target.
+
+Source: substratusai/kubeai, internal/modelautoscaler/autoscaler.go: every 10 s; a model goes down only after as many
+answers in a row as fit its scale-down delay (30 s).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from octavo_operator.autoscale.types import Observation
+from octavo_simulator.controllers.view import Window, view
+from octavo_simulator.scenario import Answer, Controller
+
+TICK_SECONDS = 10.0
+
+
+def kubeai(target: float, window: float = 600.0, delay: float = 30.0) -> Controller:
+    """`target`: active requests of one replica."""
+    average = Window(window)
+    needed = ceil(delay / TICK_SECONDS)
+    downs = 0
+
+    def look(observation: Observation, now: float) -> Answer:
+        nonlocal downs
+        seen = view(observation, now)
+        if not seen.heard:
+            return Answer(seen.current, TICK_SECONDS, "MetricsMissing")
+        average.add(now, seen.active)
+        desired = ceil(average.mean() / target)
+        if not seen.current and seen.held:
+            desired = max(1, desired)  # the proxy asks for a first replica itself
+        downs = downs + 1 if desired < seen.current else 0
+        if desired < seen.current and downs <= needed:
+            desired = seen.current
+        return Answer(desired, TICK_SECONDS, "")
+
+    return look

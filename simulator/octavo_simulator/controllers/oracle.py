@@ -1,0 +1,52 @@
+"""An oracle: knows every request that will come, its length included, and starts pods in time for it.
+
+No autoscaler can know that. It says how much of the way from a fixed number to perfect knowledge one has gone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from math import ceil
+
+from octavo_operator.autoscale.types import Observation
+from octavo_simulator.scenario import Answer, Controller, Promise
+from octavo_simulator.steptime import Profile
+from octavo_simulator.trace import Request, Trace
+
+TICK_SECONDS = 10.0
+
+
+def work(request: Request, profile: Profile, promise: Promise) -> float:
+    """Seconds of a pod that a request takes from the others at the promised pace.
+
+    Its own prompt in full; of each step a share for its row and what it attends to, and of the step's fixed cost what
+    falls to one of the rows that fit.
+    """
+    resident = request.prompt + request.output / 2
+    prompt = profile.prefill * max(1, request.prompt - (request.shared if request.prefix >= 0 else 0))
+    row = profile.row + profile.context * resident
+    share = prompt / request.output
+    rows = min(
+        profile.max_running,
+        max(1.0, (0.85 * promise.tpot - profile.base) / (row + share)),
+        max(1.0, 0.9 * profile.pool_tokens / resident),
+    )
+    return prompt + request.output * (row + profile.base / rows)
+
+
+def oracle(trace: Trace, profile: Profile, promise: Promise, busy: float, window: float = 60.0) -> Controller:
+    """Pods for the work of the busiest `window` until a pod started now would be ready, `busy` of each pod's time."""
+    times = [request.at for request in trace.requests]
+    sums = [0.0, *accumulate(work(request, profile, promise) for request in trace.requests)]
+    ahead = 2.0 * profile.start
+
+    def look(_: Observation, now: float) -> Answer:
+        most, at = 0.0, now - window / 2
+        while at <= now + ahead:
+            inside = sums[bisect_left(times, at + window)] - sums[bisect_left(times, at)]
+            most = max(most, inside / window)
+            at += window / 4
+        return Answer(max(1, ceil(most / busy)), TICK_SECONDS, "")
+
+    return look

@@ -1,0 +1,76 @@
+"""What all baselines see, and the windows they average it in. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from octavo_operator.autoscale.signals import FRESH_SECONDS
+from octavo_operator.autoscale.types import Observation, PodSample
+from octavo_protocol.load import LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Replicas asked for, those ready and starting, the reports of ready ones by pod, and what gateways have.
+
+    `active`: requests sent and not ended, and held ones. `missing`: ready pods without a fresh report.
+    """
+
+    current: int
+    ready: int
+    pending: int
+    loads: dict[str, LoadReport]
+    active: int
+    held: int
+    held_tokens: int
+    heard: bool
+
+    @property
+    def missing(self) -> int:
+        """Ready pods whose report is too old."""
+        return self.ready - len(self.loads)
+
+
+def view(observation: Observation, now: float) -> View:
+    """The baselines' view of an observation."""
+    ready = [pod for pod in observation.pods if pod.phase == "ready"]
+    traffic = [gateway.traffic for gateway in observation.gateways if gateway.traffic is not None]
+    held = sum(one.held for one in traffic)
+    return View(
+        current=observation.current,
+        ready=len(ready),
+        pending=sum(pod.phase in {"pending", "failed"} for pod in observation.pods),
+        loads={pod.name: load for pod in ready if (load := _fresh(pod, now)) is not None},
+        active=sum(one.in_flight for one in traffic) + held,
+        held=held,
+        held_tokens=sum(one.held_prompt_tokens for one in traffic),
+        heard=bool(traffic),
+    )
+
+
+def _fresh(pod: PodSample, now: float) -> LoadReport | None:
+    return pod.load if now - pod.sampled_at <= FRESH_SECONDS else None
+
+
+@dataclass(slots=True)
+class Window:
+    """Samples of the last `seconds`."""
+
+    seconds: float
+    _samples: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def add(self, now: float, value: float) -> None:
+        """Take a sample; those that are too old go."""
+        self._samples.append((now, value))
+        while self._samples[0][0] <= now - self.seconds:
+            self._samples.popleft()
+
+    def mean(self) -> float:
+        """Over the samples that are there: a window that has just begun is not filled up with zeros."""
+        return fmean(value for _, value in self._samples)
+
+    def highest(self) -> float:
+        """The largest sample."""
+        return max(value for _, value in self._samples)

@@ -1,0 +1,135 @@
+"""Every scaler with the settings it is swept over: what `make simulate` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from octavo_operator.autoscale.types import Settings
+from octavo_simulator.controllers.apa import apa
+from octavo_simulator.controllers.hpa import duty_cycle, on_pods, on_queue_outside, queue
+from octavo_simulator.controllers.kpa import kpa
+from octavo_simulator.controllers.kubeai import kubeai
+from octavo_simulator.controllers.octavo import octavo, static
+from octavo_simulator.controllers.oracle import oracle
+from octavo_simulator.controllers.wva import wva
+from octavo_simulator.scenario import Controller, Scenario
+
+Knobs = Mapping[str, float]
+Build = Callable[[Scenario, Knobs], Controller]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One scaler: how it is made for a scenario, and all settings it is tried with; `--quick` tries the first ones.
+
+    `baseline`: whether Octavo is measured against it; the oracle and a fixed number are shown beside.
+    """
+
+    name: str
+    title: str
+    build: Build
+    grid: tuple[Knobs, ...]
+    baseline: bool = True
+
+
+def settings(scenario: Scenario, knobs: Knobs) -> Settings:
+    """Octavo's settings: the promise as its targets, times `share`; all else as the resource's defaults are."""
+    share = knobs.get("share", 1.0)
+    return Settings(
+        min_replicas=scenario.least,
+        max_replicas=scenario.most,
+        ttft=scenario.promise.ttft * share,
+        tpot=scenario.promise.tpot * share,
+        down_stabilization=knobs.get("down", 300.0),
+        idle_to_zero=300.0,
+        cold_start=scenario.profile.start,
+    )
+
+
+def _octavo(scenario: Scenario, knobs: Knobs) -> Controller:
+    fixed = settings(scenario, knobs)
+    return octavo(lambda _now: fixed)
+
+
+def _kpa(scenario: Scenario, knobs: Knobs) -> Controller:
+    return kpa(
+        knobs["target"],
+        knobs.get("window", 60.0),
+        delay=knobs.get("delay", 0.0),
+        idle_to_zero=300.0 if scenario.least == 0 else inf,
+        least=scenario.least,
+    )
+
+
+def _each(name: str, *values: float, **more: float) -> tuple[Knobs, ...]:
+    return tuple({name: value, **more} for value in values)
+
+
+FAMILIES: Final = (
+    Family(
+        "octavo",
+        "Octavo",
+        _octavo,
+        (*_each("share", 1.0, 0.7, 0.5, 0.85, 1.25, 1.6), *_each("share", 1.0, 1.25, down=120.0)),
+    ),
+    Family(
+        "kpa",
+        "Knative KPA, concurrency",
+        _kpa,
+        (
+            *_each("target", 8, 5, 2, 3, 4, 6, 10, 12, 14, 16, 20, 26, 40),
+            *_each("target", 4, 6, 8, 10, 12, 16, 20, 26, delay=300.0),
+            *_each("target", 4, 8, 16, window=30.0),
+            *_each("target", 4, 8, 16, window=300.0),
+        ),
+    ),
+    Family("kubeai", "KubeAI", lambda _s, k: kubeai(k["target"]), _each("target", 8, 2, 4, 6, 12, 16, 24)),
+    Family(
+        "wva",
+        "WVA tokens",
+        lambda _s, k: wva(k["up"], k["down"]),
+        tuple({"up": up, "down": up - 0.15} for up in (0.85, 0.35, 0.45, 0.55, 0.65, 0.75, 0.95)),
+    ),
+    Family("apa", "AIBrix APA, KV", lambda _s, k: apa(k["target"]), _each("target", 0.5, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7)),
+    Family(
+        "hpa-gpu",
+        "HPA, GPU utilisation",
+        lambda _s, k: on_pods(duty_cycle(), k["target"], k.get("window", 300.0)),
+        (*_each("target", 0.7, 0.5, 0.6, 0.8, 0.9), *_each("target", 0.8, window=60.0)),
+    ),
+    Family(
+        "hpa-queue",
+        "HPA, queue per pod",
+        lambda _s, k: on_pods(queue, k["target"], k.get("window", 300.0)),
+        (*_each("target", 2, 1, 5, 10, 20), *_each("target", 1, window=60.0)),
+    ),
+    Family(
+        "keda-queue",
+        "KEDA, queue",
+        lambda _s, k: on_queue_outside(k["target"]),
+        _each("target", 2, 1, 5, 10, 20),
+    ),
+    Family(
+        "static",
+        "fixed number",
+        lambda _s, k: static(int(k["replicas"])),
+        _each("replicas", 8, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 14, 16, 20, 24, 32),
+        baseline=False,
+    ),
+    Family(
+        "oracle",
+        "oracle",
+        lambda s, k: oracle(s.trace, s.profile, s.promise, k["busy"]),
+        _each("busy", 0.8, 0.4, 0.5, 0.6, 0.7, 0.9, 1.0),
+        baseline=False,
+    ),
+)
+BY_NAME: Final = {family.name: family for family in FAMILIES}
+
+
+def label(knobs: Knobs) -> str:
+    """Settings in a few words, and the name of a run."""
+    return " ".join(f"{name} {value:g}" for name, value in sorted(knobs.items()))

@@ -1,0 +1,214 @@
+"""The loads that scalers are compared on, each with its kind of pod and its promise. Random by seed, nothing hidden.
+
+Lengths and rates follow published traces where there are some. Real traces are never stretched or squeezed in time:
+that would change bursts against the seconds a start takes. More load is the same trace again, begun at another time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import cos, exp, log, pi
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from octavo_simulator import trace as traces
+from octavo_simulator.scenario import Faults, Promise, Scenario
+from octavo_simulator.steptime import PROFILES, Profile
+from octavo_simulator.trace import Request, Trace
+
+AZURE_CONV: Final = "azure/AzureLLMInferenceTrace_conv_2023.csv"
+AZURE_CODE: Final = "azure/AzureLLMInferenceTrace_code_2023.csv"
+
+_SMALL = PROFILES["8b-24gb"]
+_LARGE = PROFILES["llama2-70b-4xh100"]
+# Chosen once, so that many pods of that kind keep them for more than 99.5 % of the requests: a prompt of 7,400 tokens
+# takes the small pod two seconds, and one prompt's steps are most of the time of an answer of 13 tokens.
+_CHAT = Promise(ttft=5.0, tpot=0.15)
+_DEEP = Promise(ttft=10.0, tpot=0.15)
+_CODE = Promise(ttft=8.0, tpot=0.4)
+_LONG = Promise(ttft=10.0, tpot=0.12)
+
+Make = Callable[[int, Path | None], Scenario]
+"""A scenario from a seed and the folder of public traces."""
+
+
+class NoTracesError(Exception):
+    """A workload needs public traces that are not there; the message says how to get them."""
+
+
+def azure_conv(_: int, folder: Path | None) -> Scenario:
+    """Chats: smooth arrivals (the gaps' coefficient of variation is 1.1), 1,155 tokens in and 211 out."""
+    return _judged("azure-conv", _azure(folder, AZURE_CONV), _CHAT, initial=6)
+
+
+def azure_code(_: int, folder: Path | None) -> Scenario:
+    """Code completion: prompts of 2,048 tokens for 28, in bursts. Three copies, a third of the hour apart."""
+    trace = _azure(folder, AZURE_CODE)
+    copies = (_shifted(trace, trace.seconds * i / 3) for i in range(3))
+    return _judged("azure-code", traces.merge("azure-code", copies), _CODE, initial=8)
+
+
+def prefixes(seed: int, _: Path | None) -> Scenario:
+    """Long prompts over shared documents: 12,000 tokens in, 340 out, 37 % of the prompt's blocks seen before."""
+    random = Random(f"prefixes/{seed}")
+    documents, seconds = 60, 3600.0
+    sizes = [int(_log_normal(random, 4800, 0.3)) for _ in range(documents)]
+    popular = [1 / (rank + 1) ** 0.8 for rank in range(documents)]
+    requests = []
+    for at in _arrivals(random, seconds, 2.2, 1.5, lambda t: 1.0 - 0.5 * cos(2 * pi * t / 1800)):
+        document = random.choices(range(documents), popular)[0]
+        rest = int(_log_normal(random, 7200, 0.5))
+        prompt, output = sizes[document] + rest, max(1, int(random.expovariate(1 / 340)))
+        requests.append(Request(at, prompt, min(output, 4000), document, sizes[document]))
+    return _judged("prefixes", Trace("prefixes", tuple(requests), seconds), _LONG, profile=_LARGE, initial=6)
+
+
+def reasoning(seed: int, _: Path | None) -> Scenario:
+    """Answers of 1,500 tokens: decode-bound, short of KV. A day's ten to one between peak and trough, in three hours.
+
+    Each of 400 clients has gaps of its own and is awake for its part of the day: fewer clients make the trough, nobody
+    gets slower. A whole day would only be longer flat parts; ramps here are eight times as steep as a day's.
+    """
+    random = Random(f"reasoning/{seed}")
+    seconds, requests = 3 * 3600.0, []
+    for _client in range(400):
+        # Awake when the day's curve is above this client's threshold, so that the number awake follows the curve.
+        threshold, rate = random.random(), 0.0045 * _log_normal(random, 1.0, 0.8)
+        at = random.expovariate(rate)
+        while at < seconds:
+            day = 0.55 - 0.45 * cos(2 * pi * at / seconds)
+            if day > threshold:
+                prompt, output = _log_normal(random, 1300, 0.7), random.expovariate(1 / 1500)
+                requests.append(Request(at, int(min(max(prompt, 16), 8000)), int(min(max(output, 16), 8000))))
+            at += random.expovariate(rate)
+    return _judged("reasoning", _sorted("reasoning", requests, seconds), _DEEP, initial=2)
+
+
+def clients(seed: int, _: Path | None) -> Scenario:
+    """Many clients, few of them large: gamma gaps of shape 0.2 to 1, sizes of their own, large ones come and go."""
+    random = Random(f"clients/{seed}")
+    seconds, requests = 3600.0, []
+    for rank in range(60):
+        rate = 2.4 / (rank + 1) ** 1.1
+        shape = random.uniform(0.2, 1.0)
+        prompt, output = _log_normal(random, 900, 0.6), _log_normal(random, 180, 0.6)
+        # A top client works for 5 to 15 minutes and pauses as long; the many small ones are always there.
+        for begin, end in _shifts(random, seconds) if rank < 6 else [(0.0, seconds)]:
+            at = begin
+            while (at := at + random.gammavariate(shape, 1 / (shape * rate))) < end:
+                size, answer = _pareto(random, prompt), random.expovariate(1 / output)
+                requests.append(Request(at, int(min(max(size, 8), 12_000)), int(min(max(answer, 1), 4000))))
+    return _judged("clients", _sorted("clients", requests, seconds), _CHAT, initial=5)
+
+
+def switch(_: int, folder: Path | None) -> Scenario:
+    """Chats and code completion in turn, ten minutes each: the mix changes, not what clients do."""
+    chat = _azure(folder, AZURE_CONV)
+    code = _azure(folder, AZURE_CODE)
+    copies = (_shifted(code, code.seconds * i / 3) for i in range(3))
+    parts = (traces.merge("code", copies), chat)
+    requests = [
+        request for turn, part in enumerate(parts) for request in part.requests if int(request.at // 600) % 2 != turn
+    ]
+    return _judged("switch", _sorted("switch", requests, min(p.seconds for p in parts)), _CODE, initial=8)
+
+
+def on_off(seed: int, _: Path | None) -> Scenario:
+    """Five minutes of chats every half hour, else nothing: zero replicas are allowed, a start may be waited for."""
+    random = Random(f"on-off/{seed}")
+    seconds, requests = 3 * 3600.0, []
+    for begin in range(0, int(seconds), 1800):
+        at = begin + 300.0 + random.uniform(0, 300)
+        end = at + 300
+        while (at := at + random.expovariate(2.0)) < end:
+            requests.append(Request(at, int(_log_normal(random, 900, 0.7)), int(1 + random.expovariate(1 / 200))))
+    scenario = _judged("on-off", _sorted("on-off", requests, seconds), Promise(ttft=120.0, tpot=0.15), initial=0)
+    return replace(scenario, least=0, patience=300.0, tuning=3600.0)
+
+
+JUDGED: Final[dict[str, Make]] = {
+    "azure-conv": azure_conv,
+    "azure-code": azure_code,
+    "prefixes": prefixes,
+    "reasoning": reasoning,
+    "clients": clients,
+    "switch": switch,
+}
+"""The six of the comparison."""
+WORKLOADS: Final[dict[str, Make]] = {**JUDGED, "on-off": on_off}
+
+
+def _longer_answers(scenario: Scenario, factor: float) -> Scenario:
+    """From the end of the tuning part on: what was learned of answers' lengths is wrong by this factor."""
+    requests = tuple(
+        replace(r, output=max(1, int(r.output * factor))) if r.at >= scenario.tuning else r
+        for r in scenario.trace.requests
+    )
+    return replace(scenario, trace=replace(scenario.trace, requests=requests))
+
+
+FAULTS: Final[dict[str, tuple[str, Callable[[Scenario], Scenario]]]] = {
+    "10 % of samples lost": ("clients", lambda s: replace(s, faults=Faults(loss=0.1))),
+    "no samples for 120 s": ("clients", lambda s: replace(s, faults=Faults(outage=(1800.0, 1920.0)))),
+    "20 % of starts fail": ("clients", lambda s: replace(s, faults=Faults(failed_starts=0.2))),
+    "starts take twice as long": ("clients", lambda s: replace(s, faults=Faults(slow_starts=1200.0))),
+    "answers twice as long": ("clients", lambda s: _longer_answers(s, 2.0)),
+    "answers half as long": ("clients", lambda s: _longer_answers(s, 0.5)),
+    "a node dies": ("clients", lambda s: replace(s, faults=Faults(kills=(1800.0, 2700.0)))),
+    "caches lost": ("prefixes", lambda s: replace(s, faults=Faults(forget=1800.0))),
+}
+"""What goes wrong, and on which workload."""
+
+
+def _judged(name: str, trace: Trace, promise: Promise, *, initial: int, profile: Profile = _SMALL) -> Scenario:
+    # One gateway: all scalers have the same router, and what two would cost is not the question here.
+    return Scenario(name, replace(trace, name=name), profile, promise, initial=initial, most=32, gateways=1)
+
+
+def _azure(folder: Path | None, name: str) -> Trace:
+    if folder is None or not (folder / name).is_file():
+        raise NoTracesError(
+            f"{name} is not there: get the Azure LLM inference traces of 2023 (github.com/Azure/AzurePublicDataset) "
+            "and name their folder with --traces or OCTAVO_TRACES"
+        )
+    return traces.load(folder / name)
+
+
+def _shifted(trace: Trace, seconds: float) -> Trace:
+    """The same requests, begun `seconds` later; what falls beyond the end comes at the start."""
+    requests = [replace(r, at=(r.at + seconds) % trace.seconds) for r in trace.requests]
+    return _sorted(trace.name, requests, trace.seconds)
+
+
+def _sorted(name: str, requests: Sequence[Request], seconds: float) -> Trace:
+    return Trace(name, tuple(sorted(requests, key=lambda r: r.at)), seconds)
+
+
+def _arrivals(random: Random, seconds: float, rate: float, most: float, shape: Callable[[float], float]) -> list[float]:
+    """A Poisson process of `rate` times `shape`, which is `most` at most: by thinning."""
+    found, at = [], 0.0
+    while (at := at + random.expovariate(rate * most)) < seconds:
+        if random.random() * most < shape(at):
+            found.append(at)
+    return found
+
+
+def _shifts(random: Random, seconds: float) -> list[tuple[float, float]]:
+    found, at = [], -random.uniform(0, 900)
+    while at < seconds:
+        end = at + random.uniform(300, 900)
+        if end > 0:
+            found.append((max(0.0, at), min(end, seconds)))
+        at = end + random.uniform(300, 900)
+    return found
+
+
+def _log_normal(random: Random, mean: float, sigma: float) -> float:
+    return exp(random.gauss(log(mean) - sigma * sigma / 2, sigma))
+
+
+def _pareto(random: Random, mean: float) -> float:
+    """Log-normal in the body, every tenth with a tail of exponent 2.5 and twice the mean."""
+    return random.paretovariate(2.5) * mean * 1.2 if random.random() < 0.1 else _log_normal(random, mean * 0.89, 0.6)

@@ -6,7 +6,7 @@ enough to choose by (background: errors of 2 to 5 % on measured decode steps).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
@@ -19,6 +19,9 @@ MIN_PREFILL = 256
 MEMORY_STEPS = 4096
 # Rows and context grow together; so much is added to the diagonal of the scaled system that it stays solvable.
 RIDGE = 1e-6
+# Pods whose pace differs by no more are taken to be equal; one that is slower still may be so by this factor at most.
+SAME_PACE = 1.25
+MOST_PACE = 8.0
 _MATRIX = (
     ("count", "prefill", "rows", "context"),
     ("prefill", "prefill_prefill", "prefill_rows", "prefill_context"),
@@ -40,11 +43,11 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Learner:
-    """The figures of one pod, from the differences between its reports."""
+class Steps:
+    """The steps of one pod, from the differences between its reports."""
 
-    _last: dict[str, float] | None = None
-    _sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_NAMES, 0.0))
+    sums: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(_NAMES, 0.0))
+    _last: Mapping[str, float] | None = None
 
     def feed(self, steps: StepSums) -> bool:
         """Take the sums of a newer report; False when they cannot be those of the same engine."""
@@ -57,19 +60,44 @@ class Learner:
         grown = {name: value - last[name] for name, value in now.items()}
         if min(grown.values()) < 0:
             return False
-        keep = 0.5 if self._sums["count"] > MEMORY_STEPS else 1.0
-        self._sums = {name: keep * value + grown[name] for name, value in self._sums.items()}
+        keep = 0.5 if self.sums["count"] > MEMORY_STEPS else 1.0
+        self.sums = {name: keep * value + grown[name] for name, value in self.sums.items()}
         return True
 
-    def figures(self) -> Figures | None:
-        """The figures, or None while too little was seen to tell."""
-        sums = self._sums
-        if sums["count"] < MIN_STEPS or sums["prefill"] < MIN_PREFILL or not sums["rows"]:
-            return None
-        matrix = [[sums[name] for name in row] for row in _MATRIX]
-        found = _least_squares(matrix, [sums[name] for name in _RIGHT])
-        # A prompt that costs nothing would be sent anywhere: then the others' figures, or the neutral ones, say more.
-        return Figures(*found) if found[1] > 0 else None
+
+def fit(pods: Iterable[Steps]) -> Figures | None:
+    """The figures that the steps of equal pods have in common, or None while too little was seen to tell."""
+    sums = dict.fromkeys(_NAMES, 0.0)
+    for steps in pods:
+        for name, value in steps.sums.items():
+            sums[name] += value
+    if sums["count"] < MIN_STEPS or sums["prefill"] < MIN_PREFILL or not sums["rows"]:
+        return None
+    matrix = [[sums[name] for name in row] for row in _MATRIX]
+    found = _least_squares(matrix, [sums[name] for name in _RIGHT])
+    # A prompt that costs nothing would be sent anywhere: then neutral figures say more.
+    return Figures(*found) if found[1] > 0 else None
+
+
+def paced(figures: Figures, steps: Steps) -> Figures:
+    """The figures of one pod: those in common times its pace, where that differs by more than chance and mix explain.
+
+    Figures fitted for each pod alone differ by noise, and the pod with the luckiest would get everything.
+    """
+    sums = steps.sums
+    expected = (
+        figures.base * sums["count"]
+        + figures.prefill * sums["prefill"]
+        + figures.row * sums["rows"]
+        + figures.context * sums["context"]
+    )
+    if sums["count"] < MIN_STEPS or not expected:
+        return figures
+    pace = sums["seconds"] / expected
+    pace = min(max(pace / SAME_PACE, 1.0), MOST_PACE) if pace > 1 else max(min(pace * SAME_PACE, 1.0), 1 / MOST_PACE)
+    if pace == 1.0:
+        return figures
+    return Figures(figures.base * pace, figures.prefill * pace, figures.row * pace, figures.context * pace)
 
 
 def _least_squares(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from octavo_gateway import fairness, prompts, room
 from octavo_gateway.endpoints import Deployment, Key, Table
+from octavo_gateway.figures import fit, paced
 from octavo_gateway.hold import PLAIN, Bounds, HoldQueue, Terms, Ticket
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pace import Pace
@@ -26,6 +27,8 @@ from octavo_protocol.load import LoadReport, ModelTraffic
 from octavo_protocol.prompt import PromptError, decode_prompt
 
 log = logging.getLogger(__name__)
+
+LEARN_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +134,7 @@ class Backend:
     disbelieved: dict[str, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     gateways: int = 2
+    learned_at: float = float("-inf")
 
     def arrived(self, tokens: int) -> None:
         """Count an arrival."""
@@ -148,9 +152,12 @@ class Backend:
         strategy = self.deployment.policy.strategy
         key = prompts.session_key(session) if strategy == SESSION else b""
         keys: tuple[bytes, ...] = ()
+        conversation, answered = b"", 0
         if not key and strategy not in (LEAST_LOAD, ROUND_ROBIN):
             keys = prompts.prefix_keys(text, "/".join(self.deployment.key), tenant, salt)
-        return Prompt(max(1, int(len(text) / self.bytes_per_token.value)), len(text), keys, key)
+            conversation, answered = prompts.turns(text, keys)
+        tokens = max(1, int(len(text) / self.bytes_per_token.value))
+        return Prompt(tokens, len(text), keys, conversation, answered, key)
 
     def lease(self, prompt: Prompt, terms: Terms = PLAIN) -> Lease | None:
         """A place on a pod at once; None when no pod accepts, all are full, or others have waited longer.
@@ -280,6 +287,7 @@ class Backend:
         last = upstream.report
         if not upstream.reported(report):
             self.complain(upstream, "steps", "the sums over its steps have shrunk or are no numbers")
+        self._learn()
         if last is not None and report.requests > last.requests:
             self.output.add(max(0, report.generation_tokens - last.generation_tokens), report.requests - last.requests)
         if report.cache is not None:
@@ -289,6 +297,15 @@ class Backend:
                 self.complain(upstream, "cache", str(error))
                 self.index.forget(url)
         self.pump()
+
+    def _learn(self) -> None:
+        """What steps cost, from those of all pods; once a second is enough."""
+        if self.clock() - self.learned_at < LEARN_SECONDS:
+            return
+        self.learned_at = self.clock()
+        common = fit(upstream.steps for upstream in self.upstreams.values())
+        for upstream in self.upstreams.values():
+            upstream.figures = paced(common, upstream.steps) if common else None
 
     def disbelieve(self, upstream: Upstream, kind: str, why: str) -> None:
         """A pod's report cannot be true: only the gateway's own counts are believed of it, until it says better."""
@@ -319,8 +336,15 @@ class Backend:
         canary = [pair for pair in known if pair[0].endpoint.canary]
         track = split(stable, canary, self.deployment.canary_percent, self.random)
         candidates = [upstream.candidate(now, cached) for upstream, cached in track]
-        anchor = prompt.keys[0] if prompt.keys else b""
-        ask = Ask(prompt.tokens, output, anchor, prompt.session, self.turns)
+        ask = Ask(
+            prompt.tokens,
+            output,
+            anchor=prompt.keys[0] if prompt.keys else b"",
+            conversation=prompt.conversation,
+            presumed=int(prompt.answered / per_token),
+            session=prompt.session,
+            turn=self.turns,
+        )
         choice = route(candidates, ask, self.deployment.policy, self.random)
         if choice is None:
             return None

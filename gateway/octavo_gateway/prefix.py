@@ -67,6 +67,12 @@ def reach(pieces: int) -> int:
     return fine * FINE + (pieces - fine) * COARSE
 
 
+def pieces(size: int) -> int:
+    """How many pieces a text of `size` bytes has."""
+    fine = min(size, _FINE_END)
+    return fine // FINE + (min(size, _COARSE_END) - fine) // COARSE
+
+
 class DeltaError(ValueError):
     """A pod says of its cache what cannot be."""
 

@@ -6,25 +6,33 @@ the text of the next turn begins with that of this one.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from octavo_gateway.prefix import chain, root
+from octavo_gateway.prefix import COARSE, chain, pieces, reach, root
 from octavo_gateway.ratio import Ratio
 
 # What bytes per token a text may have; beyond it the answer's count is not believed.
 LEAST_BYTES, MOST_BYTES = 0.5, 16.0
 # Longer values of the session header name no session.
 MAX_SESSION = 256
+_ANSWER = re.compile(rb'"role"\s*:\s*"assistant"')
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """About `tokens` tokens in `size` bytes. `keys` are empty where no prefix is looked for, `session` without one."""
+    """About `tokens` tokens in `size` bytes. `keys` are empty where no prefix is looked for, `session` without one.
+
+    `conversation` names its first turn; `answered` bytes come before the last answer in it.
+    """
 
     tokens: int
     size: int
     keys: tuple[bytes, ...] = ()
+    conversation: bytes = b""
+    answered: int = 0
     session: bytes = b""
 
 
@@ -39,6 +47,19 @@ def bytes_per_token() -> Ratio:
 def prefix_keys(text: bytes, deployment: str, tenant: str, salt: bytes) -> tuple[bytes, ...]:
     """The chain of a prompt's text. Pods keep tenants apart, and within one what requests salt differently."""
     return chain(root(deployment, tenant, salt.decode("utf-8", "replace")), text)
+
+
+def turns(text: bytes, keys: Sequence[bytes]) -> tuple[bytes, int]:
+    """A name for the first turn of a conversation, the same in every later turn, and the bytes before its last answer.
+
+    Only what is outside of strings looks like a role: inside of them quotes are escaped.
+    """
+    first = _ANSWER.search(text)
+    end = text.rfind(b"}", 0, first.start()) + 1 if first else len(text)
+    answered = text.rfind(first[0]) if first else 0
+    whole = min(pieces(end), len(keys))
+    rest = text[reach(whole) : min(end, reach(whole) + COARSE)]
+    return blake2b((keys[whole - 1] if whole else b"") + rest, digest_size=16).digest(), answered
 
 
 def session_key(value: str | None) -> bytes:

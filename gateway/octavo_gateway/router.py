@@ -32,6 +32,8 @@ NEUTRAL_BATCH = 2048
 # Load that is never over the bound: it takes more to be worth a prompt computed anew.
 FREE_ROWS = 2
 FREE_SHARE = 0.125
+# Nor is a queue of so much of the request's own prompt.
+FREE_BACKLOG = 0.25
 # Other gateways are taken to have sent as much as this one for every report they share in, up to so many of them.
 MAX_GATEWAYS = 8.0
 # So few rows say little about how many gateways there are.
@@ -85,13 +87,17 @@ class Candidate:
 class Ask:
     """A request to be routed: its prompt tokens and the tokens it will likely generate.
 
-    `anchor` names the start of its prompt: equal for prompts that begin alike, empty for a short one. `session` is
-    what sticks to one pod in Session mode, empty without. `turn` counts the deployment's requests, for RoundRobin.
+    `anchor` names the start of its prompt: equal for prompts that begin alike, empty for a short one. `conversation`
+    names its first turn as a whole, and `presumed` of its tokens are older than the last answer in it: some gateway has
+    sent them somewhere. `session` is what sticks to one pod in Session mode, empty without. `turn` counts the
+    deployment's requests, for RoundRobin.
     """
 
     tokens: int
     output: float = 128.0
     anchor: bytes = b""
+    conversation: bytes = b""
+    presumed: int = 0
     session: bytes = b""
     turn: int = 0
 
@@ -106,7 +112,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pod, and why: only, affinity, load, bound, tie, session or turn.
+    """The pod, and why: only, affinity, presumed, load, bound, tie, session or turn.
 
     `against`: another pod has more of the prompt cached.
     """
@@ -128,12 +134,13 @@ def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Cal
         ordered = sorted(candidates, key=lambda candidate: candidate.key)
         return Choice(ordered[ask.turn % len(ordered)], "turn")
     pods = _pods(candidates)
+    if policy.strategy == LEAST_LOAD:
+        return _least_loaded(candidates, pods, ask, random)
     within = _within(pods, ask.tokens, policy.max_load)
     if policy.strategy == SESSION and ask.session:
         allowed = [candidate for candidate, fits in zip(candidates, within, strict=True) if fits]
         return Choice(_rendezvous(ask.session, allowed), "session")
-    aware = policy.strategy != LEAST_LOAD
-    return _cheapest(candidates, pods, ask, within if aware else None, random)
+    return _cheapest(candidates, [_calm(pod, ask.tokens) for pod in pods], ask, within, random)
 
 
 class _Pod(NamedTuple):
@@ -152,38 +159,69 @@ def _cheapest(
     candidates: Sequence[Candidate],
     pods: Sequence[_Pod],
     ask: Ask,
-    within: Sequence[bool] | None,
+    within: Sequence[bool],
     random: Callable[[], float],
 ) -> Choice:
-    """Least cost; a prefix counts on pods within the bound, and nowhere when `within` is None."""
-    matches = [
-        min(candidate.matched, ask.tokens - 1) if within is not None and within[index] else 0
-        for index, candidate in enumerate(candidates)
-    ]
+    """Least cost, where a prefix counts on pods within the bound."""
+    limit = ask.tokens - 1
+    matches = [min(one.matched, limit) if fits else 0 for one, fits in zip(candidates, within, strict=True)]
+    most = max(matches)
+    home = -1
+    if ask.anchor and ask.presumed > 2 * most:
+        holders = [one for one, match in zip(candidates, matches, strict=True) if match == most]
+        home = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, holders))
+        if within[home]:
+            matches[home] = min(ask.presumed, limit)
     costs = [_cost(pod, ask, matched) for pod, matched in zip(pods, matches, strict=True)]
-    best = min(costs)
-    chosen = costs.index(best)
-    most = max(candidate.matched for candidate in candidates) if within is not None else 0
-    margin = TIE * max(0.0, best - _idle(pods[chosen].figures, ask))
-    tied = [index for index, cost in enumerate(costs) if cost <= best + margin]
-    reason = "load"
+    chosen, tied = _least(costs, pods, ask)
     if len(tied) > 1:
-        reason = "tie"
-        if ask.anchor and within is not None and not most:
-            # Nobody has it. Gateways that meet a new prompt at the same time should not compute it twice.
-            winner = _rendezvous(ask.anchor, [candidates[index] for index in tied])
-            return Choice(winner, reason)
-        first = tied.pop(int(random() * len(tied)))
-        second = tied[int(random() * len(tied))]
-        chosen = first if costs[first] <= costs[second] else second
-    against = candidates[chosen].matched < most
-    if against and any(
-        candidate.matched == most and not within[index] for index, candidate in enumerate(candidates) if within
-    ):
+        if ask.anchor:
+            equals = [candidates[index] for index in tied]
+            chosen = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, equals))
+        else:
+            chosen = _better_of_two(costs, tied, random)
+    against = candidates[chosen].matched < max(one.matched for one in candidates)
+    if against and not all(fits or one.matched <= most for one, fits in zip(candidates, within, strict=True)):
         reason = "bound"
     elif matches[chosen] > min(matches):
-        reason = "affinity"
+        reason = "presumed" if chosen == home else "affinity"
+    else:
+        reason = "tie" if len(tied) > 1 else "load"
     return Choice(candidates[chosen], reason, against)
+
+
+def _least_loaded(
+    candidates: Sequence[Candidate], pods: Sequence[_Pod], ask: Ask, random: Callable[[], float]
+) -> Choice:
+    """Least cost without prefixes."""
+    costs = [_cost(pod, ask, 0) for pod in pods]
+    chosen, tied = _least(costs, pods, ask)
+    if len(tied) > 1:
+        chosen = _better_of_two(costs, tied, random)
+    return Choice(candidates[chosen], "tie" if len(tied) > 1 else "load")
+
+
+def _least(costs: Sequence[float], pods: Sequence[_Pod], ask: Ask) -> tuple[int, list[int]]:
+    """The least cost, and all that are a tie with it."""
+    best = min(costs)
+    chosen = costs.index(best)
+    limit = best + TIE * max(0.0, best - _idle(pods[chosen].figures, ask))
+    return chosen, [index for index, cost in enumerate(costs) if cost <= limit]
+
+
+def _better_of_two(costs: Sequence[float], tied: list[int], random: Callable[[], float]) -> int:
+    """Power of two choices: the better of two by chance, so that gateways that decide at once do not all agree."""
+    tied = list(tied)
+    first = tied.pop(int(random() * len(tied)))
+    second = tied[int(random() * len(tied))]
+    return first if costs[first] <= costs[second] else second
+
+
+def _calm(pod: _Pod, tokens: int) -> _Pod:
+    """A pod with next to nothing to do counts as one with nothing: what gateways see of it depends on the moment."""
+    if pod.rows < FREE_ROWS and pod.used <= FREE_SHARE * pod.pool and pod.backlog <= FREE_BACKLOG * tokens:
+        return pod._replace(rows=0, used=0, backlog=0)
+    return pod
 
 
 def _cost(pod: _Pod, ask: Ask, matched: int) -> float:

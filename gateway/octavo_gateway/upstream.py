@@ -7,7 +7,7 @@ from math import isfinite
 
 from octavo_gateway import room
 from octavo_gateway.endpoints import Endpoint
-from octavo_gateway.figures import Figures, Learner
+from octavo_gateway.figures import Figures, Steps
 from octavo_gateway.router import Candidate, Report
 from octavo_protocol.load import LoadReport
 
@@ -58,7 +58,7 @@ class Upstream:
     avoid_until: float = float("-inf")
     start_time: float | None = None
     figures: Figures | None = None
-    learner: Learner = field(default_factory=Learner)
+    steps: Steps = field(default_factory=Steps)
     complaints: set[str] = field(default_factory=set)
 
     def accepts(self, now: float) -> bool:
@@ -170,17 +170,14 @@ class Upstream:
         self.since_new = self.fresh_new
         if self.asked_at > self.avoided_at:
             self.trust()
-        follows = self.learner.feed(report.steps)
-        if follows:
-            self.figures = self.learner.figures()
-        return follows
+        return self.steps.feed(report.steps)
 
     def restarted(self, start_time: float) -> bool:
         """Whether another process answers than before: then nothing learned of the old one is true of it."""
         before, self.start_time = self.start_time, start_time
         if before in (None, start_time):
             return False
-        self.learner, self.figures, self.report = Learner(), None, None
+        self.steps, self.figures, self.report = Steps(), None, None
         return True
 
     def complain(self, kind: str) -> bool:

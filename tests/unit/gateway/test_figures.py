@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_gateway.figures import MIN_STEPS, Learner
+from octavo_gateway.figures import MIN_STEPS, SAME_PACE, Figures, Steps, fit, paced
 from octavo_protocol.load import StepSums
 
 
@@ -39,13 +39,17 @@ def steps(count, base=0.02, prefill=0.0001, row=0.0003, context=2e-7, seed=0, no
         yield seconds * (1 + noise * rng.uniform(-1, 1)), new, rows, held
 
 
-def learned(*batches):
-    learner, sums = Learner(), StepSums()
-    assert learner.feed(sums)
+def fed(*batches):
+    pod, sums = Steps(), StepSums()
+    assert pod.feed(sums)
     for batch in batches:
         sums = run(sums, batch)
-        assert learner.feed(sums)
-    return learner.figures()
+        assert pod.feed(sums)
+    return pod
+
+
+def learned(*batches):
+    return fit([fed(*batches)])
 
 
 def predicted(found, new, rows, held):
@@ -86,18 +90,49 @@ def test_too_little_gives_no_figures(batch):
 
 
 def test_what_was_before_the_first_report_counts_for_nothing():
-    learner = Learner()
-    assert learner.feed(run(StepSums(), steps(500)))
-    assert learner.figures() is None
+    pod = Steps()
+    assert pod.feed(run(StepSums(), steps(500)))
+    assert fit([pod]) is None
+
+
+def test_pods_that_saw_little_each_are_learned_from_together():
+    pods = [fed(list(steps(MIN_STEPS // 2, seed=seed))) for seed in range(8)]
+    assert fit(pods[:1]) is None
+    assert fit(pods).base == pytest.approx(0.02, rel=0.01)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 999))
+def test_equal_pods_have_equal_figures_whatever_the_noise_and_their_mix(seed):
+    pods = [fed(list(steps(200, seed=seed + n, noise=0.15))) for n in range(4)]
+    pods.append(fed([(0.021, 0, 1, 400)] * 300))
+    common = fit(pods)
+    assert {paced(common, pod) for pod in pods} == {common}
+
+
+def test_a_slow_pod_is_slow_and_a_fast_one_fast():
+    common = fit([fed(list(steps(2000)))])
+    for pace in (0.3, 0.5, 2.0, 5.0):
+        pod = fed([(seconds * pace, *counts) for seconds, *counts in steps(300, seed=5)])
+        found = paced(common, pod)
+        expected = pace / SAME_PACE if pace > 1 else pace * SAME_PACE
+        assert found.prefill == pytest.approx(common.prefill * expected, rel=0.05)
+    frozen = fed([(seconds * 1000, *counts) for seconds, *counts in steps(300)])
+    assert paced(common, frozen).base == pytest.approx(8 * common.base)
+
+
+def test_a_pod_that_has_hardly_begun_is_like_the_others():
+    common = Figures(0.02, 0.0001, 0.0003, 2e-7)
+    assert paced(common, fed([(9.0, 1, 1, 1)] * (MIN_STEPS - 1))) == common
 
 
 @pytest.mark.parametrize("field", ["seconds", "count", "seconds_rows", "context_context"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
 def test_sums_that_cannot_be_are_left_out(field, value):
-    learner, sums = Learner(), run(StepSums(), steps(500))
-    learner.feed(StepSums())
-    learner.feed(sums)
-    before = learner.figures()
+    pod, sums = Steps(), run(StepSums(), steps(500))
+    pod.feed(StepSums())
+    pod.feed(sums)
+    before = fit([pod])
     lie = {name: getattr(sums, name) for name in StepSums.__struct_fields__} | {field: value}
-    assert not learner.feed(StepSums(**lie))
-    assert learner.figures() == before
+    assert not pod.feed(StepSums(**lie))
+    assert fit([pod]) == before

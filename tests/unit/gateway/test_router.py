@@ -180,6 +180,31 @@ def test_gateways_that_meet_a_new_prompt_at_once_take_the_same_pod():
     assert len(set(homes)) > 5
 
 
+def test_next_to_nothing_to_do_is_nothing():
+    """A report from the middle of somebody's request must not send a conversation's start elsewhere than others do."""
+    pods = [pod(key, pool=100_000, figures=GPU) for key in "abcd"]
+    for anchor in (b"%d" % i for i in range(20)):
+        (home,) = picks(*pods, tokens=1000, anchor=anchor)
+        glimpse = [replace(p, report=replace(p.report, rows=p.key == home, used_tokens=900)) for p in pods]
+        assert picks(*glimpse, tokens=1000, anchor=anchor) == {home}
+        working = [replace(p, report=replace(p.report, rows=2 * (p.key == home))) for p in pods]
+        assert home not in picks(*working, tokens=1000, anchor=anchor)
+
+
+def test_an_unknown_conversation_goes_where_its_first_turn_would():
+    pods = [pod(key, rows=4, used=4000, pool=100_000, figures=GPU) for key in "abcd"]
+    (home,) = picks(*pods, tokens=900, anchor=b"x", conversation=b"c")
+    busier = [replace(p, report=replace(p.report, rows=4 + (p.key == home))) for p in pods]
+    assert home not in picks(*busier, tokens=2000, anchor=b"x", conversation=b"c")
+    choice = choose(*busier, tokens=2000, anchor=b"x", conversation=b"c", presumed=1800)
+    assert (choice.candidate.key, choice.reason) == (home, "presumed")
+    # What is known of it counts more.
+    known = [replace(p, matched=1500 * (p.key != home)) for p in busier]
+    assert home not in picks(*known, tokens=2000, anchor=b"x", conversation=b"c", presumed=1800)
+    full = [replace(p, report=replace(p.report, rows=60 if p.key == home else 4)) for p in pods]
+    assert home not in picks(*full, tokens=2000, anchor=b"x", conversation=b"c", presumed=1800)
+
+
 def test_a_backlog_shrinks_with_the_age_of_the_report():
     fresh, aged = (pod("a", uncached=4000, age=age, figures=GPU, matched=900) for age in (0.0, 1.0))
     other = pod("b", figures=GPU)
@@ -231,9 +256,15 @@ candidates = st.lists(
     max_size=6,
 ).map(lambda found: [replace(c, key=str(i)) for i, c in enumerate(found)])
 asks = st.builds(
-    Ask, st.integers(1, 5000), st.floats(0, 4000), st.sampled_from([b"", b"x", b"y"]), st.sampled_from([b"", b"s"]),
-    st.integers(0, 99),
-)  # fmt: skip
+    Ask,
+    st.integers(1, 5000),
+    st.floats(0, 4000),
+    anchor=st.sampled_from([b"", b"x", b"y"]),
+    conversation=st.sampled_from([b"", b"x", b"y"]),
+    presumed=st.sampled_from([0, 40, 4000]),
+    session=st.sampled_from([b"", b"s"]),
+    turn=st.integers(0, 99),
+)
 policies = st.builds(Policy, st.sampled_from(["PrefixAware", LEAST_LOAD, ROUND_ROBIN, SESSION]), st.floats(1.01, 4))
 
 
@@ -295,8 +326,7 @@ def test_nothing_but_its_cost_brings_a_request_to_a_pod_above_the_bound(found, a
     choice = route(reported, ask, Policy("PrefixAware", max_load), random.Random(seed).random)
     without = [replace(c, matched=0 if above(c) else c.matched) for c in reported]
     plain = route(without, ask, Policy("PrefixAware", max_load), random.Random(seed).random)
-    if any(c.matched for c in without):
-        assert choice.candidate.key == plain.candidate.key
+    assert choice.candidate.key == plain.candidate.key
 
 
 def test_load_evens_out():

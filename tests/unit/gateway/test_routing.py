@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from functools import lru_cache
 
 import pytest
 from aiohttp import web
@@ -26,6 +27,7 @@ def text(size, seed=0):
     return random.Random(seed).randbytes(size // 2).hex().encode()
 
 
+@lru_cache(256)
 def hashes(data):
     """Of an engine with one token for every four bytes."""
     return block_hashes(
@@ -143,6 +145,48 @@ def test_two_gateways_send_a_new_prompt_to_the_same_pod_and_other_prompts_elsewh
         assert len(chosen) == 1
         homes |= chosen
     assert len(homes) > 5
+
+
+@pytest.mark.parametrize("system", [0, 3000], ids=["nothing shared", "shared system prompt"])
+def test_a_conversation_that_alternates_between_gateways_stays_on_its_pod(system):
+    """One request at a time. Every report was taken in the middle of the last request, so it shows a row."""
+    gateways = [Gateway(*"abc", seed=seed) for seed in (1, 2, 3)]
+    shared = [{"role": "system", "content": text(system).decode()}] if system else []
+    held = {name: [] for name in "abc"}
+    if system:
+        for gateway in gateways:
+            for name in "abc":
+                # Everybody has answered something with it.
+                held[name].append(read_head(body(messages=shared)).text)
+                gateway.report(name, cache=held[name])
+            gateway.serve(held["a"][0])
+    turn, moved = 0, 0
+    for number in range(12):
+        messages, places = [*shared, {"role": "user", "content": text(1500, number).decode()}], set()
+        for step in range(4):
+            data = read_head(body(messages=messages)).text
+            place = gateways[turn % 3].serve(data)
+            held[place].append(data)
+            places.add(place)
+            for gateway in gateways:
+                for name in "abc":
+                    busy = int(name == place)
+                    gateway.report(name, cache=held[name], running=busy, blocks_pinned=60 * busy)
+            turn += 1
+            messages += [
+                {"role": "assistant", "content": f"{step}"},
+                {"role": "user", "content": text(600, turn).decode()},
+            ]
+        moved += len(places) - 1
+    assert moved <= 1
+
+
+def test_a_restarted_gateway_presumes_where_a_conversation_was():
+    messages = [{"role": "user", "content": text(3000).decode()}]
+    home = Gateway(*"abcdef").serve(read_head(body(messages=messages)).text)
+    messages += [{"role": "assistant", "content": "{}"}, {"role": "user", "content": "go on"}]
+    lease, name = Gateway(*"abcdef", seed=9).ask(read_head(body(messages=messages)).text)
+    assert (name, lease.choice.reason) == (home, "presumed")
 
 
 def test_two_gateways_do_not_storm_a_new_pod():

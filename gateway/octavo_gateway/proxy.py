@@ -20,6 +20,7 @@ from octavo_gateway.events import EventCutter
 from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.gate import Visit
 from octavo_gateway.hold import Terms
+from octavo_gateway.lifeline import lifeline
 from octavo_gateway.metrics import Metrics, label
 from octavo_gateway.openai import ApiError
 from octavo_gateway.prompts import Prompt
@@ -198,10 +199,11 @@ class Proxy:
                 lease.heard(pod.headers.get(HEADER_PROMPT))
             else:
                 lease.refused()
-            if pod.content_type == EVENT_STREAM:
-                response = await self._relay(pod, answer, lease, call, sent)
-            else:
-                response = await self._whole(pod, answer, lease, call)
+            with lifeline(pod):
+                if pod.content_type == EVENT_STREAM:
+                    response = await self._relay(pod, answer, lease, call, sent)
+                else:
+                    response = await self._whole(pod, answer, lease, call)
             complete = True
             self._metrics.answered(lease, call.visit.usage)
             return response

@@ -93,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="longest time for a request's body (default %(default)g)",
     )
+    listen.add_argument(
+        "--peers",
+        action="append",
+        metavar="HOST[:PORT]",
+        help="name or address of the gateways' second ports, this one's among them, to share limits of keys with "
+        f"(repeatable; default port {PORT_ADMIN})",
+    )
     hold = parser.add_argument_group("requests that wait for a replica")
     hold.add_argument(
         "--hold-timeout", type=_seconds, default=300.0, metavar="SECONDS", help="longest wait (default %(default)g)"
@@ -148,6 +155,7 @@ def _options(given: argparse.Namespace) -> Options:
     if given.static_strategy and not given.static_endpoints:
         raise ValueError("--static-strategy is for --static-endpoints; with Kubernetes set spec.routing.strategy")
     operator = None
+    peers = tuple(_peer(text) for text in given.peers or ())
     if given.operator_service:
         host, _, port = given.operator_service.partition(":")
         if not host or (port and not port.isdigit()):
@@ -166,12 +174,26 @@ def _options(given: argparse.Namespace) -> Options:
         keys=KeyFile(given.api_key_file) if given.api_key_file else None,
         bounds=Bounds(given.hold_max_requests, given.hold_max_bytes, given.hold_timeout),
         operator=operator,
+        peers=peers,
         head_seconds=given.head_timeout,
         body_seconds=given.body_timeout,
         drain_delay=given.drain_delay,
         drain_timeout=given.drain_timeout,
         random=random.random,
     )
+
+
+def _peer(text: str) -> tuple[str, int]:
+    host, port = text, str(PORT_ADMIN)
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":") or port
+    elif text.count(":") < 2:
+        host, _, named = text.partition(":")
+        port = named or port
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"--peers {text!r}: expected HOST, HOST:PORT or [IPV6]:PORT")
+    return host, int(port)
 
 
 def _seconds(text: str) -> float:

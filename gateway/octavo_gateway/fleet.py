@@ -29,6 +29,8 @@ from octavo_protocol.prompt import PromptError, decode_prompt
 log = logging.getLogger(__name__)
 
 LEARN_SECONDS = 1.0
+# Taken to send to the same pods while nobody says how many there are.
+GATEWAYS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +116,7 @@ class Lease:
 class Backend:
     """One LLMDeployment at run time. Times are Unix seconds.
 
-    `gateways` send to its pods, as far as is known: where nobody says, another one may.
+    `gateways` send to its pods, as far as is known.
     """
 
     deployment: Deployment
@@ -133,7 +135,7 @@ class Backend:
     output: Ratio = field(default_factory=lambda: Ratio(128.0, 1, 10_000))
     disbelieved: dict[str, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
-    gateways: int = 2
+    gateways: int = GATEWAYS
     learned_at: float = float("-inf")
 
     def arrived(self, tokens: int) -> None:
@@ -379,6 +381,7 @@ class Fleet:
         self._random = random
         self._table = Table()
         self.index = PrefixIndex()
+        self._gateways = GATEWAYS
         self._backends: dict[Key, Backend] = {}
 
     def update(self, table: Table) -> None:
@@ -394,7 +397,14 @@ class Fleet:
             if backend is None:
                 queue: HoldQueue[Lease] = HoldQueue(self._bounds)
                 backend = self._backends[key] = Backend(deployment, queue, self._clock, self._random, index=self.index)
+                backend.gateways = self._gateways
             backend.serve_by(deployment)
+
+    def shared_by(self, gateways: int) -> None:
+        """How many gateways there are, this one included."""
+        self._gateways = gateways
+        for backend in self._backends.values():
+            backend.gateways = gateways
 
     def find(self, model: str) -> Backend | None:
         """The deployment that serves a model name."""

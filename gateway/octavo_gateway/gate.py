@@ -43,6 +43,7 @@ class Gate:
         self._ticks = ticks
         self._generation = keys.generation if keys else 0
         self.accounts = Accounts()
+        self.accounts.limit_by(keys.limits() if keys else {}, ticks())
 
     def identify(self, headers: Mapping[str, str]) -> Entry:
         """Whose key it is. Raises `ApiError` 401."""

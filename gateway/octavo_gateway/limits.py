@@ -5,7 +5,7 @@ What is only known at the end (how long an answer became) is paid later: a level
 let in until it is paid. So a request larger than the whole bucket waits for a full one instead of being refused for
 ever.
 
-Gateways share a limit. Each counts down the whole of it by what all of them took (`heard`), and may itself take, until
+Gateways share a limit (`crew`). Each counts down the whole of it by what all of them took, and may itself take, until
 the next word of the others, only its part of what is left (`take_part`). With `alive` of `all` gateways in contact they
 share `alive / all` of the limit: one that hears nobody is left with its own part.
 """
@@ -196,7 +196,12 @@ class Accounts:
         return account
 
     def limit_by(self, limits: dict[str, Limits], now: float) -> None:
-        """Take over a new key file: accounts of keys that are gone are dropped."""
+        """Take over a key file: accounts of keys that are gone are dropped.
+
+        Keys with limits have accounts from the start, for what other gateways tell of them.
+        """
+        limited = (name for name, limit in limits.items() if limit != NO_LIMITS and name not in self.known)
         self.known = {name: account for name, account in self.known.items() if name in limits}
+        self.known |= {name: Account() for name in limited}
         for name, account in self.known.items():
             account.limit_by(limits[name], now)

@@ -70,6 +70,9 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.key_file_valid.set(1)
+        self.gateways = Gauge(
+            "octavo_gateway_gateways", "Gateways that share limits, this one included", ["state"], registry=registry
+        )
         self._routed = Counter(
             "octavo_gateway_routed_requests", "Requests sent to a replica, by why it was this one", ["model", "reason"],
             registry=registry,

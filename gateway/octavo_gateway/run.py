@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
 
 from octavo_gateway import load
 from octavo_gateway.connection import listen
+from octavo_gateway.crew import Crew
 from octavo_gateway.endpoints import Table
 from octavo_gateway.fleet import Fleet
 from octavo_gateway.gate import Gate
@@ -25,6 +27,7 @@ from octavo_gateway.hold import Bounds
 from octavo_gateway.keys import KeyFile
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.openai import ApiError
+from octavo_gateway.peers import Peers
 from octavo_gateway.proxy import Proxy
 from octavo_gateway.server import Admin, Api, Status
 from octavo_gateway.wake import Waker
@@ -52,6 +55,7 @@ class Options:
     keys: KeyFile | None
     bounds: Bounds
     operator: tuple[str, int] | None
+    peers: tuple[tuple[str, int], ...]
     head_seconds: float
     body_seconds: float
     drain_delay: float
@@ -78,9 +82,15 @@ async def run(options: Options) -> int:
         background.append(asyncio.create_task(_tables(options, fleet, status)))
         stack.push_async_callback(_cancel, background)
         gate = Gate(options.keys, metrics, time.time, time.monotonic)
+        crew = Crew(gate.accounts, uuid4().hex)
+        if options.peers:
+            peers = Peers(crew, own, options.peers, time.monotonic, metrics, fleet.shared_by)
+            # Not before it is known what is left of the limits.
+            await peers.round()
+            background.append(asyncio.create_task(peers.run()))
         api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, gate, options.body_seconds)
         public = await _serve(stack, api.app(), options.host, options.port, metrics, options.head_seconds)
-        admin = Admin(fleet, metrics, status)
+        admin = Admin(fleet, metrics, status, lambda: crew.say(time.monotonic()))
         await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, options.head_seconds)
         log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)
         failed = await _until(stop, background)

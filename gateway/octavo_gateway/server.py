@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from octavo_gateway import headers
 from octavo_gateway.answer import error_response
 from octavo_gateway.connection import Connection
+from octavo_gateway.crew import Word
 from octavo_gateway.fleet import Backend, Fleet
 from octavo_gateway.gate import Gate
 from octavo_gateway.hold import Terms
@@ -25,7 +26,7 @@ from octavo_gateway.metrics import UNKNOWN, Metrics, label
 from octavo_gateway.openai import ApiError, model_list, model_object, most_output, read_head, unknown_model
 from octavo_gateway.proxy import Call, Proxy
 from octavo_protocol import load
-from octavo_protocol.names import PATH_LOAD
+from octavo_protocol.names import PATH_LOAD, PATH_PEERS
 
 log = logging.getLogger(__name__)
 
@@ -196,16 +197,21 @@ class Admin:
     fleet: Fleet
     metrics: Metrics
     status: Status
+    word: Callable[[], Word]
 
     def app(self) -> web.Application:
         """The application for the second port."""
         app = web.Application(middlewares=[_bounded])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get(PATH_LOAD, self._load)
+        app.router.add_get(PATH_PEERS, self._peers)
         return app
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _peers(self, _: web.Request) -> web.Response:
+        return _json(msgspec.json.encode(self.word()))
 
     async def _load(self, _: web.Request) -> web.Response:
         self.status.sequence += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 
 import aiohttp
@@ -13,6 +12,7 @@ import msgspec
 from octavo_gateway.endpoints import Key
 from octavo_gateway.fleet import Backend, Fleet
 from octavo_gateway.metrics import Metrics
+from octavo_gateway.resolve import Resolver
 from octavo_protocol.names import PATH_WAKE
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Waker:
         self._host = host
         self._port = port
         self._random = random
+        self._resolver = Resolver()
         self._calls: dict[Key, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -81,7 +82,7 @@ class Waker:
         """Ask every replica of the operator once; True when one accepted."""
         namespace, name = backend.deployment.key
         body = msgspec.json.encode({"namespace": namespace, "name": name})
-        for address in await self._addresses():
+        for address in await self._resolver.addresses(self._host, self._port):
             try:
                 async with self._session.post(
                     f"http://{address}{PATH_WAKE}",
@@ -100,16 +101,6 @@ class Waker:
                 log.info("operator %s not reached: %r", address, error)
         self._metrics.wakes.labels("failed").inc()
         return False
-
-    async def _addresses(self) -> list[str]:
-        """`host:port` of every operator replica, from the headless Service's DNS records."""
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            log.warning("operator service %s does not resolve: %s", self._host, error.strerror)
-            return []
-        hosts = dict.fromkeys(str(address[0]) for *_, address in found)
-        return [f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts]
 
 
 def _needs_wake(backend: Backend) -> bool:

@@ -54,6 +54,8 @@ QUERY_CACHE_AFTER: Final = "cache_after"
 PATH_DRAIN: Final = "/v1/octavo/drain"
 PATH_CACHE_RESET: Final = "/v1/octavo/cache/reset"
 PATH_WAKE: Final = "/v1/octavo/wake"
+# Of gateways, for each other.
+PATH_PEERS: Final = "/v1/octavo/peers"
 
 # Internal headers: stripped from what clients send and from what pods answer.
 HEADER_PREFIX: Final = "x-octavo-"

@@ -150,6 +150,20 @@ def test_api_keys_are_mounted_as_a_folder_and_given_to_the_test_pod(render: Rend
     assert "--key-file=/etc/octavo/keys/k" in test["spec"]["containers"][0]["args"]
 
 
+def test_gateways_find_each_other_and_may_talk(render: Render) -> None:
+    objects = render()
+    assert "--peers=octavo-gateway-peers.octavo-system" in container(objects, "octavo-gateway")["args"]
+    (service,) = named(objects, "Service", "octavo-gateway-peers")
+    labels = named(objects, "Deployment", "octavo-gateway")[0]["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= labels.items()
+    (policy,) = named(objects, "NetworkPolicy", "octavo-gateway")
+    peer = {"podSelector": {"matchLabels": service["spec"]["selector"]}}
+    admin = [{"protocol": "TCP", "port": 9000}]
+    assert any(peer in rule.get("from", ()) and rule["ports"] == admin for rule in policy["spec"]["ingress"])
+    assert any(peer in rule.get("to", ()) and rule["ports"] == admin for rule in policy["spec"]["egress"])
+
+
 def test_the_gateway_has_time_for_its_own_drain(render: Render) -> None:
     (gateway,) = named(
         render("gateway.drain.delaySeconds=7", "gateway.drain.timeoutSeconds=300"), "Deployment", "octavo-gateway"

@@ -8,12 +8,14 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from octavo_gateway.connection import listen
+from octavo_gateway.crew import Crew
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.fleet import Backend, Fleet
 from octavo_gateway.gate import Gate
@@ -84,6 +86,8 @@ class World:
         self.api: Api
         self.client: aiohttp.ClientSession
         self.gate: Gate
+        self.crew: Crew
+        self.admin: Admin
         self.now = 0.0
 
     def ticks(self) -> float:
@@ -113,9 +117,11 @@ class World:
         upstream = await self._stack.enter_async_context(upstream_session())
         proxy = Proxy(upstream, self.metrics, bounds.seconds, grace=grace, keep_alive=keep_alive)
         self.gate = Gate(keys, self.metrics, time.time, self.ticks)
+        self.crew = Crew(self.gate.accounts, uuid4().hex)
         self.api = Api(self.fleet, proxy, self.metrics, self.status, self.gate)
         self.url = await self.serve(self.api.app())
-        self.admin_url = await self.serve(Admin(self.fleet, self.metrics, self.status).app())
+        self.admin = Admin(self.fleet, self.metrics, self.status, lambda: self.crew.say(self.now))
+        self.admin_url = await self.serve(self.admin.app())
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
 
     def has(

@@ -8,7 +8,6 @@ import pytest
 from aiohttp import web
 
 from octavo_gateway.connection import listen
-from octavo_gateway.server import Admin
 
 HEAD_SECONDS = 0.05
 
@@ -16,7 +15,7 @@ HEAD_SECONDS = 0.05
 @pytest.mark.parametrize("port", ["public", "admin"])
 async def test_a_connection_may_rest_between_two_requests(world, port):
     await world.start()
-    app = world.api.app() if port == "public" else Admin(world.fleet, world.metrics, world.status).app()
+    app = world.api.app() if port == "public" else world.admin.app()
     refused = []
     runner = web.AppRunner(app)
     await runner.setup()

@@ -70,13 +70,15 @@ def decide(settings: Settings, state: State, observation: Observation, now: floa
 
 def _named_once(observation: Observation) -> Observation:
     """The observation with the first of those that have the same name."""
-    pods = {pod.name: pod for pod in reversed(observation.pods)}
-    gateways = {gateway.name: gateway for gateway in reversed(observation.gateways)}
+    pods: dict[str, PodSample] = {}
+    gateways: dict[str, GatewaySample] = {}
+    for pod in observation.pods:
+        pods.setdefault(pod.name, pod)
+    for gateway in observation.gateways:
+        gateways.setdefault(gateway.name, gateway)
     if len(pods) == len(observation.pods) and len(gateways) == len(observation.gateways):
         return observation
-    first_pods: tuple[PodSample, ...] = tuple(reversed(pods.values()))
-    first_gateways: tuple[GatewaySample, ...] = tuple(reversed(gateways.values()))
-    return replace(observation, pods=first_pods, gateways=first_gateways)
+    return replace(observation, pods=tuple(pods.values()), gateways=tuple(gateways.values()))
 
 
 _Choice = tuple[int, str, str]

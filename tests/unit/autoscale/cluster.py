@@ -10,7 +10,7 @@ from octavo_operator.autoscale.types import Decision, GatewaySample, Observation
 from octavo_protocol.load import LoadReport, ModelTraffic, StepSums
 
 TICK = 2.0
-SUBSTEPS = 8
+SUBSTEPS = 4
 
 
 @dataclass

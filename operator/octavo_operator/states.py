@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -18,6 +18,35 @@ _LOADS = {
     "octavo_running_requests": ("Sequences being computed.", "running"),
     "octavo_queued_requests": ("Sequences waiting in replicas.", "queued"),
     "octavo_held_requests": ("Requests held by gateways until a replica can take them.", "held"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What the built-in autoscaler reckons with. `demand` in replicas and `step` in seconds by term, rates per second.
+
+    `capacity` and `step` are those of one replica, and not there until learned.
+    """
+
+    demand: Mapping[str, float]
+    arrivals: float
+    dispersion: float
+    cold_start: float
+    surge: bool
+    capacity: float | None = None
+    step: Mapping[str, float] = field(default_factory=dict)
+
+
+_ESTIMATES = {
+    "octavo_autoscaler_arrivals_per_second": ("Requests per second reckoned with when a replica is ready.", "arrivals"),
+    "octavo_autoscaler_dispersion": ("Variance over mean of the requests of ten seconds; 1 is chance.", "dispersion"),
+    "octavo_autoscaler_cold_start_seconds": ("Seconds that nine of ten starts take at most.", "cold_start"),
+    "octavo_autoscaler_surge": ("1 while the load of the last seconds counts in full.", "surge"),
+    "octavo_autoscaler_replica_requests_per_second": ("Requests per second that one replica takes.", "capacity"),
+}
+_TERMS = {
+    "octavo_autoscaler_demand_replicas": ("Replicas asked for, by what asks.", "demand"),
+    "octavo_autoscaler_step_seconds": ("Seconds of a step: fixed, per prompt token, row and context token.", "step"),
 }
 
 
@@ -39,6 +68,7 @@ class States(Collector):
     def __init__(self) -> None:
         self._states: dict[tuple[str, str], _State] = {}
         self._loads: dict[tuple[str, str], Load] = {}
+        self._estimates: dict[tuple[str, str], Estimates] = {}
 
     def status(self, namespace: str, name: str, status: Json) -> None:
         """The status of one resource as it is now."""
@@ -52,10 +82,18 @@ class States(Collector):
         """What the replicas of one resource do."""
         self._loads[namespace, name] = load
 
+    def estimates(self, namespace: str, name: str, estimates: Estimates | None) -> None:
+        """What the built-in autoscaler reckons with; None where it does not decide."""
+        if estimates is None:
+            self._estimates.pop((namespace, name), None)
+        else:
+            self._estimates[namespace, name] = estimates
+
     def forget(self, namespace: str, name: str) -> None:
         """The resource is gone."""
         self._states.pop((namespace, name), None)
         self._loads.pop((namespace, name), None)
+        self._estimates.pop((namespace, name), None)
 
     def collect(self) -> Iterator[Metric]:
         """All series."""
@@ -70,10 +108,27 @@ class States(Collector):
                 failures.add_metric((*key, reason), count)
         yield conditions
         yield failures
-        for metric, (text, field) in _LOADS.items():
+        for metric, (text, what) in _LOADS.items():
             family = GaugeMetricFamily(metric, text, labels=_NAME)
             for key, load in list(self._loads.items()):
-                value = getattr(load, field)
+                value = getattr(load, what)
                 if value is not None:
                     family.add_metric(key, value)
+            yield family
+        yield from self._scaling()
+
+    def _scaling(self) -> Iterator[Metric]:
+        estimates = list(self._estimates.items())
+        for metric, (text, what) in _ESTIMATES.items():
+            family = GaugeMetricFamily(metric, text, labels=_NAME)
+            for key, known in estimates:
+                value = getattr(known, what)
+                if value is not None:
+                    family.add_metric(key, float(value))
+            yield family
+        for metric, (text, what) in _TERMS.items():
+            family = GaugeMetricFamily(metric, text, labels=(*_NAME, "term"))
+            for key, known in estimates:
+                for term, value in getattr(known, what).items():
+                    family.add_metric((*key, term), value)
             yield family

@@ -11,10 +11,9 @@ from math import inf, sqrt
 
 from octavo_operator.autoscale.fit import StepModel
 
-# Mean time per token as a share of its target: the slowest tenth of the tokens takes about a sixth longer.
-TPOT_SHARE = 0.85
-# Room for requests that are larger than the mean: standard deviations of what n rows hold together.
-_SPREAD = 1.65
+# While an answer is made, prompts of about as many requests as there are rows come by, by chance and of all sizes: for
+# nine of ten answers and more it is to be no more than this many standard deviations above the mean.
+TAIL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one replica: KV tokens it may hold, rows, tokens per step; target seconds per token, 0 for none."""
+    """Of one replica: KV tokens it holds, rows, tokens per step; target seconds per token, 0 for none."""
 
     tokens: float
     rows: int
@@ -66,25 +65,25 @@ def capacity(model: StepModel, sizes: Sizes, limits: Limits) -> Capacity | None:
     if model.base + per_row <= 0 or limits.rows <= 0:
         return None
     timed = inf
-    if limits.tpot > 0 and per_row > 0:
-        timed = (TPOT_SHARE * limits.tpot - model.base) / per_row
-    elif limits.tpot > 0:
-        timed = inf if model.base <= TPOT_SHARE * limits.tpot else 0.0
-    budget = limits.budget / (1.0 + share) if limits.budget > 0 else inf
-    most = min(timed, _holds(limits.tokens, sizes.resident), budget, float(limits.rows))
+    if limits.tpot > 0:
+        timed = _timed(limits.tpot - model.base, per_row, TAIL * model.prefill * share)
+    held = limits.tokens / sizes.resident if limits.tokens > 0 and sizes.resident > 0 else inf
+    most = min(timed, held, budget, float(limits.rows))
     rows = max(1.0, most)
     step = model.base + per_row * rows
     rate = rows / (answer * step)
     spare = 0.0
     if limits.tpot > 0 and model.prefill > 0:
         decoding = model.base + (model.row + model.context * attended) * rows
-        spare = (1.0 - decoding / (TPOT_SHARE * limits.tpot)) / model.prefill
+        spare = (1.0 - decoding / limits.tpot) / model.prefill
     return Capacity(rate, max(spare, rate * sizes.uncached), rows, step, answer * step, timed >= 1.0)
 
 
-def _holds(tokens: float, resident: float) -> float:
-    """Rows that fit into a pool, with room for chance: n*m + z*m*sqrt(n) tokens for a spread as large as the mean."""
-    if tokens <= 0 or resident <= 0:
+def _timed(left: float, per_row: float, spread: float) -> float:
+    """The most rows n with n*per_row + sqrt(n)*spread seconds in those that are left."""
+    if left <= 0:
+        return 0.0
+    if per_row <= 0:
         return inf
-    root = (sqrt(_SPREAD * _SPREAD + 4 * tokens / resident) - _SPREAD) / 2
+    root = (sqrt(spread * spread + 4 * per_row * left) - spread) / (2 * per_row)
     return root * root

@@ -37,6 +37,8 @@ SILENT_SECONDS = 60.0
 # More requests per second than one process can take are no count.
 RATE_MOST = 1e5
 COLD_STARTS = 20
+# Of its pool a full replica holds as much; beyond, it preempts.
+POOL_SHARE = 0.95
 # A pod that was there before it was seen to start has started for nobody knows how long.
 _SEEN_SECONDS = 10.0
 # How far from the middle of the others a pod may be.
@@ -168,7 +170,7 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
     if found is None or fitted.model is None or fitted.gram[0][0] < LEAST_STEPS or not signals.rows:
         return known
     limits = Limits(
-        tokens=settings.kv_target * signals.pod_tokens,
+        tokens=POOL_SHARE * signals.pod_tokens,
         rows=signals.rows[len(signals.rows) // 2],
         budget=signals.budget,
         tpot=settings.tpot,
@@ -176,21 +178,21 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
     told = capacity(fitted.model, found, limits)
     if told is None:
         return known
-    slower = _slower(known.slower, shares, told.rate * found.answer, elapsed)
+    slower = _slower(known.slower, fitted, shares, elapsed)
     told = replace(told, rate=told.rate * slower, prefill=told.prefill * slower)
     return replace(known, sizes=found, slower=slower, capacity=told)
 
 
-def _slower(known: float, shares: Sequence[_Share], expected: float, elapsed: float) -> float:
-    """What replicas do that have more than they can, as a share of the `expected` tokens per second; 1 at most.
+def _slower(known: float, fitted: fit.Fit, shares: Sequence[_Share], elapsed: float) -> float:
+    """What replicas do that have more than they can, as a share of what the model says that they could; 1 at most.
 
-    The model may be wrong in what it does not know of; a queue that stays tells what a replica really does.
+    Time that passes outside of steps, or in ways that the model does not know of, is found where a queue stays.
     """
     full = [s for s in shares if s.load.waiting and s.before.waiting]
-    if 2 * len(full) <= len(shares) or expected <= 0:
+    if 2 * len(full) <= len(shares):
         return 1.0 - (1.0 - known) * exp(-elapsed / fit.MEMORY_SECONDS)
-    made = _near([(s.load.generation_tokens - s.before.generation_tokens) / s.elapsed for s in full])
-    share = min(max(sum(made) / len(made) / expected, _SLOWEST), 1.0)
+    explained = _near([fit.expected(fitted, fit.equations(s.load.steps, s.before.steps)[0]) / s.elapsed for s in full])
+    share = min(max(sum(explained) / len(explained), _SLOWEST), 1.0)
     kept = exp(-elapsed / _SLOWER_SECONDS)
     return kept * known + (1 - kept) * share
 

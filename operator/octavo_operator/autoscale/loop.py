@@ -15,7 +15,7 @@ from zlib import crc32
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import Key, LLMDeployment
 from octavo_operator.autoscale.decisionlog import DecisionLog
-from octavo_operator.autoscale.observation import observation, policy_settings, summary
+from octavo_operator.autoscale.observation import estimates, observation, policy_settings, summary
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.sampling import Fetch, ListGateways, Reports, Sampling
 from octavo_operator.autoscale.types import State
@@ -119,6 +119,7 @@ class AutoscaleLoop:
             del tracked.reports[name]
         if not _decides(owner):
             tracked.scaling, tracked.state = None, State()
+            self._metrics.states.estimates(owner.key.namespace, owner.key.name, None)
 
     def forget(self, key: Key) -> None:
         """`key` is gone."""
@@ -204,6 +205,7 @@ class AutoscaleLoop:
         decision = decide(settings, tracked.state, seen, now)
         if self._log is not None:
             self._log.write(str(key), settings, tracked.state, seen, now, decision)
+        self._metrics.states.estimates(key.namespace, key.name, estimates(decision))
         tracked.state, tracked.due = decision.state, max(tracked.due - TICK_SECONDS, now) + decision.requeue
         before = tracked.scaling or Scaling(tracked.replicas, "", "")
         scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes, decision.notice)

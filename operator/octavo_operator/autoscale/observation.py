@@ -10,11 +10,12 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.autoscale.schedule import floor
 from octavo_operator.autoscale.signals import STALE_SECONDS
-from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample, Settings
+from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, Phase, PodSample, Settings
 from octavo_operator.reconcile.judge import Answers, Evidence
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.problems import HOPELESS
 from octavo_operator.reconcile.view import Load
+from octavo_operator.states import Estimates
 from octavo_protocol.load import CanaryTraffic, GatewayReport, LoadReport, ModelTraffic, TrackTraffic
 
 IDLE_SECONDS = 900
@@ -103,6 +104,24 @@ def summary(
         kv_tokens=serving[0].blocks_total * serving[0].block_size if serving else None,
         cold_start=_cold_start(pods, fresh),
         evidence=_evidence(model.canary for model in traffic if model is not None and model.canary is not None),
+    )
+
+
+def estimates(decision: Decision) -> Estimates:
+    """What a decision was reckoned with, for metrics."""
+    asked, known = decision.demand, decision.state.learned
+    model = known.fit.model
+    step = {}
+    if model is not None:
+        step = {"base": model.base, "prefill": model.prefill, "row": model.row, "context": model.context}
+    return Estimates(
+        demand={"rate": asked.rate, "stock": asked.stock, "queue": asked.queue, "prompts": asked.ttft},
+        arrivals=asked.arrivals,
+        dispersion=asked.dispersion,
+        cold_start=asked.cold_start,
+        surge=bool(asked.surge),
+        capacity=known.capacity.rate if known.capacity else None,
+        step=step,
     )
 
 

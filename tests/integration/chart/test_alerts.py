@@ -78,6 +78,11 @@ CASES = {
         {**replicas(3, 3), f"octavo_autoscaler_max_replicas{{{MODEL}}}": always(4)},
         'name="m",namespace="a"',
     ),
+    "OctavoAutoscalerStuck": Case(
+        {f'octavo_condition{{{MODEL},type="ScalingActive",status="False",reason="StartsFail"}}': always(1)},
+        {f'octavo_condition{{{MODEL},type="ScalingActive",status="False",reason="Manual"}}': always(1)},
+        'name="m",namespace="a",reason="StartsFail"',
+    ),
     "OctavoReplicasFail": Case(
         {f'octavo_failures{{{MODEL},reason="OOMKilled"}}': always(1)},
         {f'octavo_condition{{{MODEL},type="Ready",status="True",reason="AllReady"}}': always(1)},

@@ -339,3 +339,31 @@ async def test_a_new_leader_tells_only_what_its_predecessor_did_not(
     for _ in range(16):
         await site.tick()
     assert site.enqueued == [KEY]
+
+
+async def test_what_is_reckoned_with_is_measured_where_the_autoscaler_decides(
+    site: Site, make_owner: Make, make_pod: Make, make_report: Make
+) -> None:
+    metrics = Metrics()
+    site.loop = AutoscaleLoop(site.fetch, site.list_gateways, site.enqueued.append, metrics, lambda: site.now)
+    site.answers["10.0.0.1"] = encode(make_report(blocks_pinned=60, waiting=2))
+    site.loop.track(make_owner(BUILTIN), (make_pod("a"),), 1)
+    await site.tick()
+    text = metrics.text().decode()
+    labels = 'name="tiny",namespace="models"'
+    assert f'octavo_autoscaler_demand_replicas{{{labels},term="stock"}} 0.8' in text
+    assert f'octavo_autoscaler_demand_replicas{{{labels},term="queue"}} 0.5' in text
+    assert f"octavo_autoscaler_cold_start_seconds{{{labels}}} 60.0" in text
+    assert f"octavo_autoscaler_replica_requests_per_second{{{labels}}}" not in text
+    site.loop.track(make_owner(), (make_pod("a"),), 1)
+    assert labels not in "".join(line for line in metrics.text().decode().splitlines() if "octavo_autoscaler_" in line)
+
+
+async def test_a_state_that_lasts_is_told_and_logged_once(
+    site: Site, make_owner: Make, make_pod: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.loop.track(make_owner(BUILTIN), (make_pod("a"),), 1)
+    for _ in range(60):
+        await site.tick()
+    assert site.enqueued == [KEY]
+    assert sum("MetricsUnavailable" in record.getMessage() for record in caplog.records) == 1

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -17,6 +18,7 @@ from aiohttp import web
 from octavo_operator import handlers
 from octavo_operator.api.resource import Key
 from octavo_operator.autoscale.decisionlog import DecisionLog
+from octavo_operator.autoscale.fetch import fetch
 from octavo_operator.autoscale.loop import AutoscaleLoop
 from octavo_operator.builders.common import COMPONENT_GATEWAY, Installation
 from octavo_operator.kube.client import KubeClient, connection
@@ -48,7 +50,6 @@ _LEASE_SILENCE_SECONDS = 60.0
 _CRD_POLL_SECONDS = 2.0
 _WATCHES_CLOSE_SECONDS = 3.0
 _SAMPLE_TIMEOUT = 1.0
-_REPORT_LIMIT = 1 << 20
 
 
 class LeaseLostError(Exception):
@@ -76,13 +77,12 @@ class App:
     def __init__(self, options: Options, client: KubeClient, http: aiohttp.ClientSession, metrics: Metrics) -> None:
         self._options = options
         self._client = client
-        self._http = http
         self._metrics = metrics
         self._basis = Basis()
         self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._basis.stale)
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime, options.lease)
         log = DecisionLog(options.decision_log) if options.decision_log else None
-        self._loop = AutoscaleLoop(self._fetch, self._gateways, self._ask, metrics, time.time, log)
+        self._loop = AutoscaleLoop(partial(fetch, http), self._gateways, self._ask, metrics, time.time, log)
         self._reconciler = Reconciler(
             client.fenced(self._lease.left),
             options.installation,
@@ -245,15 +245,6 @@ class App:
             return f"a watch has asked for nothing for {self._pulse.silence():.0f} s"
         return ""
 
-    async def _fetch(self, url: str) -> bytes:
-        try:
-            async with self._http.get(url) as response:
-                if response.status != 200:
-                    raise OSError(f"{url} answered {response.status}")
-                return await _bounded(response, url)
-        except aiohttp.ClientError as error:
-            raise OSError(str(error)) from error
-
     async def _gateways(self) -> dict[str, str]:
         try:
             pods = await self._client.list(
@@ -262,15 +253,6 @@ class App:
         except KubeError as error:
             raise OSError(error.message) from error
         return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod.get("status", {}).get("podIP")}
-
-
-async def _bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > _REPORT_LIMIT:
-            raise OSError(f"{url} answered more than {_REPORT_LIMIT} bytes")
-    return bytes(body)
 
 
 async def run(options: Options) -> None:

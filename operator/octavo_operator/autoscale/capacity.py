@@ -67,6 +67,7 @@ def capacity(model: StepModel, sizes: Sizes, limits: Limits) -> Capacity | None:
     timed = inf
     if limits.tpot > 0:
         timed = _timed(limits.tpot - model.base, per_row, TAIL * model.prefill * share)
+    budget = limits.budget / (1.0 + share) if limits.budget > 0 else inf
     held = limits.tokens / sizes.resident if limits.tokens > 0 and sizes.resident > 0 else inf
     most = min(timed, held, budget, float(limits.rows))
     rows = max(1.0, most)

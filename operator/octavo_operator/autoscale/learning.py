@@ -26,8 +26,10 @@ from octavo_operator.autoscale.types import (
 )
 from octavo_protocol.load import LoadReport
 
-# Sizes of five minutes ago count for a third.
+# Sizes of five minutes ago count for a third, and those before the last few hundred requests: of as many the mean is
+# known within some percent, and a mix that changes is followed within a minute where there is much of it.
 SIZES_SECONDS = 300.0
+SIZES_REQUESTS = 400.0
 LESSON_SECONDS = 10.0
 # From this many requests on there is a mean size, from this many steps on a step time.
 LEAST_REQUESTS = 3.0
@@ -223,7 +225,7 @@ def _totals(totals: Totals, shares: Sequence[_Share], signals: Signals, elapsed:
     requests = sum(share.requests for share in shares)
     if not requests and not signals.running:
         return totals
-    kept = exp(-elapsed / SIZES_SECONDS)
+    kept = exp(-max(elapsed / SIZES_SECONDS, sum(_near([s.requests for s in shares])) / SIZES_REQUESTS))
     came = [s for s in shares if s.requests]
     ended = [s for s in shares if s.finished]
     prompt = _near([(s.load.prompt_tokens - s.before.prompt_tokens) / s.requests for s in came])

@@ -6,7 +6,7 @@ stand behind a text, reports say which hashes a pod holds; together they tell ex
 Until a pod has reported, what was sent to it is assumed to be there.
 
 A prompt costs O(its pieces); memory is bounded: 131,072 pieces of text at about 200 bytes, 524,288 block hashes at
-about 100, 4,096 assumed pieces for each pod.
+about 70, 4,096 assumed pieces for each pod at about 100.
 """
 
 from __future__ import annotations

@@ -175,7 +175,11 @@ def _cheapest(
     costs = [_cost(pod, ask, matched) for pod, matched in zip(pods, matches, strict=True)]
     chosen, tied = _least(costs, pods, ask)
     if len(tied) > 1:
-        if ask.anchor:
+        longest = max(matches[index] for index in tied)
+        tied = [index for index in tied if matches[index] == longest]
+        if len(tied) == 1:
+            (chosen,) = tied
+        elif ask.anchor:
             equals = [candidates[index] for index in tied]
             chosen = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, equals))
         else:

@@ -115,7 +115,7 @@ def test_a_long_queue_beats_a_cached_prefix():
 def test_rows_that_would_wait_beat_a_short_cached_prefix_and_not_a_long_one():
     def chosen(tokens):
         busy = pod("a", rows=40, used=8000, pool=400_000, matched=tokens - 10, figures=GPU)
-        return pick(busy, pod("b", rows=38, used=8000, pool=400_000, figures=GPU), tokens=tokens)
+        return pick(busy, pod("b", rows=30, used=8000, pool=400_000, figures=GPU), tokens=tokens)
 
     assert chosen(20) == "b"
     assert chosen(8000) == "a"
@@ -233,25 +233,25 @@ def test_what_other_gateways_likely_sent_counts_too():
 
 
 figures = st.none() | st.builds(Figures, st.floats(0, 1), st.floats(1e-7, 1e-2), st.floats(0, 1e-2), st.floats(0, 1e-4))
+pods = st.builds(
+    pod,
+    used=st.integers(0, 10_000),
+    rows=st.integers(0, 64),
+    since=st.integers(0, 10),
+    since_tokens=st.integers(0, 3000),
+    since_uncached=st.integers(0, 3000),
+    uncached=st.integers(0, 5000),
+    age=st.floats(0, 5),
+    pool=st.sampled_from([0, 5000, 10_000, 40_000]),
+    max_rows=st.sampled_from([0, 1, 64]),
+    batch=st.sampled_from([0, 16, 2048]),
+    in_flight=st.integers(0, 20),
+    in_flight_tokens=st.integers(0, 5000),
+    matched=st.integers(0, 6000),
+    figures=figures,
+)
 candidates = st.lists(
-    st.builds(
-        pod,
-        used=st.integers(0, 10_000),
-        rows=st.integers(0, 64),
-        since=st.integers(0, 10),
-        since_tokens=st.integers(0, 3000),
-        since_uncached=st.integers(0, 3000),
-        uncached=st.integers(0, 5000),
-        age=st.floats(0, 5),
-        pool=st.sampled_from([0, 5000, 10_000, 40_000]),
-        max_rows=st.sampled_from([0, 1, 64]),
-        batch=st.sampled_from([0, 16, 2048]),
-        in_flight=st.integers(0, 20),
-        in_flight_tokens=st.integers(0, 5000),
-        matched=st.integers(0, 6000),
-        figures=figures,
-    )
-    | st.builds(lambda matched: Candidate("x", 3, 500, 0, 0, None, matched=matched), st.integers(0, 6000)),
+    pods | st.builds(lambda matched: Candidate("x", 3, 500, 0, 0, None, matched=matched), st.integers(0, 6000)),
     min_size=1,
     max_size=6,
 ).map(lambda found: [replace(c, key=str(i)) for i, c in enumerate(found)])
@@ -327,6 +327,26 @@ def test_nothing_but_its_cost_brings_a_request_to_a_pod_above_the_bound(found, a
     without = [replace(c, matched=0 if above(c) else c.matched) for c in reported]
     plain = route(without, ask, Policy("PrefixAware", max_load), random.Random(seed).random)
     assert choice.candidate.key == plain.candidate.key
+
+
+@settings(max_examples=60)
+@given(pods, asks, st.integers(1, 6), st.integers(0, 20), st.integers(300, 5000))
+def test_a_cached_prefix_wins_when_loads_are_equal_whatever_they_are(one, ask, count, lucky, matched):
+    equal = [replace(one, key=str(n), matched=0) for n in range(count + 1)]
+    lucky %= len(equal)
+    equal[lucky] = replace(equal[lucky], matched=matched)
+    ask = replace(ask, tokens=max(ask.tokens, matched + 1), presumed=0)
+    assert route(equal, ask, Policy(), random.Random(0).random).candidate == equal[lucky]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 40), st.integers(0, 100_000), asks, st.integers(0, 5000), figures)
+def test_a_queue_that_takes_longer_than_the_prompt_beats_a_cached_prefix(rows, used, ask, matched, found):
+    """What the prefix saves is the prompt, and the delay of the rows there by it."""
+    quick = pod("quick", rows=rows, used=used, pool=400_000, figures=found)
+    longer = 2 * ask.tokens * (rows + 1) + 100_000
+    queue = pod("queue", rows=rows, used=used, pool=400_000, figures=found, matched=matched, uncached=longer)
+    assert pick(quick, queue, tokens=ask.tokens, output=min(ask.output, 100), anchor=ask.anchor) == "quick"
 
 
 def test_load_evens_out():

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import random
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo_gateway.endpoints import Deployment, Endpoint, build, table
 from octavo_gateway.fleet import Fleet
 from octavo_gateway.hold import Bounds
 from octavo_gateway.openai import read_head
 from octavo_gateway.prompts import MAX_SESSION
-from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Policy
+from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
 from octavo_protocol.hashing import block_hashes
 from octavo_protocol.load import CacheDelta, LoadReport, StepSums
 from octavo_protocol.prompt import describe, encode_prompt
@@ -179,6 +182,50 @@ def test_a_conversation_that_alternates_between_gateways_stays_on_its_pod(system
             ]
         moved += len(places) - 1
     assert moved <= 1
+
+
+def test_a_conversation_of_a_pod_that_leaves_moves_at_once_and_once():
+    gateway, prompt = Gateway(*"abcd"), text(8000)
+    home = gateway.serve(prompt)
+    gateway.report(home, draining=True, cache=[prompt])
+    prompt += text(800, 1)
+    moved = gateway.serve(prompt)
+    assert moved != home
+    for seed in range(2, 5):
+        prompt += text(800, seed)
+        assert gateway.serve(prompt) == moved
+    # Those that refused it with 503, or whose address is terminating, are left as fast.
+    gateway.pod(moved).avoid(gateway.now, draining=True)
+    other = gateway.serve(prompt)
+    assert other not in (home, moved)
+    gateway.has(*(set("abcd") - {other}))
+    assert gateway.serve(prompt) not in (home, other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["ready", "not ready", "draining", "avoided", "lying", "silent"]), max_size=6),
+    st.sampled_from(STRATEGIES),
+    st.integers(0, 5),
+    st.sampled_from([None, "s"]),
+)
+def test_only_pods_that_accept_are_chosen(states, strategy, seed, session):
+    gateway = Gateway(*(f"p{n}" for n in range(len(states))), policy=Policy(strategy))
+    for n, state in enumerate(states):
+        pod = gateway.pod(f"p{n}")
+        if state == "not ready":
+            pod.endpoint = replace(pod.endpoint, ready=False)
+        elif state == "avoided":
+            pod.avoid(gateway.now + 1)
+        elif state != "silent":
+            lie = {"blocks_pinned": BLOCKS + 1} if state == "lying" else {}
+            gateway.report(f"p{n}", draining=state == "draining", cache=[text(4000, seed)], **lie)
+            gateway.now -= 1
+    accepting = {f"p{n}" for n, state in enumerate(states) if state in ("ready", "lying", "silent")}
+    for number in range(4):
+        prompt = gateway.backend.prompt(text(4000, seed + number % 2), "", b"", session)
+        lease = gateway.backend.lease(prompt)
+        assert (lease.upstream.endpoint.name if lease else None) in (accepting or {None})
 
 
 def test_a_restarted_gateway_presumes_where_a_conversation_was():

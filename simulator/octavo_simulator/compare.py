@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from octavo_simulator import plots, report
 from octavo_simulator.families import BY_NAME, FAMILIES, Knobs, label
 from octavo_simulator.fronts import Interval, paired
 from octavo_simulator.sweep import Kept, Result, Task, play, run_all, scenario
+from octavo_simulator.tables import table
 from octavo_simulator.workloads import FAULTS, JUDGED, NoTracesError
 
 Figures = dict[str, float]
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     found = run_all(grid, given.traces, kept, given.workers, _say)
     text, data = _report(given, kept, names, found)
-    for path, content in ((given.out / "simulate.md", text), (given.out / "simulate.json", json.dumps(data, indent=1))):
+    for path, content in ((given.out / "simulate.md", text), (given.out / "simulate.json", _lines(data))):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content + "\n")
     if given.docs:
@@ -67,6 +68,7 @@ def _report(
     if faults:
         parts.append(f"### When things go wrong\n\n{report.details(faults, 'fault')}")
     parts.append(f"### To zero and back\n\n{report.details(zero, 'scaler')}")
+    parts.append(f"### Without its parts\n\n{_without(given, kept, names, ours)}")
     if routed:
         parts.append(f"### Routers\n\nA fixed number of replicas on `prefixes`.\n\n{report.details(routed, 'router')}")
     _plots(given, names, found, ours)
@@ -78,11 +80,20 @@ def _report(
             for n, o, t, c, a in rows
         ],
         "results": [
-            {"name": one.name, **asdict(one.task), "tuning": one.tuning, "judged": one.judged}
+            {"name": one.name, **asdict(one.task), "tuning": _short(one.tuning), "judged": _rounded(one.judged)}
             for one in (*found, *more)
         ],
     }
     return "\n\n".join(parts), data
+
+
+def _short(figures: Mapping[str, float]) -> Figures:
+    """What settings are chosen by."""
+    return _rounded({name: figures[name] for name in ("attainment", "gpu_hours") if name in figures})
+
+
+def _rounded(figures: Mapping[str, float]) -> Figures:
+    return {name: float(f"{value:.5g}") for name, value in figures.items()}
 
 
 def _seeds(
@@ -118,6 +129,22 @@ def _faults(given: argparse.Namespace, kept: Kept, found: Sequence[Result], ours
         results = run_all(tasks, given.traces, kept, given.workers, _say)
         shown += [(f"{fault or 'none'}: {one.name}", dict(one.judged)) for one in results]
     return shown
+
+
+def _without(given: argparse.Namespace, kept: Kept, names: Sequence[str], ours: Knobs) -> str:
+    """Octavo's one setting with a part of its reasoning taken away: attainment and GPU-hours."""
+    parts: dict[str, Knobs] = {
+        "all of it": {},
+        "no target times: only KV and rows bound a replica": {"share": 0.0},
+        "no queue term": {"queue": 10_000},
+        "down after 30 s": {"down": 30.0},
+    }
+    rows = []
+    for title, knobs in parts.items():
+        tasks = [Task(name, report.OURS, {**ours, **knobs}, seconds=_seconds(given)) for name in names]
+        results = run_all(tasks, given.traces, kept, given.workers, _say)
+        rows.append([title, *(f"{r.judged['attainment']:.1%} · {r.judged['gpu_hours']:.2f}" for r in results)])
+    return table(["", *names], rows)
 
 
 def _zero(given: argparse.Namespace, kept: Kept, ours: Knobs) -> list[tuple[str, Figures]]:
@@ -166,11 +193,19 @@ def _of(found: Sequence[Result], names: Sequence[str], setting: str) -> list[tup
 
 def _there(name: str, given: argparse.Namespace) -> bool:
     try:
-        scenario(Task(name, report.OURS, {}), given.traces)
+        scenario(Task(name, report.OURS, {"share": 1.0}), given.traces)
     except NoTracesError as error:
         _say(f"LEFT OUT: {name}: {error}")
         return False
     return True
+
+
+def _lines(data: Mapping[str, object]) -> str:
+    """JSON with one line for each result, so that it diffs."""
+    results = data["results"]
+    rows = ",\n".join(json.dumps(one) for one in results) if isinstance(results, list) else ""
+    rest = json.dumps({name: value for name, value in data.items() if name != "results"})
+    return f'{rest[:-1]}, "results": [\n{rows}\n]}}'
 
 
 def _into(path: Path, text: str) -> None:

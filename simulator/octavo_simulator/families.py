@@ -37,12 +37,14 @@ class Family:
 
 def settings(scenario: Scenario, knobs: Knobs) -> Settings:
     """Octavo's settings: the promise as its targets, times `share`; all else as the resource's defaults are."""
-    share = knobs.get("share", 1.0)
+    share = knobs["share"]
     return Settings(
         min_replicas=scenario.least,
         max_replicas=scenario.most,
         ttft=scenario.promise.ttft * share,
         tpot=scenario.promise.tpot * share,
+        kv_target=knobs.get("kv", 0.75),
+        queued_per_replica=int(knobs.get("queue", 4)),
         down_stabilization=knobs.get("down", 300.0),
         idle_to_zero=300.0,
         cold_start=scenario.profile.start,
@@ -73,57 +75,61 @@ FAMILIES: Final = (
         "octavo",
         "Octavo",
         _octavo,
-        (*_each("share", 1.0, 0.7, 0.5, 0.85, 1.25, 1.6), *_each("share", 1.0, 1.25, down=120.0)),
+        (
+            *_each("share", 1.0, 0.7, 0.5, 1.4),
+            *_each("kv", 0.6, 0.85, 0.95, share=1.0),
+            *_each("down", 120.0, share=1.0),
+        ),
     ),
     Family(
         "kpa",
         "Knative KPA, concurrency",
         _kpa,
         (
-            *_each("target", 8, 5, 2, 3, 4, 6, 10, 12, 14, 16, 20, 26, 40),
-            *_each("target", 4, 6, 8, 10, 12, 16, 20, 26, delay=300.0),
-            *_each("target", 4, 8, 16, window=30.0),
-            *_each("target", 4, 8, 16, window=300.0),
+            *_each("target", 8, 4, 12, 20),
+            *_each("target", 3, 4, 6, 8, 10, 13, 17, 24, delay=300.0),
+            *_each("target", 8, window=30.0),
+            *_each("target", 8, window=300.0),
         ),
     ),
-    Family("kubeai", "KubeAI", lambda _s, k: kubeai(k["target"]), _each("target", 8, 2, 4, 6, 12, 16, 24)),
+    Family("kubeai", "KubeAI", lambda _s, k: kubeai(k["target"]), _each("target", 8, 3, 5, 12, 18)),
     Family(
         "wva",
         "WVA tokens",
         lambda _s, k: wva(k["up"], k["down"]),
-        tuple({"up": up, "down": up - 0.15} for up in (0.85, 0.35, 0.45, 0.55, 0.65, 0.75, 0.95)),
+        tuple({"up": up, "down": up - 0.15} for up in (0.85, 0.35, 0.5, 0.6, 0.7)),
     ),
-    Family("apa", "AIBrix APA, KV", lambda _s, k: apa(k["target"]), _each("target", 0.5, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7)),
+    Family("apa", "AIBrix APA, KV", lambda _s, k: apa(k["target"]), _each("target", 0.5, 0.1, 0.2, 0.3, 0.65)),
     Family(
         "hpa-gpu",
         "HPA, GPU utilisation",
-        lambda _s, k: on_pods(duty_cycle(), k["target"], k.get("window", 300.0)),
-        (*_each("target", 0.7, 0.5, 0.6, 0.8, 0.9), *_each("target", 0.8, window=60.0)),
+        lambda _s, k: on_pods(duty_cycle(), k["target"]),
+        _each("target", 0.7, 0.5, 0.6, 0.8, 0.9),
     ),
     Family(
         "hpa-queue",
         "HPA, queue per pod",
-        lambda _s, k: on_pods(queue, k["target"], k.get("window", 300.0)),
-        (*_each("target", 2, 1, 5, 10, 20), *_each("target", 1, window=60.0)),
+        lambda _s, k: on_pods(queue, k["target"]),
+        _each("target", 2, 1, 5, 20),
     ),
     Family(
         "keda-queue",
         "KEDA, queue",
         lambda _s, k: on_queue_outside(k["target"]),
-        _each("target", 2, 1, 5, 10, 20),
+        _each("target", 2, 1, 5, 20),
     ),
     Family(
         "static",
         "fixed number",
         lambda _s, k: static(int(k["replicas"])),
-        _each("replicas", 8, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 14, 16, 20, 24, 32),
+        _each("replicas", 8, 4, 5, 6, 7, 10, 12, 15, 20),
         baseline=False,
     ),
     Family(
         "oracle",
         "oracle",
         lambda s, k: oracle(s.trace, s.profile, s.promise, k["busy"]),
-        _each("busy", 0.8, 0.4, 0.5, 0.6, 0.7, 0.9, 1.0),
+        _each("busy", 0.8, 0.4, 0.5, 0.6, 0.7),
         baseline=False,
     ),
 )

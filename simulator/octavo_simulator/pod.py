@@ -264,9 +264,12 @@ class Pod:
             if self._pace is not None:
                 self._pace.observe((at - self._clock) / k, n, 0, k)
         if n:
-            whole, part = divmod(k, size)
             first, due = self._steps % size, self._due
-            blocks = whole * n + sum(due[first : first + part]) + sum(due[: max(0, first + part - size)])
+            if k == 1:
+                blocks = due[first]
+            else:
+                whole, part = divmod(k, size)
+                blocks = whole * n + sum(due[first : first + part]) + sum(due[: max(0, first + part - size)])
             if blocks:
                 self.chains.take(blocks)
             self._context += k * n

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from octavo_operator.api.v1alpha1 import Spec
 from octavo_simulator import plots, steptime, trace
 from octavo_simulator import spec as specs
 from octavo_simulator.cluster import Run, simulate
@@ -26,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         requests = trace.load(given.trace)
         controller = specs.controller(spec, requests.start, decisions.append if given.decisions else None)
         profile = _profile(given.profile)
-    except (specs.SpecError, steptime.ProfileError, trace.TraceError) as error:
+        for option in (given.decisions, given.plot):
+            _check_folder(option)
+    except (_OptionError, specs.SpecError, steptime.ProfileError, trace.TraceError) as error:
         print(f"octavo-simulate: {error}", file=sys.stderr)
         return 2
     builtin = spec.autoscaling.mode == "Builtin"
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         requests.name,
         requests,
         profile,
-        Promise(given.ttft, given.tpot),
+        _promise(spec, given.ttft, given.tpot),
         initial=least,
         least=least,
         most=most,
@@ -47,10 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     run = simulate(scenario, controller, given.seed)
     found = figures(run)
-    if given.decisions:
-        given.decisions.write_bytes(b"".join(decisions))
-    if given.plot:
-        plots.timeline(run, given.plot)
+    try:
+        if given.decisions:
+            given.decisions.write_bytes(b"".join(decisions))
+        if given.plot:
+            plots.timeline(run, given.plot)
+    except OSError as error:
+        print(f"octavo-simulate: {error.filename}: {error.strerror}; give the path of a file to write", file=sys.stderr)
+        return 2
     for note in requests.notes:
         print(f"note: {note}", file=sys.stderr)
     print(json.dumps(_json(run, found)) if given.json else _text(run, found))
@@ -70,14 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what a step of a pod costs: {', '.join(steptime.PROFILES)}, or a JSON file (default %(default)s)",
     )
     parser.add_argument(
-        "--ttft", type=_positive, default=2.0, metavar="SECONDS", help="promised first token (default %(default)g)"
+        "--ttft", type=_positive, metavar="SECONDS", help="promised first token (default: the spec's target, else 2)"
     )
     parser.add_argument(
         "--tpot",
         type=_positive,
-        default=0.1,
         metavar="SECONDS",
-        help="promised mean time between tokens (default %(default)g)",
+        help="promised mean time between tokens (default: the spec's target, else 0.1)",
     )
     parser.add_argument(
         "--patience",
@@ -110,6 +116,23 @@ def _profile(name: str) -> steptime.Profile:
         raise steptime.ProfileError(
             f"--profile {name}: neither built in ({', '.join(steptime.PROFILES)}) nor a readable file: {error}"
         ) from error
+
+
+class _OptionError(ValueError):
+    """An option's value cannot be used."""
+
+
+def _check_folder(path: Path | None) -> None:
+    """Say before the simulation, not after it, that a file cannot be written."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise _OptionError(f"{path}: not a file in a folder that is there; give the path of a file to write")
+
+
+def _promise(spec: Spec, ttft: float | None, tpot: float | None) -> Promise:
+    targets = spec.autoscaling.targets
+    return Promise(
+        ttft or (targets.ttft_milliseconds or 2000) / 1000, tpot or (targets.tpot_milliseconds or 100) / 1000
+    )
 
 
 def _positive(text: str) -> float:

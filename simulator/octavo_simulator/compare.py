@@ -173,6 +173,7 @@ def _routers(given: argparse.Namespace, kept: Kept, names: Sequence[str]) -> lis
 
 
 def _plots(given: argparse.Namespace, names: Sequence[str], found: Sequence[Result], ours: Knobs) -> None:
+    given.plots.mkdir(parents=True, exist_ok=True)
     for name in names:
         families = {family.title: report.points(found, name, family.name) for family in FAMILIES}
         plots.fronts(families, report.LEVELS[-1], given.plots / f"front-{name}.svg")

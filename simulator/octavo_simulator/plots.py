@@ -94,7 +94,6 @@ def _percentile(values: np.ndarray[tuple[int], np.dtype[np.float64]], share: flo
 
 
 def _save(figure: plt.Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

@@ -44,9 +44,9 @@ def azure_conv(_: int, folder: Path | None) -> Scenario:
 
 
 def azure_code(_: int, folder: Path | None) -> Scenario:
-    """Code completion: prompts of 2,048 tokens for 28, in bursts. Three copies, a third of the hour apart."""
+    """Code completion: prompts of 2,048 tokens for 28, in bursts. Two copies, half an hour apart."""
     trace = _azure(folder, AZURE_CODE)
-    copies = (_shifted(trace, trace.seconds * i / 3) for i in range(3))
+    copies = (_shifted(trace, trace.seconds * i / 2) for i in range(2))
     return _judged("azure-code", traces.merge("azure-code", copies), _CODE, initial=8)
 
 
@@ -66,13 +66,13 @@ def prefixes(seed: int, _: Path | None) -> Scenario:
 
 
 def reasoning(seed: int, _: Path | None) -> Scenario:
-    """Answers of 1,500 tokens: decode-bound, short of KV. A day's ten to one between peak and trough, in three hours.
+    """Answers of 1,500 tokens: decode-bound, short of KV. A day's ten to one between peak and trough, in two hours.
 
     Each of 400 clients has gaps of its own and is awake for its part of the day: fewer clients make the trough, nobody
-    gets slower. A whole day would only be longer flat parts; ramps here are eight times as steep as a day's.
+    gets slower. A whole day would only be longer flat parts; ramps here are twelve times as steep as a day's.
     """
     random = Random(f"reasoning/{seed}")
-    seconds, requests = 3 * 3600.0, []
+    seconds, requests = 2 * 3600.0, []
     for _client in range(400):
         # Awake when the day's curve is above this client's threshold, so that the number awake follows the curve.
         threshold, rate = random.random(), 0.0045 * _log_normal(random, 1.0, 0.8)
@@ -107,7 +107,7 @@ def switch(_: int, folder: Path | None) -> Scenario:
     """Chats and code completion in turn, ten minutes each: the mix changes, not what clients do."""
     chat = _azure(folder, AZURE_CONV)
     code = _azure(folder, AZURE_CODE)
-    copies = (_shifted(code, code.seconds * i / 3) for i in range(3))
+    copies = (_shifted(code, code.seconds * i / 2) for i in range(2))
     parts = (traces.merge("code", copies), chat)
     requests = [
         request for turn, part in enumerate(parts) for request in part.requests if int(request.at // 600) % 2 != turn

@@ -46,6 +46,26 @@ def test_picture_and_decisions(files: tuple[Path, Path], tmp_path: Path) -> None
     assert not any(replay(log.read_bytes().splitlines()))
 
 
+def test_the_promise_is_the_spec_s_targets(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    spec, trace = files
+    spec.write_text(SPEC.replace("maxReplicas: 4", "maxReplicas: 4, targets: {ttftMilliseconds: 700}"))
+    assert main(["--spec", str(spec), "--trace", str(trace), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["promise"] == {"ttft": 0.7, "tpot": 0.1}
+    assert main(["--spec", str(spec), "--trace", str(trace), "--json", "--ttft", "3", "--tpot", "0.2"]) == 0
+    assert json.loads(capsys.readouterr().out)["promise"] == {"ttft": 3.0, "tpot": 0.2}
+
+
+def test_a_file_that_cannot_be_written_is_said_first(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, trace = files
+    for option, path in (("--plot", tmp_path / "none" / "x.svg"), ("--decisions", tmp_path)):
+        assert main(["--spec", str(spec), "--trace", str(trace), option, str(path)]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.endswith("give the path of a file to write\n")
+
+
 def test_a_profile_of_ones_own(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, trace = files
     profile = tmp_path / "mine.json"

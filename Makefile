@@ -1,7 +1,7 @@
 # Octavo: `make demo` and `make test` do everything; `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench bench-gateway generate images tools deps lock simulate
+.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench calibrate bench-gateway generate images tools deps lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -59,6 +59,9 @@ test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,0
 
 bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=3 ONLY="single prefill"); see bench/README.md
 	@$(PY) bench/run.py --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
+
+calibrate: .venv/.ready ## The simulator's pod beside a real server: about five minutes on a quiet machine; see bench/README.md
+	@$(PY) bench/calibrate.py
 
 bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10 minutes (QUICK=1: half a minute, to see that it works)
 	@$(PY) bench/gateway --rounds $(ROUNDS) $(if $(QUICK),--quick)

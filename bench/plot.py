@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -44,6 +45,29 @@ def ladder(names: Sequence[str], rates: Sequence[float], path: Path) -> None:
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("output tokens per second")
     save(path)
+
+
+def calibration(levels: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Measured and simulated figures of a pod over the rate of requests."""
+    _figure, axes = plt.subplots(1, 3, figsize=(10, 3.2))
+    rates = [level["rate"] for level in levels]
+    for panel, (title, keys) in zip(axes, _PANELS, strict=True):
+        for key, style in zip(keys, ("-", "--"), strict=False):
+            for who, color in (("measured", GREY), ("simulated", BLUE)):
+                values = [level[who][key] for level in levels]
+                panel.plot(rates, values, style, color=color, marker="o", markersize=3, label=who)
+        panel.set_title(title)
+        panel.set_xlabel("requests per second")
+        panel.set_ylim(bottom=0)
+    axes[0].legend(frameon=False)
+    save(path)
+
+
+_PANELS = (
+    ("milliseconds between tokens", ("inter_token",)),
+    ("milliseconds to the first token: p99, p50 dashed", ("ttft_p99", "ttft_p50")),
+    ("share of requests within SLO", ("attained",)),
+)
 
 
 def save(path: Path) -> None:

@@ -209,7 +209,7 @@ class Pod:
 
     def _seconds(self, k: int) -> float:
         """Of k decode steps from here."""
-        n, one, context = self._rows, self._quiet(), self.profile.context
+        n, one, context = self._rows, self._decode(), self.profile.context
         return self._factor * (k * one + context * n * (k * (k - 1) // 2))
 
     def _mixed(self) -> float:
@@ -219,12 +219,11 @@ class Pod:
         for job, take in self._chunks:
             tokens += take
             squares += take * job.computed + take * (take - 1) // 2
-        return self._quiet() + p.prefill * tokens + p.attention * squares
+        return p.linear(self._rows, tokens) + p.context * self._context + p.attention * squares
 
-    def _quiet(self) -> float:
-        """Seconds of a step without prompt tokens, before the noise."""
-        p = self.profile
-        return p.base + p.row * self._rows + p.context * self._context
+    def _decode(self) -> float:
+        """Seconds of the next step when it has no prompt tokens, before the noise."""
+        return self.profile.linear(self._rows) + self.profile.context * self._context
 
     def _settle(self, now: float) -> None:
         """Take over those steps of a jump that are over by `now`."""
@@ -237,7 +236,7 @@ class Pod:
 
     def _over_by(self, now: float, most: int) -> int:
         """How many decode steps from here are over by `now`, at most `most`."""
-        one = self._quiet()
+        one = self._decode()
         left, bend = (now - self._clock) / self._factor, self.profile.context * self._rows
         if bend > 0:
             b = one - bend / 2

@@ -16,10 +16,11 @@ class ProfileError(ValueError):
 class Profile:
     """One kind of pod. Times are seconds.
 
-    A step of P prompt tokens and n decoding rows that attend to C tokens takes `base + prefill*P + row*n + context*C +
-    attention*(sum over prompt tokens of the tokens before them)`, times a factor around 1 with standard deviation
-    `noise`, drawn anew every 64 steps. The attention term is in no planner's model, on
-    purpose: a simulator that computes with the scaler's own formula would flatter it.
+    A step of P prompt tokens and n decoding rows that attend to C tokens takes `max(floor, base + prefill*P + row*n) +
+    context*C + attention*(sum over prompt tokens of the tokens before them)`, times a factor around 1 with standard
+    deviation `noise`, drawn anew every 64 steps. `floor` is what reading the weights once takes, however few rows there
+    are. Floor and attention are in no planner's model, on purpose: a simulator that computes with the scaler's own
+    formula would flatter it.
 
     `gpus`: GPUs of one pod, for GPU-hours. `budget`: query tokens of a step. `slowdown`: the engine's
     `--prefill-slowdown`, 0 for none. `start`: seconds from a pod's creation to ready, the median.
@@ -32,6 +33,7 @@ class Profile:
     context: float
     pool_tokens: int
     attention: float = 0.0
+    floor: float = 0.0
     noise: float = 0.03
     gpus: float = 1.0
     block_size: int = 32
@@ -43,7 +45,7 @@ class Profile:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("base", "prefill", "row", "context", "attention", "noise", "gpus", "slowdown", "start"):
+        for name in ("base", "prefill", "row", "context", "attention", "floor", "noise", "gpus", "slowdown", "start"):
             value = getattr(self, name)
             if not isfinite(value) or value < 0:
                 raise ProfileError(f"profile field {name}: found {value}, expected a number of at least 0")
@@ -56,6 +58,10 @@ class Profile:
             raise ProfileError(
                 f"profile field budget: found {self.budget}, expected more than max_running ({self.max_running})"
             )
+
+    def linear(self, rows: int, prompt: int = 0) -> float:
+        """Seconds of a step without its attention."""
+        return max(self.floor, self.base + self.prefill * prompt + self.row * rows)
 
     @property
     def blocks(self) -> int:

@@ -40,7 +40,7 @@ class Sums:
         once = k * (k - 1) // 2
         contexts = k * context + n * once
         squares = k * context * context + 2 * context * n * once + n * n * (once * (2 * k - 1) // 3)
-        fixed = p.base + p.row * n
+        fixed = p.linear(n)
         seconds = factor * (k * fixed + p.context * contexts)
         self.count += k
         self.busy += seconds

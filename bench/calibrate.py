@@ -1,0 +1,186 @@
+"""The simulator's pod beside a real one: python bench/calibrate.py [--seconds 32]. It takes about five minutes.
+
+One `octavo-server` with the model from its package. Its step times are fitted to loads of one kind each, from the sums
+of its load report. Five levels of Poisson arrivals, in sizes like an eighth of the Azure conversation trace,
+are replayed on it and, request by request the same, on the simulator's pod. The bar: capacity and inter-token time
+within 10 %, p99 of the time to the first token within 30 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import calibration as cal
+import plot
+import psutil
+import uvloop
+from host import host
+from loads import SEED, ids
+
+from octavo_protocol.load import LoadReport, decode_load
+from octavo_simulator.steptime import Profile
+from octavo_simulator.trace import Request
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "contestants"))
+
+from octavo_server import Server  # noqa: E402 (beside the contestants)
+from sse import connect, message  # noqa: E402
+
+SLOWDOWN = 1.5
+LOADS = (*cal.FITTING, *cal.FEW)
+# The machine's own speed drifts: the loads that are fitted run before, between and after the levels.
+PASSES_BEFORE = (2, 4)
+PATIENCE = 120.0
+
+
+def report(server: Server) -> LoadReport:
+    with urlopen(f"http://127.0.0.1:{server.admin}/v1/octavo/load", timeout=10) as answer:
+        return decode_load(answer.read())
+
+
+async def one(server: Server, request: Request, begin: float, words: random.Random) -> cal.Answer:
+    """A request at its time."""
+    body = message(ids(words, request.prompt), request.output)
+    await asyncio.sleep(begin + request.at - time.perf_counter())
+    sent = time.perf_counter()
+    answer = await connect(server.port, body)
+    await answer.done
+    if answer.completion_tokens != request.output:
+        sys.exit(f"wanted {request.output} tokens, got {answer.completion_tokens}: {answer.tail!r}")
+    # Text may wait for its next token; the last event always comes with the last token.
+    return cal.Answer(answer.times[0] - sent, answer.times[-1] - answer.times[0], request.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What became of some requests. `others`: cores that neither server nor client used, and that were not idle."""
+
+    answers: list[cal.Answer]
+    window: cal.Window
+    others: float
+
+
+async def replay(server: Server, requests: list[Request], words: random.Random) -> Played:
+    """Requests at their times, and what the server's steps took in the meantime."""
+    before, busy, begin = report(server).steps, others(server), time.perf_counter()
+    async with asyncio.timeout(PATIENCE + requests[-1].at):
+        answers = await asyncio.gather(*(one(server, request, begin, words) for request in requests))
+    wall, after = time.perf_counter() - begin, report(server).steps
+    pairs = sum(request.prompt * (request.prompt - 1) // 2 for request in requests)
+    window = cal.Window(
+        after.count - before.count, after.seconds - before.seconds, after.prefill - before.prefill,
+        after.rows - before.rows, after.context - before.context, pairs, wall,
+    )  # fmt: skip
+    return Played(answers, window, (others(server) - busy) / wall)
+
+
+def others(server: Server) -> float:
+    """CPU seconds of everything else on the machine so far, also of its neighbours."""
+    times = psutil.cpu_times()
+    return (
+        sum(times)
+        - times.guest
+        - times.guest_nice
+        - times.idle
+        - times.iowait
+        - server.cpu_seconds()
+        - time.process_time()
+    )
+
+
+async def measure(server: Server, threads: int, seconds: float, shares: tuple[float, ...]) -> dict[str, Any]:
+    words = random.Random(time.time_ns())
+    await replay(server, [Request(0.0, 64, 16)] * 8, words)
+    state = report(server)
+    blank = Profile(
+        name=f"smollm2-{threads}-threads", base=0.001, prefill=0, row=0, context=0, noise=0, slowdown=SLOWDOWN, gpus=0,
+        pool_tokens=state.blocks_total * state.block_size, block_size=state.block_size, max_running=state.max_running,
+        budget=state.max_batched_tokens, max_waiting=state.max_waiting,
+    )  # fmt: skip
+    passes = [await fitting_loads(server, words)]
+    highest = cal.highest_rate(fitted(passes, blank))
+    levels = []
+    for number, share in enumerate(shares):
+        if number in PASSES_BEFORE:
+            passes.append(await fitting_loads(server, words))
+        requests = cal.arrivals(share * highest, seconds, random.Random(SEED + number))
+        levels.append((share * highest, requests, await replay(server, requests, words)))
+        print(f"{share * highest:.2f} requests/s: {len(requests)} answered", flush=True)
+    profile = fitted(passes, blank)
+    first, token = cal.alone(profile)
+    objectives = (cal.FIRST_TIMES * first, cal.TOKEN_TIMES * token)
+    return {
+        "profile": asdict(profile),
+        "objectives": objectives,
+        "fitting": [[{"load": load, "others": play.others} | asdict(play.window)
+                     for load, play in zip(LOADS, plays, strict=True)] for plays in passes],
+        "levels": [level(profile, objectives, *given) for given in levels],
+    }  # fmt: skip
+
+
+async def fitting_loads(server: Server, words: random.Random) -> list[Played]:
+    return [await replay(server, [Request(0.0, prompt, output)] * count, words) for count, prompt, output in LOADS]
+
+
+def fitted(passes: list[list[Played]], blank: Profile) -> Profile:
+    """Of each load the pass of median length counts."""
+    windows = [sorted((play.window for play in plays), key=lambda w: w.seconds)[len(plays) // 2]
+               for plays in zip(*passes, strict=True)]  # fmt: skip
+    return cal.fit(windows[: len(cal.FITTING)], windows[len(cal.FITTING) :], blank)
+
+
+def level(
+    profile: Profile, objectives: tuple[float, float], rate: float, requests: list[Request], played: Played
+) -> dict[str, Any]:
+    answers, busy = cal.simulated(profile, requests)
+    return {
+        "rate": rate,
+        "requests": len(requests),
+        "others": round(played.others, 3),
+        "measured": cal.figures(played.answers, objectives) | {"busy": played.window.seconds},
+        "simulated": cal.figures(answers, objectives) | {"busy": busy},
+        "answers": [[round(r.at, 4), r.prompt, r.output, round(a.first, 4), round(a.rest, 4)]
+                    for r, a in zip(requests, played.answers, strict=True)],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--seconds", type=float, default=32, help="arrivals of each level")
+    # The other cores are for HTTP and the clients: a simulated pod shares its computer with nobody.
+    parser.add_argument("--threads", type=int, default=max(1, cores // 2))
+    parser.add_argument("--levels", type=float, nargs="+", default=cal.LEVELS, help="shares of the highest rate")
+    parser.add_argument("--output", type=Path, help="result file (default: bench/results/calibration-<date>.json)")
+    given = parser.parse_args()
+    flags = ["--model", "smollm2", "--threads", str(given.threads), "--kv-memory", "512Mi", "--max-model-len", "2048"]
+    server = Server.start([*flags, "--prefill-slowdown", str(SLOWDOWN), "--no-prefix-caching"])
+    os.nice(10)  # after the server has started: it would inherit this
+    load = os.getloadavg()[0]
+    try:
+        server.ready()
+        found = uvloop.run(measure(server, given.threads, given.seconds, tuple(given.levels)))
+    finally:
+        server.stop()
+    output: Path = given.output or HERE / "results" / f"calibration-{time.strftime('%Y-%m-%d-%H%M')}.json"
+    head = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "host": host(), "seed": SEED, "flags": flags}
+    output.write_text(json.dumps(head | {"load_average_before": load} | found, indent=1) + "\n", encoding="utf-8")
+    text = cal.table(found["profile"], found["levels"])
+    output.with_suffix(".md").write_text(text, encoding="utf-8")
+    plot.calibration(found["levels"], output.with_suffix(".svg"))
+    print(f"\n{text}\n{output}")
+
+
+if __name__ == "__main__":
+    main()

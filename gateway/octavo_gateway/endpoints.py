@@ -5,6 +5,7 @@ Objects are decoded JSON as the API server sends it.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ Key = tuple[str, str]
 """Namespace and name of an LLMDeployment."""
 
 DEFAULT_COLD_START = 30.0
+_REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}\Z")
 DEFAULT_SESSION_HEADER = "x-session-id"
 DEFAULT_POLICY = Policy()
 
@@ -39,7 +41,7 @@ class Deployment:
     """One LLMDeployment as the gateway sees it. `models`: served name first, then aliases. `cold_start` in seconds.
 
     `canary_percent` of the requests go to the pods of a canary; `canary_step` names what is counted meanwhile, and is
-    empty when there is none.
+    empty when there is none. `stuck` is the reason for which no replica can start, empty while one may.
     """
 
     namespace: str
@@ -52,6 +54,7 @@ class Deployment:
     canary_percent: int = 0
     canary_step: str = ""
     suspended: bool = False
+    stuck: str = ""
     policy: Policy = DEFAULT_POLICY
     session_header: str = DEFAULT_SESSION_HEADER
 
@@ -143,6 +146,7 @@ def _deployment(key: Key, service: Object, annotations: Mapping[str, str], pods:
         models=models or (key[1],),
         hold=annotations.get(names.ANNOTATION_HOLD) == "true",
         suspended=annotations.get(names.ANNOTATION_SUSPENDED) == "true",
+        stuck=_reason(annotations.get(names.ANNOTATION_STUCK, "")),
         cold_start=cold_start if 0 < cold_start < float("inf") else DEFAULT_COLD_START,
         created=int(datetime.fromisoformat(created).timestamp()) if created else 0,
         endpoints=pods,
@@ -161,6 +165,11 @@ def _policy(annotations: Mapping[str, str]) -> Policy:
         strategy if strategy in STRATEGIES else DEFAULT_POLICY.strategy,
         int(percent) / 100 if percent.isdecimal() and 100 < int(percent) <= 1000 else DEFAULT_POLICY.max_load,
     )
+
+
+def _reason(text: str) -> str:
+    """A reason as Kubernetes writes them; clients read it, so nothing else passes."""
+    return text if _REASON.match(text) else "Unknown" if text else ""
 
 
 def _percent(text: str) -> int:

@@ -172,7 +172,7 @@ class Backend:
 
     def hold(self, size: int, prompt: Prompt, terms: Terms = PLAIN) -> Ticket[Lease]:
         """A place in the queue. Raises `ApiError` 503 when the deployment does not hold, 503 or 429 when it is full."""
-        if not self.deployment.hold and not self.available():
+        if self._in_vain():
             raise self._without_replica()
         granted: Future[Lease] = get_running_loop().create_future()
         ticket = Ticket(size, prompt.tokens, self.clock(), granted, prompt, terms)
@@ -234,11 +234,19 @@ class Backend:
             retry_after=self._patience(),
         )
 
+    def _in_vain(self) -> bool:
+        """Whether waiting for a replica makes no sense: nobody will start one, or none can start."""
+        return (not self.deployment.hold or bool(self.deployment.stuck)) and not self.available()
+
     def _without_replica(self) -> ApiError:
-        """What is answered where nobody will start a replica; nobody knows when a suspended model comes back."""
-        if not self.deployment.suspended:
-            return self.unavailable("no replica is ready")
-        return ApiError(503, f"The model {self.deployment.models[0]!r} is suspended.", code="model_suspended")
+        """What is answered where it makes none; nobody knows when a suspended model, or one that fails, comes back."""
+        model = self.deployment.models[0]
+        if self.deployment.suspended:
+            return ApiError(503, f"The model {model!r} is suspended.", code="model_suspended")
+        if self.deployment.stuck:
+            why = f"The model {model!r} cannot start: {self.deployment.stuck}. Its operators have to act."
+            return ApiError(503, why, code="model_failed", headers={"x-should-retry": "false"})
+        return self.unavailable("no replica is ready")
 
     def traffic(self) -> ModelTraffic:
         """What the operator is told."""
@@ -275,7 +283,7 @@ class Backend:
         for url in before.keys() - self.upstreams.keys():
             self.index.forget(url)
         self.pump()
-        if not deployment.hold and not self.available():
+        if len(self.queue) and self._in_vain():
             self.fail_held(self._without_replica())
 
     def reported(self, upstream: Upstream, report: LoadReport, after: int) -> None:

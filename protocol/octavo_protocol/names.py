@@ -30,6 +30,8 @@ ANNOTATION_MODELS: Final = "octavo.dev/models"
 ANNOTATION_HOLD: Final = "octavo.dev/hold"
 # "true" while somebody has suspended it: no replica will start, and gateways say so.
 ANNOTATION_SUSPENDED: Final = "octavo.dev/suspended"
+# Why no replica can start, as one of the reasons of the condition Ready: waiting does not help, and gateways say so.
+ANNOTATION_STUCK: Final = "octavo.dev/cannot-start"
 # Last measured seconds from pod creation to ready, for Retry-After.
 ANNOTATION_COLD_START: Final = "octavo.dev/cold-start-seconds"
 # How gateways choose among its pods, the load in percent of the mean above which a prefix or a session does not keep a

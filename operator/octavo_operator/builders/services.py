@@ -8,11 +8,12 @@ from octavo_operator.builders.common import canary_name, canary_selector, child,
 from octavo_protocol import names
 
 
-def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step: str = "") -> Json:
+def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step: str = "", stuck: str = "") -> Json:
     """The stable address of the ready pods; its annotations are all the gateway knows of the resource.
 
     `cold_start`: seconds from the creation of a pod to its readiness, None when never measured. `percent` of the
-    requests go to the canary, and what comes of them is counted under `step`; empty when there is none.
+    requests go to the canary, and what comes of them is counted under `step`; empty when there is none. `stuck`: the
+    reason for which no replica can start, empty while one may.
     """
     annotations = {
         names.ANNOTATION_MODELS: ",".join(owner.model_names),
@@ -21,6 +22,8 @@ def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step
     annotations |= _routing(owner)
     if owner.spec.suspend:
         annotations[names.ANNOTATION_SUSPENDED] = "true"
+    if stuck:
+        annotations[names.ANNOTATION_STUCK] = stuck
     if cold_start is not None:
         annotations[names.ANNOTATION_COLD_START] = str(cold_start)
     if step:

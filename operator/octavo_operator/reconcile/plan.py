@@ -17,6 +17,7 @@ from octavo_operator.builders.config import quantity
 from octavo_operator.builders.revision import Revision
 from octavo_operator.reconcile.model import Failed, Look, Model, Resolved, resolve, waiting
 from octavo_operator.reconcile.pods import Pod, Problem
+from octavo_operator.reconcile.problems import HOPELESS
 from octavo_operator.reconcile.rollout import Course, Seen, course, deadline
 from octavo_operator.reconcile.scale import Mark, Scale, scale, wanted
 from octavo_operator.reconcile.status import next_status
@@ -264,7 +265,7 @@ def _actions(
         bodies.append(model_job.job(owner, installation, _pinned(owner)))
     if claim := cache.claim(owner):
         bodies.append(claim)
-    bodies += _serving(owner, observed, way, steps, cold_start)
+    bodies += _serving(owner, observed, way, steps, cold_start, stuck(status, observed.pods))
     bodies = [_stamped(body) for body in bodies]
     applies: list[Action] = []
     for body in bodies:
@@ -300,12 +301,17 @@ def _settings(owner: LLMDeployment, way: Course) -> list[Json]:
 
 
 def _serving(
-    owner: LLMDeployment, observed: Observed, way: Course, steps: tuple[Scale, Scale], cold_start: int | None
+    owner: LLMDeployment,
+    observed: Observed,
+    way: Course,
+    steps: tuple[Scale, Scale],
+    cold_start: int | None,
+    reason: str,
 ) -> list[Json]:
-    """Services and Deployments: the pods' addresses before the pods."""
+    """Services and Deployments: the pods' addresses before the pods. `reason` is why no replica can start, if so."""
     canary, limit = way.canary, deadline(owner.spec)
     percent, name = (canary.percent, canary.step) if canary else (0, "")
-    bodies = [services.service(owner, cold_start, percent, name), services.headless_service(owner)]
+    bodies = [services.service(owner, cold_start, percent, name, reason), services.headless_service(owner)]
     if canary or any(pod.canary for pod in observed.pods):
         # To its last pod: gateways would take that one for a stable one.
         bodies.append(services.canary_service(owner))
@@ -314,6 +320,16 @@ def _serving(
     if way.stable:
         bodies.append(deployments.deployment(owner, way.stable.template, steps[0].replicas, way.strategy, limit))
     return bodies
+
+
+def stuck(status: Json, pods: Sequence[Pod]) -> str:
+    """The reason for which no replica can start; empty while one is ready, or may become so by waiting."""
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    ready, valid = conditions.get("Ready", {}), conditions.get("SpecValid", {})
+    if ready.get("status") != "False" or any(pod.ready for pod in pods):
+        return ""
+    hopeless = ready["reason"] in HOPELESS or valid.get("status") == "False"
+    return str(ready["reason"]) if hopeless else ""
 
 
 def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> list[Action]:

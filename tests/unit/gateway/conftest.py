@@ -131,8 +131,9 @@ class World:
         cold_start: float = 30.0,
         models=("m", "alias"),
         suspended: bool = False,
+        stuck: str = "",
     ) -> Backend:
-        deployment = Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended=suspended)
+        deployment = Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended=suspended, stuck=stuck)
         self.fleet.update(table([deployment]))
         return self.fleet.find(models[0])
 

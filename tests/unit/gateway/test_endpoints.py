@@ -85,6 +85,12 @@ def test_nonsense_in_annotations_has_defaults():
     assert only(build([service(models=" , ")], [])).models == ("d",)
 
 
+def test_why_a_model_cannot_start_is_a_word():
+    assert only(build([service(cannot_start="ModelNotFound")], [])).stuck == "ModelNotFound"
+    assert only(build([service(cannot_start="<b>no</b> /root")], [])).stuck == "Unknown"
+    assert only(build([service()], [])).stuck == ""
+
+
 def test_ipv6():
     assert only(build([service()], [sliced(pod("fd00::1"))])).endpoints[0].url == "http://[fd00::1]:8000"
 

@@ -396,6 +396,31 @@ async def test_a_suspended_model_says_so_and_names_no_time(world):
         }
 
 
+async def test_a_model_that_cannot_start_says_so_to_all_who_wait_and_to_who_comes(world, eventually):
+    await world.start(grace=0.01, keep_alive=5)
+    backend = world.has()
+    calls = [asyncio.create_task(world.post().__aenter__()) for _ in range(3)]
+    stream = await world.post(STREAM)
+    await eventually(lambda: len(backend.queue) == 4)
+    world.has(stuck="ModelNotFound")
+    for response in [*await asyncio.gather(*calls), await world.post()]:
+        assert response.status == 503
+        assert response.headers["x-should-retry"] == "false"
+        assert "Retry-After" not in response.headers
+        error = await error_of(response)
+        assert (error["code"], "ModelNotFound" in error["message"]) == ("model_failed", True)
+    assert b"model_failed" in await stream.read()
+    # One that serves goes on, and when the reason is gone requests wait again.
+    pod = await world.pod()
+    world.has(pod.endpoint(), stuck="CrashLoop")
+    async with world.post() as response:
+        assert response.status == 200
+    world.has()
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    call.cancel()
+
+
 async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world, eventually):
     await world.start()
     old = await world.pod(draining)

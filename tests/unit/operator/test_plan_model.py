@@ -12,7 +12,7 @@ from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders.common import Installation
-from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan
+from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan, stuck
 from octavo_protocol.model import ModelFailure, ModelReport, encode_look
 
 Json = dict[str, Any]
@@ -129,6 +129,35 @@ def test_a_refused_model_says_why_and_leaves_the_old_one(make_world: Callable[..
     assert condition(decided, "Available")["status"] == "True"
     assert decided.status["failures"][0]["reason"] == "ModelNotFound"
     assert len(world.pods) == 1
+
+
+def test_gateways_are_told_of_a_model_that_cannot_start_until_it_can(make_world: Callable[..., World]) -> None:
+    def told() -> str | None:
+        found: str | None = world.children["Service", "tiny"]["metadata"]["annotations"].get("octavo.dev/cannot-start")
+        return found
+
+    world = make_world(HUB)
+    world.said = None
+    world.pass_()
+    assert told() is None
+    world.failed = encode_look(ModelFailure(reason="ModelNotFound", message="the hub has no such model (404)")).decode()
+    world.pass_()
+    assert told() == "ModelNotFound"
+    world.failed, world.said = "", ""
+    world.settle()
+    assert told() is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "serving", "told"),
+    [("CrashLoop", False, "CrashLoop"), ("Unschedulable", False, ""), ("CrashLoop", True, ""), ("Starting", False, "")],
+)
+def test_only_what_no_waiting_cures_is_told(reason: str, serving: bool, told: str, make_pod: Any) -> None:
+    status = {"conditions": [{"type": "Ready", "status": "False", "reason": reason}]}
+    assert stuck(status, (make_pod("a", ready=serving),)) == told
+    invalid = {"type": "SpecValid", "status": "False", "reason": "ModelTooLarge"}
+    refused = {"conditions": [{"type": "Ready", "status": "False", "reason": "ModelTooLarge"}, invalid]}
+    assert stuck(refused, ()) == "ModelTooLarge"
 
 
 def test_who_is_refused_reads_which_secret_was_not_enough(make_world: Callable[..., World]) -> None:

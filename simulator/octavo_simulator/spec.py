@@ -31,7 +31,9 @@ def load(path: Path) -> Spec:
     if len(found) != 1:
         raise SpecError(f"{path}: found {len(found)} documents of kind {KIND}, expected one")
     [document] = found
-    metadata = {"name": "model", "namespace": "default", "uid": "simulated"} | dict(document.get("metadata") or {})
+    given = document.get("metadata")
+    metadata = {"name": "model", "namespace": "default", "uid": "simulated"}
+    metadata |= given if isinstance(given, dict) else {}
     try:
         return parse(document | {"metadata": metadata}).spec
     except InvalidSpecError as error:

@@ -14,7 +14,7 @@ from typing import Final
 
 # Nobody's context is longer; a length above it is a broken line, and would stop the simulation.
 LONGEST: Final = 10_000_000
-_LONGEST_SPAN: Final = 366 * 86400
+_LONGEST_SPAN: Final = 31 * 86400
 
 _ARRIVAL: Final = ("timestamp", "arrival", "arrived", "time", "arrival_time", "arrived_at")
 _INPUT: Final = ("contexttokens", "input", "input_length", "input_tokens", "prompt_tokens", "num_prefill_tokens")
@@ -186,7 +186,7 @@ def _ordered(
     if max(times) - first > _LONGEST_SPAN:
         raise TraceError(
             f"{where}: column {columns.names[columns.at]} spans {(max(times) - first) / 86400:.0f} days; "
-            "expected at most 366: are the times in seconds?"
+            "expected at most 31: are the times in seconds?"
         )
     notes = []
     late = sum(after < before for before, after in pairwise(times))

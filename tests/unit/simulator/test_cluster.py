@@ -6,6 +6,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo_operator.autoscale.decisionlog import DecisionLog
 from octavo_operator.autoscale.policy import decide
@@ -37,8 +39,8 @@ def poisson(rate: float, seconds: float, seed: int = 1) -> list[Request]:
 
 
 def ours(least: int = 1, most: int = 8, idle: float = 60.0) -> object:
-    settings = Settings(min_replicas=least, max_replicas=most, idle_to_zero=idle, down_stabilization=60.0)
-    return octavo(lambda _now: settings)
+    wanted = Settings(min_replicas=least, max_replicas=most, idle_to_zero=idle, down_stabilization=60.0)
+    return octavo(lambda _now: wanted)
 
 
 def ended_once(run: Run) -> None:
@@ -50,10 +52,10 @@ def ended_once(run: Run) -> None:
 
 def test_the_operator_writes_the_same_lines_and_takes_the_same_decisions(tmp_path: Path) -> None:
     """What the simulator records is, byte by byte, what the operator's log has of the same inputs."""
-    settings = Settings(min_replicas=0, max_replicas=6, ttft=2.0, tpot=0.1, down_stabilization=30.0)
+    wanted = Settings(min_replicas=0, max_replicas=6, ttft=2.0, tpot=0.1, down_stabilization=30.0)
     lines: list[bytes] = []
     world = scenario(poisson(8, 120), faults=Faults(loss=0.2), spread=0.355, seconds=300.0)
-    simulate(world, octavo(lambda _now: settings, lines.append), seed=2)
+    simulate(world, octavo(lambda _now: wanted, lines.append), seed=2)
     assert len({decode(line).decision.desired for line in lines}) > 2
     assert not any(replay(lines))
     log, state = DecisionLog(tmp_path / "decisions.jsonl"), State()
@@ -154,3 +156,39 @@ def test_a_full_pod_and_a_full_queue_reject() -> None:
     run = simulate(scenario([Request(i / 1000, 300, 300) for i in range(30)], profile=tiny), static(1))
     ended_once(run)
     assert 0 < figures(run).rejected < 30
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    rate=st.sampled_from([0.5, 6.0, 20.0]),
+    pool=st.sampled_from([900, 8000]),
+    faults=st.builds(
+        Faults,
+        loss=st.sampled_from([0.0, 0.4]),
+        failed_starts=st.sampled_from([0.0, 0.5]),
+        kills=st.lists(st.floats(0, 60), max_size=4).map(tuple),
+        forget=st.sampled_from([30.0, inf]),
+    ),
+)
+@settings(max_examples=12)
+def test_whatever_is_asked_for_every_request_ends_once(seed: int, rate: float, pool: int, faults: Faults) -> None:
+    """A controller that asks for any number at any time, prefixes and conversations, faults; the books stay right."""
+    random = Random(seed)
+    requests = [
+        replace(r, prefix=random.randint(-1, 5), shared=random.randint(0, r.prompt), turn=random.random() < 0.3)
+        for r in poisson(rate, 60, seed)
+    ]
+    pod = replace(POD, pool_tokens=pool, start=5.0, noise=0.05)
+    world = scenario(
+        requests, profile=pod, faults=faults, spread=0.5, initial=random.randint(0, 3), least=0, patience=20.0
+    )
+
+    def plan(_: Observation, __: float) -> Answer:
+        return Answer(random.randint(0, 6), random.choice([0.5, 2.0, 7.0]))
+
+    run = simulate(world, plan, seed)
+    ended_once(run)
+    for member in run.members:
+        if member.pod is not None and member.ended == inf:
+            member.pod.check()
+            assert member.pod.idle

@@ -66,7 +66,7 @@ def test_unsorted_lines_are_sorted_and_said() -> None:
         (b"arrival,input,output\n2023-13-01 00:00:00,7,7\n", "line 2: arrival is '2023-13-01 00:00:00'; expected"),
         (b"arrival,input,output\n2023-12-01,7,7\n5,7,7\n", "column arrival has both dates and plain numbers; use one"),
         (b"arrival,input,output\n0,7,7\n0,\xff,7\n", "line 3 is not UTF-8; save the file as UTF-8 text"),
-        (b"arrival,input,output\n0,7,7\n99999999999,7,7\n", "column arrival spans 1157407 days; expected at most 366"),
+        (b"arrival,input,output\n0,7,7\n99999999999,7,7\n", "column arrival spans 1157407 days; expected at most 31"),
         (b"arrival,input,output\n0,7\0,7\n", "line 2 has a NUL character; this is no CSV text"),
         (b"arrival,input,output\n0,7,7\n1," + b"9" * 200_000 + b",1\n", "line 3: field larger than field limit"),
     ],
@@ -90,7 +90,7 @@ lines = st.lists(st.lists(cells, max_size=5).map(",".join), max_size=8).map("\n"
 
 
 @given(st.one_of(st.binary(max_size=300), lines.map(lambda text: f"arrival,input,output\n{text}".encode())))
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_anything_is_a_trace_or_one_line(data: bytes) -> None:
     try:
         trace = parse(data, "fuzz")

@@ -64,8 +64,8 @@ def calibration(levels: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 _PANELS = (
-    ("milliseconds between tokens", ("inter_token",)),
-    ("milliseconds to the first token: p99, p50 dashed", ("ttft_p99", "ttft_p50")),
+    ("ms between tokens", ("inter_token",)),
+    ("ms to the first token: p99, p50 dashed", ("ttft_p99", "ttft_p50")),
     ("share of requests within SLO", ("attained",)),
 )
 

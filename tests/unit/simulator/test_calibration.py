@@ -76,5 +76,8 @@ def test_capacity_lies_between_the_levels_and_misses_are_named() -> None:
     assert cal.capacity(levels[:1], "measured") == 1.0
     text = cal.table(dict.fromkeys(("floor", "base", "prefill", "row", "context", "attention"), 0.001), levels)
     assert "inter token: at most 5 % off, bar 10 %: met" in text
+    assert "no result" not in text
     levels[0]["simulated"]["ttft_p99"] = 300.0
+    levels[0]["others"] = 1.5
+    assert "used up to 1.5 cores meanwhile: no result" in cal.table(dict.fromkeys(REAL.__slots__, 0.0), levels)
     assert "ttft p99: at most 50 % off, bar 30 %: **missed**" in cal.table(dict.fromkeys(REAL.__slots__, 0.0), levels)

@@ -29,6 +29,8 @@ from octavo_protocol.prompt import PromptError, decode_prompt
 log = logging.getLogger(__name__)
 
 LEARN_SECONDS = 1.0
+# A request between two reports counts for at most so many times the usual output.
+MOST_LONGER = 8.0
 # Taken to send to the same pods while nobody says how many there are.
 GATEWAYS = 2
 
@@ -38,7 +40,7 @@ class Lease:
     """One request's place on one pod.
 
     `uncached` prompt tokens are to be computed there, as far as is known; `output` tokens are likely to be generated,
-    and `left` of them still.
+    and `left` of them still. `marks` are the pieces of its prompt that nobody had sent there before.
     """
 
     backend: Backend
@@ -52,6 +54,7 @@ class Lease:
     tenant: str = ""
     output: float = 0.0
     left: float = 0.0
+    marks: tuple[bytes, ...] = ()
 
     @property
     def matched(self) -> int:
@@ -71,8 +74,8 @@ class Lease:
         self.backend.index.learn(self.upstream.endpoint.url, self.prompt.keys, self.prompt.size, blocks)
 
     def refused(self) -> None:
-        """The pod did not compute it."""
-        self.backend.index.unsent(self.upstream.endpoint.url, self.prompt.keys)
+        """The pod did not compute it; what others sent there still counts."""
+        self.backend.index.unsent(self.upstream.endpoint.url, self.marks)
 
     def progress(self, tokens: int) -> None:
         """Count tokens that were generated: they are in the pod's next report."""
@@ -114,7 +117,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Backend:
-    """One LLMDeployment at run time. Times are Unix seconds.
+    """One LLMDeployment at run time. `clock` gives seconds that never jump, `unix` the time of day for others.
 
     `gateways` send to its pods, as far as is known.
     """
@@ -137,12 +140,13 @@ class Backend:
     pace: Pace = field(default_factory=Pace)
     gateways: int = GATEWAYS
     learned_at: float = float("-inf")
+    unix: Callable[[], float] | None = None
 
     def arrived(self, tokens: int) -> None:
         """Count an arrival."""
         self.arrivals += 1
         self.arrival_tokens += tokens
-        self.last_arrival = self.clock()
+        self.last_arrival = (self.unix or self.clock)()
 
     def available(self) -> bool:
         """Whether any pod accepts requests now."""
@@ -298,8 +302,8 @@ class Backend:
         if not upstream.reported(report):
             self.complain(upstream, "steps", "the sums over its steps have shrunk or are no numbers")
         self._learn()
-        if last is not None and report.requests > last.requests:
-            self.output.add(max(0, report.generation_tokens - last.generation_tokens), report.requests - last.requests)
+        if last is not None:
+            self._hear_output(upstream, last, report)
         if report.cache is not None:
             try:
                 self.index.reported(url, report.cache, after, report.blocks_total, upstream.asked_at)
@@ -307,6 +311,18 @@ class Backend:
                 self.complain(upstream, "cache", str(error))
                 self.index.forget(url)
         self.pump()
+
+    def _hear_output(self, upstream: Upstream, last: LoadReport, report: LoadReport) -> None:
+        """How long answers are: what was generated between two reports, and how many ended."""
+        tokens, ended = report.generation_tokens - last.generation_tokens, report.requests - last.requests
+        there = ended + last.running + last.waiting + report.running
+        if tokens < 0 or ended < 0 or tokens > report.blocks_total * report.block_size * there:
+            self.complain(
+                upstream, "output", f"{tokens} tokens generated and {ended} requests ended since its last report"
+            )
+            return
+        # Longer answers are believed step by step, so that one that lies does not stop everything from being sent.
+        self.output.add(min(tokens, MOST_LONGER * self.output.value * there), ended)
 
     def _learn(self) -> None:
         """What steps cost, from those of all pods; once a second is enough."""
@@ -364,14 +380,24 @@ class Backend:
         uncached = prompt.tokens - choice.candidate.matched
         asks = upstream.sent(prompt.tokens, uncached)
         upstream.growth += output
-        self.index.sent(upstream.endpoint.url, prompt.keys)
+        marks = self.index.sent(upstream.endpoint.url, prompt.keys)
         self.pace.sent(now)
         self.queue.ledger.choose(terms.tenant, fairness.cost(prompt.tokens, output))
         tally = None
         if self.tracks is not None:
             tally = self.tracks.canary if upstream.endpoint.canary else self.tracks.stable
         return Lease(
-            self, upstream, prompt, choice, uncached, asks, tally, tenant=terms.tenant, output=output, left=output
+            self,
+            upstream,
+            prompt,
+            choice,
+            uncached,
+            asks,
+            tally,
+            tenant=terms.tenant,
+            output=output,
+            left=output,
+            marks=marks,
         )
 
     def _accepting(self, now: float) -> Iterator[Upstream]:
@@ -383,9 +409,16 @@ class Backend:
 class Fleet:
     """All LLMDeployments the gateway serves."""
 
-    def __init__(self, bounds: Bounds, clock: Callable[[], float], random: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        bounds: Bounds,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+        unix: Callable[[], float] | None = None,
+    ) -> None:
         self._bounds = bounds
         self._clock = clock
+        self._unix = unix
         self._random = random
         self._table = Table()
         self.index = PrefixIndex()
@@ -404,7 +437,8 @@ class Fleet:
             backend = self._backends.get(key)
             if backend is None:
                 queue: HoldQueue[Lease] = HoldQueue(self._bounds)
-                backend = self._backends[key] = Backend(deployment, queue, self._clock, self._random, index=self.index)
+                backend = Backend(deployment, queue, self._clock, self._random, index=self.index, unix=self._unix)
+                self._backends[key] = backend
                 backend.gateways = self._gateways
             backend.serve_by(deployment)
 

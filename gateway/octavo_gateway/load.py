@@ -47,7 +47,8 @@ async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSess
         async with slots:
             upstream.asked(backend.clock())
             after = backend.index.sequence(upstream.endpoint.url)
-            data = await _read(session, upstream.endpoint.admin_url + PATH_LOAD, {QUERY_CACHE_AFTER: str(after)})
+            query = {QUERY_CACHE_AFTER: str(after)} if upstream.tells_cache else {}
+            data = await _read(session, upstream.endpoint.admin_url + PATH_LOAD, query)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         log.debug("no load report from %s: %r", upstream.endpoint.name, error)
         return
@@ -58,6 +59,10 @@ async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSess
         return
     if len(data) > MAX_REPORT:
         backend.disbelieve(upstream, "size", f"its load report is longer than {MAX_REPORT} bytes")
+        # Perhaps its cache is that large. Its load is still worth knowing: asked for at once, without the cache.
+        if upstream.tells_cache:
+            upstream.tells_cache = False
+            upstream.asked_at = float("-inf")
         return
     try:
         report = decode_load(data)

@@ -152,6 +152,8 @@ class _Gauges(Collector):
             labels=["kind"],
         )
         known = self._fleet.index
+        stride = GaugeMetricFamily("octavo_gateway_prefix_hash_stride", "Of all block hashes one in so many is kept")
+        stride.add_metric([], known.stride)
         for kind, count in (("texts", len(known)), ("hashes", known.hashes), ("assumed", known.assumed)):
             index.add_metric([kind], count)
         for backend in self._fleet.backends():

@@ -34,8 +34,8 @@ _COARSE_END = _FINE_END + COARSE * COARSES
 TEXTS = 131_072
 HASHES = 524_288
 ASSUMED = 4096
-# Answered requests whose pod has not reported since; beyond this their marks are left to age.
-UNSETTLED = 1024
+# Pieces of answered requests whose pod has not reported since; beyond this their marks are left to age.
+UNSETTLED = 16_384
 # No pod has so many blocks.
 MOST_BLOCKS = 1 << 24
 
@@ -108,11 +108,15 @@ class _Recent(Generic[V]):
 
 @dataclass(slots=True)
 class _Pod:
-    """What one pod holds: hashes it reported, and texts it was sent since. `unsettled`: when answered, which texts."""
+    """What one pod holds: hashes it reported, and texts it was sent since.
+
+    `unsettled`: when answered, which texts, `pieces` of them in all.
+    """
 
     hashes: set[int] = field(default_factory=set)
     assumed: _Recent[bool] = field(default_factory=lambda: _Recent(ASSUMED))
     unsettled: deque[tuple[float, tuple[bytes, ...]]] = field(default_factory=deque)
+    pieces: int = 0
     sequence: int = 0
 
 
@@ -123,6 +127,8 @@ class PrefixIndex:
         self._texts: _Recent[int] = _Recent(texts)
         self._limit = hashes
         self._pods: dict[str, _Pod] = {}
+        # Of all block hashes one in so many is kept, the same ones of every pod and behind every text.
+        self.stride = 1
 
     def __len__(self) -> int:
         """Pieces of text known."""
@@ -149,18 +155,24 @@ class PrefixIndex:
             behind.append(found)
         if not behind:
             return [0] * len(pods)
+        if self.stride > 1:
+            behind = _kept(behind, self.stride)
         return [self._depth(self._pods.get(pod), keys, behind) for pod in pods]
 
-    def sent(self, pod: str, keys: Sequence[bytes]) -> None:
-        """A prompt goes to a pod: soon it will hold it."""
+    def sent(self, pod: str, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        """A prompt goes to a pod: soon it will hold it. Gives the pieces that were not assumed to be there before."""
         texts, assumed = self._texts, self._pods.setdefault(pod, _Pod()).assumed
+        new = []
         # The start of a prompt is put last: it is what others share, and the last to be dropped.
         for key in reversed(keys):
             texts.put(key, texts.get(key) or 0)
+            if key not in assumed:
+                new.append(key)
             assumed.put(key, True)
+        return tuple(new)
 
     def unsent(self, pod: str, keys: Sequence[bytes]) -> None:
-        """The pod did not take it."""
+        """The pod did not take what `sent` gave as new there."""
         if (known := self._pods.get(pod)) is not None:
             for key in keys:
                 known.assumed.discard(key)
@@ -182,8 +194,9 @@ class PrefixIndex:
         if known is None or not keys:
             return
         known.unsettled.append((now, keys))
-        if len(known.unsettled) > UNSETTLED:
-            known.unsettled.popleft()
+        known.pieces += len(keys)
+        while known.pieces > UNSETTLED:
+            known.pieces -= len(known.unsettled.popleft()[1])
 
     def sequence(self, pod: str) -> int:
         """What to ask the pod's next report with."""
@@ -204,18 +217,21 @@ class PrefixIndex:
         if delta.reset:
             known.hashes = set()
         known.hashes.difference_update(_numbers(delta.removed))
-        known.hashes.update(_numbers(delta.added))
+        added = _numbers(delta.added)
+        stride = self.stride
+        known.hashes.update(added if stride == 1 else [number for number in added if not number % stride])
         if len(known.hashes) > blocks:
             held, known.hashes = len(known.hashes), set[int]()
             raise DeltaError(f"cache: {held} keys held; the pool has {blocks} blocks")
-        for _ in range(len(known.hashes) - max(1, self._limit // max(8, len(self._pods)))):
-            known.hashes.pop()
+        self._thin()
         known.sequence = delta.sequence
         self._settle(known, asked)
 
     def forget(self, pod: str) -> None:
         """The pod is gone, or another has its name."""
         self._pods.pop(pod, None)
+        if not self._pods:
+            self.stride = 1
 
     def _depth(self, pod: _Pod | None, keys: Sequence[bytes], behind: Sequence[int]) -> int:
         """How many pieces from the first on the pod holds: who holds one holds all before it."""
@@ -244,12 +260,32 @@ class PrefixIndex:
                 mark -= 1
             texts.put(keys[index], numbers[mark])
 
+    def _thin(self) -> None:
+        """Keep to the bound: half of the hashes go, those that are left tell of the blocks before them."""
+        while self.hashes > self._limit:
+            self.stride *= 2
+            for pod in self._pods.values():
+                pod.hashes = {number for number in pod.hashes if not number % self.stride}
+
     def _settle(self, pod: _Pod, asked: float) -> None:
         """What was answered before a report was asked for is in it, or not in the cache."""
         while pod.unsettled and pod.unsettled[0][0] < asked:
-            for key in pod.unsettled.popleft()[1]:
+            keys = pod.unsettled.popleft()[1]
+            pod.pieces -= len(keys)
+            for key in keys:
                 if self._texts.get(key):
                     pod.assumed.discard(key)
+
+
+def _kept(behind: Sequence[int], stride: int) -> list[int]:
+    """Behind each piece the last hash before its end that is kept, behind the first ones the first."""
+    last = next((number for number in behind if number and not number % stride), 0)
+    found = []
+    for number in behind:
+        if number and not number % stride:
+            last = number
+        found.append(last if number else 0)
+    return found
 
 
 def _numbers(data: bytes) -> tuple[int, ...]:

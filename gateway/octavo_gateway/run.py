@@ -70,7 +70,7 @@ async def run(options: Options) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     status = Status(start_time=time.time())
-    fleet = Fleet(options.bounds, time.time, options.random)
+    fleet = Fleet(options.bounds, time.monotonic, options.random, time.time)
     metrics = Metrics(fleet)
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(upstream_session())

@@ -30,7 +30,8 @@ class Upstream:
     `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
     way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
     reports asked for; `waiting` while one is. `*_new` counts the uncached tokens of requests that have not finished,
-    `growth` the tokens that those in flight will likely still generate.
+    `growth` the tokens that those in flight will likely still generate. `tells_cache` is False where all that it caches
+    is too much to be told.
     """
 
     endpoint: Endpoint
@@ -51,7 +52,8 @@ class Upstream:
     report: LoadReport | None = None
     report_ask: int = 0
     reported_at: float = 0.0
-    asked_at: float = 0.0
+    asked_at: float = float("-inf")
+    tells_cache: bool = True
     first_asked: float | None = None
     failures: int = 0
     avoided_at: float = float("-inf")
@@ -178,6 +180,7 @@ class Upstream:
         if before in (None, start_time):
             return False
         self.steps, self.figures, self.report = Steps(), None, None
+        self.tells_cache = True
         return True
 
     def complain(self, kind: str) -> bool:

@@ -99,7 +99,6 @@ async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polli
     gate = asyncio.Event()
 
     async def endless(request, body):
-        assert request.query["cache_after"] == "0"
         response = web.StreamResponse()
         await response.prepare(request)
         while not gate.is_set():
@@ -109,11 +108,26 @@ async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polli
     admin = await polling.pod(endless)
     pod = await polling.pod()
     backend = polling.has(replace(pod.endpoint(), admin_url=admin.url))
-    await eventually(lambda: backend.disbelieved == {"size": 2})
+    await eventually(lambda: backend.disbelieved == {"size": 3})
     gate.set()
-    assert [record.message for record in caplog.records if "longer than 2097152 bytes" in record.message]
+    assert [request.query.get("cache_after") for request, _ in admin.seen][:3] == ["0", None, None]
+    assert len([record for record in caplog.records if "longer than 2097152 bytes" in record.message]) == 1
     async with polling.post() as response:
         assert response.status == 200
+
+
+async def test_a_pod_with_too_large_a_cache_is_known_by_its_load(polling, eventually):
+    async def behave(request, body):
+        found = json.loads(load.msgspec.json.encode(report(running=3)))
+        if "cache_after" in request.query:
+            found["cache"] = {"sequence": 7, "reset": True, "added": "A" * 3_000_000, "removed": ""}
+        return web.json_response(found)
+
+    admin = await polling.pod(behave)
+    pod = await polling.pod()
+    backend = polling.has(replace(pod.endpoint(), admin_url=admin.url))
+    await eventually(lambda: any(u.report and u.report.running == 3 for u in backend.upstreams.values()))
+    assert backend.disbelieved == {"size": 1}
 
 
 async def test_a_pod_is_asked_for_what_changed_since(polling, eventually):

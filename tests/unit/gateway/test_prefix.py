@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_gateway.prefix import ASSUMED, COARSE, FINE, FINES, DeltaError, PrefixIndex, chain, reach, root
+from octavo_gateway.prefix import ASSUMED, COARSE, FINE, FINES, UNSETTLED, DeltaError, PrefixIndex, chain, reach, root
 from octavo_protocol.hashing import block_hashes
 from octavo_protocol.load import CacheDelta
 from octavo_protocol.prompt import describe
@@ -33,7 +33,7 @@ class Pods:
     """An index, and pods that answer and report as pods do."""
 
     def __init__(self, index=None):
-        self.index = index or PrefixIndex()
+        self.index = PrefixIndex() if index is None else index
         self.held = {}
         self.now = 0.0
 
@@ -205,6 +205,35 @@ def test_the_start_of_a_prompt_outlives_its_end():
     assert found[0] == 90
     assert any(0 < depth < 90 for depth in found)
     assert found[-1] == 0
+
+
+def test_over_the_bound_matches_get_coarser_and_no_shorter():
+    pods, prompts = Pods(PrefixIndex(hashes=1500)), [text(40_000, seed) for seed in range(12)]
+    for number, prompt in enumerate(prompts):
+        pods.serve(f"p{number}", prompt)
+        pods.report(f"p{number}")
+    assert pods.index.stride >= 4
+    assert 300 < pods.index.hashes <= 1500
+    for number, prompt in enumerate(prompts):
+        assert pods.match(prompt, f"p{number}")[0] > 0.8
+    for number in range(12):
+        pods.index.forget(f"p{number}")
+    assert pods.index.stride == 1
+
+
+def test_a_pod_that_never_reports_costs_little():
+    pods = Pods()
+    for seed in range(200):
+        pods.serve("a", text(40_000, seed))
+    assert sum(len(keys) for _, keys in pods.index._pods["a"].unsettled) <= UNSETTLED
+
+
+def test_what_one_request_was_not_taken_for_another_still_has_there():
+    pods, shared = Pods(), text(4000)
+    pods.index.sent("a", chain(ROOT, shared))
+    pods.index.unsent("a", pods.index.sent("a", chain(ROOT, shared + text(4000, 1))))
+    assert pods.match(shared, "a") == [1]
+    assert pods.match(shared + text(4000, 1), "a")[0] == pytest.approx(0.5, abs=0.02)
 
 
 @settings(max_examples=25, deadline=None)

@@ -293,6 +293,38 @@ def test_answers_are_expected_to_be_as_long_as_they_were():
     assert gateway.backend.output.value == pytest.approx(400, rel=0.02)
 
 
+def test_answers_that_last_longer_than_reports_count_whole():
+    gateway = Gateway("a")
+    for second in range(400):
+        # Four at a time, 100 tokens a second together, one ends every ten seconds.
+        gateway.report("a", requests=second // 10, generation_tokens=100 * second, running=4)
+    assert gateway.backend.output.value == pytest.approx(1000, rel=0.1)
+
+
+def test_a_claim_of_endless_answers_is_not_believed():
+    gateway = Gateway("a", "b")
+    for second in range(1, 60):
+        gateway.report("b", requests=10 * second, generation_tokens=1000 * second)
+    gateway.report("a")
+    gateway.report("a", requests=1, generation_tokens=2**52)
+    assert gateway.backend.disbelieved == {"output": 1}
+    gateway.report("a", requests=2, generation_tokens=2**52 + BLOCK * BLOCKS)
+    assert gateway.backend.output.value < 110
+
+
+def test_a_clock_set_back_stops_nothing():
+    """Intervals are measured by a clock that cannot be set; others are told the time of day."""
+    day = [5000.0]
+    fleet = Fleet(Bounds(), lambda: 10.0, random.Random(0).random, lambda: day[0])
+    fleet.update(table([Deployment("ns", "d", ("m",))]))
+    backend = fleet.find("m")
+    backend.arrived(1)
+    assert (backend.traffic().last_arrival, backend.clock()) == (5000.0, 10.0)
+    day[0] = 3000.0
+    backend.arrived(1)
+    assert (backend.traffic().last_arrival, backend.clock()) == (3000.0, 10.0)
+
+
 def test_nothing_is_left_of_finished_requests():
     gateway = Gateway("a", "b")
     leases = [gateway.ask(text(3000, n))[0] for n in range(20)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 from math import cos, exp, log, pi
 from pathlib import Path
 from random import Random
@@ -104,15 +105,17 @@ def clients(seed: int, _: Path | None) -> Scenario:
 
 
 def switch(_: int, folder: Path | None) -> Scenario:
-    """Chats and code completion in turn, ten minutes each: the mix changes, not what clients do."""
+    """Chats and code completion in turn, ten minutes each: what is asked changes, not how often.
+
+    Arrivals are the chat trace's throughout; in every second ten minutes sizes are the code trace's, in their order.
+    Its bursts are left out, because they are `azure-code`'s subject.
+    """
     chat = _azure(folder, AZURE_CONV)
-    code = _azure(folder, AZURE_CODE)
-    copies = (_shifted(code, code.seconds * i / 2) for i in range(2))
-    parts = (traces.merge("code", copies), chat)
+    code = cycle(_azure(folder, AZURE_CODE).requests)
     requests = [
-        request for turn, part in enumerate(parts) for request in part.requests if int(request.at // 600) % 2 != turn
+        replace(next(code), at=request.at) if int(request.at // 600) % 2 else request for request in chat.requests
     ]
-    return _judged("switch", _sorted("switch", requests, min(p.seconds for p in parts)), _CODE, initial=8)
+    return _judged("switch", _sorted("switch", requests, chat.seconds), _CODE, initial=6)
 
 
 def on_off(seed: int, _: Path | None) -> Scenario:

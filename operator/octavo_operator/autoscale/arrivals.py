@@ -10,14 +10,14 @@ BUCKET_SECONDS = 10.0
 BUCKETS = 60
 # The mean covers a minute at least, and as much more as keeps chance from moving it by this many replicas.
 LEAST_BUCKETS = 6
-NOISE = 0.25
+NOISE = 0.15
 # The rate of the last moments is an exponential mean over about this long.
 FAST_SECONDS = 6.0
 # A rise that the mean has not followed counts as far as chance would hardly make it: standard deviations.
 _SURE_MINUTE = 2.0
 _SURE_FAST = 3.0
 _TREND_BUCKETS = 30
-_SURE_TREND = 2.0
+_SURE_TREND = 1.0
 # Variance around a line, of that of chance.
 _LINE = 2.0
 _DISPERSION_BUCKETS = 6

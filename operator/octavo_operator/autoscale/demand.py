@@ -15,7 +15,9 @@ from octavo_operator.autoscale.signals import Signals
 from octavo_operator.autoscale.types import Demand, Learned, Settings
 
 # Standard deviations of the work at hand that replicas are kept for, beyond its mean.
-SAFETY = 2.0
+SAFETY = 3.0
+# exp(-WAIT) of the requests wait longer than the target.
+WAIT = 3.0
 # Replicas that work off what waits, beyond those that the rate asks for: a share of them, and one.
 BACKLOG_SHARE = 0.1
 BACKLOG_REPLICAS = 1.0
@@ -24,10 +26,10 @@ SURGE = 2.0
 _SOON_FULL_SECONDS = 5.0
 
 
-def demand(settings: Settings, known: Learned, signals: Signals, now: float, *, surging: bool) -> Demand:
-    """Replicas by term; `surging` when the last seconds count already."""
+def demand(settings: Settings, known: Learned, signals: Signals, now: float, surge_arrivals: float) -> Demand:
+    """Replicas by term; `surge_arrivals` is the most that the last seconds had while they have counted in full."""
     ahead = cold_start(settings, known)
-    spread = dispersion(known.arrivals)
+    spread = max(dispersion(known.arrivals), known.spread)
     pool = settings.kv_target * signals.pod_tokens
     pinned = signals.pinned_tokens / pool if pool else 0.0
     queue = (signals.waiting + signals.held) / settings.queued_per_replica
@@ -37,15 +39,15 @@ def demand(settings: Settings, known: Learned, signals: Signals, now: float, *, 
     capacity = known.capacity
     arrivals = forecast(known.arrivals, spread, capacity.rate, ahead, now)
     lately = sure(known.arrivals.fast, spread, FAST_SECONDS)
-    surge = _surge(settings, known, signals, _rate(settings, known, lately, spread))
-    if surge or surging:
-        arrivals = max(arrivals, lately)
-    rate = _rate(settings, known, arrivals, spread)
-    most = max(rate, (1 + BACKLOG_SHARE) * arrivals / capacity.rate + BACKLOG_REPLICAS)
+    surge = _surge(settings, known, signals, sum(_rate(settings, known, lately, spread)))
+    arrivals = max(arrivals, surge_arrivals, lately if surge else 0.0)
+    load, room = _rate(settings, known, arrivals, spread)
+    most = max(load + room, (1 + BACKLOG_SHARE) * load + BACKLOG_REPLICAS)
     growth = known.sizes.answer / 2 if known.sizes else 0.0
     stock = (signals.stock + signals.held_tokens + growth * signals.held) / pool if pool else 0.0
     return Demand(
-        rate=rate,
+        rate=load + room,
+        room=room,
         stock=max(pinned, min(stock, most)),
         queue=min(queue, most),
         ttft=min(_ttft(settings, known, signals, arrivals, ahead), most),
@@ -53,20 +55,25 @@ def demand(settings: Settings, known: Learned, signals: Signals, now: float, *, 
         dispersion=spread,
         cold_start=ahead,
         surge=surge,
+        lately=lately,
     )
 
 
-def _rate(settings: Settings, known: Learned, rate: float, spread: float) -> float:
-    """Arrivals by what a replica does, and room for chance.
+def _rate(settings: Settings, known: Learned, rate: float, spread: float) -> tuple[float, float]:
+    """Arrivals by what a replica does, and the room for chance: the least that keeps most from waiting too long.
 
-    Requests in work vary as those that arrive within the time one is in work: for that long, and as long as one may
-    wait, a replica averages. The variance of `rate * time` requests is `spread` times as much.
+    Requests in work vary as those that arrive within the time one is in work, and as long as one may wait: the variance
+    of `rate * time` of them is `spread` times as much. Or they do wait, and few for long: with r requests per second to
+    spare, a share of about exp(-r * seconds / spread) waits longer.
     """
     if known.capacity is None:
-        return 0.0
-    load = rate / known.capacity.rate
-    taken = known.capacity.rate * (known.capacity.service + settings.ttft)
-    return load + SAFETY * sqrt(load * spread / taken)
+        return 0.0, 0.0
+    capacity = known.capacity
+    load = rate / capacity.rate
+    room = SAFETY * sqrt(load * spread / (capacity.rate * (capacity.service + settings.ttft)))
+    if settings.ttft > 0:
+        room = min(room, WAIT * spread / (capacity.rate * settings.ttft))
+    return load, room
 
 
 def _ttft(settings: Settings, known: Learned, signals: Signals, arrivals: float, ahead: float) -> float:

@@ -12,7 +12,7 @@ from math import ceil, exp
 from statistics import median
 
 from octavo_operator.autoscale import fit
-from octavo_operator.autoscale.arrivals import count
+from octavo_operator.autoscale.arrivals import count, dispersion
 from octavo_operator.autoscale.capacity import Limits, Sizes, capacity
 from octavo_operator.autoscale.signals import Signals, answering
 from octavo_operator.autoscale.types import (
@@ -39,6 +39,8 @@ SILENT_SECONDS = 60.0
 # More requests per second than one process can take are no count.
 RATE_MOST = 1e5
 COLD_STARTS = 20
+# Clients that came in bursts come back: their dispersion fades to a third within this long.
+SPREAD_SECONDS = 1800.0
 # Of its pool a full replica holds as much; beyond, it preempts.
 POOL_SHARE = 0.95
 # A pod that was there before it was seen to start has started for nobody knows how long.
@@ -162,9 +164,11 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
         if last is not None and (share := _share(load, last.load, pod.sampled_at - last.at)):
             shares.append(share)
     elapsed = 0.0 if known.taught is None else now - known.taught
+    faded = 1.0 + (known.spread - 1.0) * exp(-elapsed / SPREAD_SECONDS)
+    spread = max(dispersion(known.arrivals), faded)
     totals = _totals(known.totals, shares, signals, elapsed)
     fitted = _fitted(known.fit, shares, elapsed)
-    known = replace(known, taught=now, pods=tuple(after), totals=totals, fit=fitted)
+    known = replace(known, taught=now, pods=tuple(after), totals=totals, fit=fitted, spread=spread)
     if shares:
         requests = _near([share.requests / share.elapsed for share in shares])
         known = replace(known, pod_rate=sum(requests))

@@ -18,10 +18,11 @@ from octavo_operator.autoscale.types import (
 )
 from octavo_protocol.load import LoadReport
 
-# The rate is an estimate: a replica more only when it asks for a tenth of one beyond those there are.
-UP_MARGIN = 0.1
-# Down only when the demand would leave a quarter of a pod free: with `ceil` alone a demand near a whole number flaps.
-DOWN_MARGIN = 0.25
+# The rate is an estimate: a replica more only when it asks for a quarter of one beyond those there are, and half of the
+# room for chance is left. One less only without that quarter: a demand near a whole number must not flap.
+UP_MARGIN = 0.25
+# What is there now moves more than the rate: one less only when it would leave a quarter of a pod free.
+FACTS_MARGIN = 0.25
 # The load of the last seconds counts in full for this long at least after it last had to.
 SURGE_SECONDS = 60.0
 # After so long without a look, or a clock that went back, times that are remembered mean nothing.
@@ -50,16 +51,22 @@ class Look:
         return int(bool(self.preempting) and not self.signals.many(self.preempting))
 
     @property
+    def rate(self) -> float:
+        """Replicas that the rate asks for when there are fewer."""
+        return self.demand.rate - min(UP_MARGIN, self.demand.room / 2)
+
+    @property
     def need(self) -> float:
         """Replicas needed for what is known; pods without a sample add nothing."""
         asked = self.demand
-        return max(asked.rate - UP_MARGIN, asked.stock, asked.queue, asked.ttft) + self.odd
+        return max(self.rate, asked.stock, asked.queue, asked.ttft) + self.odd
 
     @property
     def cautious_need(self) -> float:
         """Replicas needed if every pod without a sample is exactly at target: the view for scaling down."""
         asked = self.demand
-        return max(asked.rate, asked.stock + self.signals.missing, asked.queue, asked.ttft) + self.odd
+        facts = max(asked.stock + self.signals.missing, asked.queue, asked.ttft)
+        return max(asked.rate, facts + FACTS_MARGIN) + self.odd
 
 
 def current(state: State, now: float) -> State:
@@ -84,7 +91,7 @@ def remember(look: Look) -> State:
     settings, state, observation, signals, now = look.settings, look.state, look.observation, look.signals, look.now
     replicas = observation.current
     started = now if state.started is None else state.started
-    highest = ceil(look.cautious_need + DOWN_MARGIN - EPSILON) + min(1, signals.broken)
+    highest = ceil(look.cautious_need - EPSILON) + min(1, signals.broken)
     lowest = ceil(look.need - EPSILON)
     highs = (*(h for h in state.highs if h[1] > highest and now - h[0] < settings.down_stabilization), (now, highest))
     lows = (*(low for low in state.lows if low[1] < lowest and now - low[0] < settings.up_stabilization), (now, lowest))
@@ -96,6 +103,9 @@ def remember(look: Look) -> State:
     active = signals.busy or signals.pending or difference or observation.wake or state.started is None
     active = active or _requests_came(state.counters, signals.reports)
     panic = signals.many(look.preempting)
+    asked = look.demand
+    surge_until = now + max(SURGE_SECONDS, asked.cold_start) if asked.surge else state.surge_until
+    surging = surge_until is not None and now < surge_until
     return replace(
         state,
         started=started,
@@ -106,7 +116,8 @@ def remember(look: Look) -> State:
         counters=_counters(state.counters, observation.pods, signals.reports),
         pod_tokens=signals.pod_tokens,
         panic_until=now + settings.down_stabilization if panic else state.panic_until,
-        surge_until=now + max(SURGE_SECONDS, look.demand.cold_start) if look.demand.surge else state.surge_until,
+        surge_until=surge_until,
+        surge_arrivals=max(state.surge_arrivals, asked.lately) if surging else 0.0,
         last_active=now if active else state.last_active,
         woken=now if observation.wake else state.woken,
         missing_since=(state.missing_since or now) if signals.missing else None,

@@ -16,7 +16,6 @@ from math import ceil
 from octavo_operator.autoscale.demand import demand
 from octavo_operator.autoscale.learning import learned
 from octavo_operator.autoscale.memory import (
-    DOWN_MARGIN,
     EPSILON,
     FAILED_STARTS,
     Look,
@@ -46,7 +45,7 @@ def decide(settings: Settings, state: State, observation: Observation, now: floa
     signals = measure(settings, state, observation, now)
     known = learned(settings, state.learned, observation, signals, now)
     surging = state.surge_until is not None and now < state.surge_until
-    asked = demand(settings, known, signals, now, surging=surging)
+    asked = demand(settings, known, signals, now, state.surge_arrivals if surging else 0.0)
     look = Look(settings, replace(state, learned=known), observation, signals, asked, preempting(state, signals), now)
     look = replace(look, state=remember(look))
     desired, reason, message = _choose(look)
@@ -165,7 +164,7 @@ def _down(look: Look) -> _Choice:
     """Fewer replicas, if the whole window agrees and the remaining ones hold what is there."""
     settings, state, replicas = look.settings, look.state, look.observation.current
     floor = max(1, settings.min_replicas)
-    if look.cautious_need + DOWN_MARGIN > replicas - 1 or replicas <= floor:
+    if look.cautious_need > replicas - 1 or replicas <= floor:
         return replicas, "Steady", "demand matches the replicas"
     blocked = _blocked(look)
     if blocked:

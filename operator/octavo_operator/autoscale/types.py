@@ -141,6 +141,7 @@ class Learned:
 
     `pod_rate`: requests per second that pods counted. `starting`: pods seen to start; `cold_starts`: seconds that the
     last ones took. `capacity` is that of the model times `slower`, what full replicas were seen to do of it.
+    `spread` is the largest dispersion of arrivals lately, fading.
     """
 
     at: float | None = None
@@ -156,6 +157,7 @@ class Learned:
     sizes: Sizes | None = None
     capacity: Capacity | None = None
     slower: float = 1.0
+    spread: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ class State:
     `highs`/`lows`: recommendations of the down/up window as (time, replicas), kept as monotone queues: the first one is
     the window's maximum/minimum and the length stays small. `changes`: (time, difference) of `current` as observed.
     `pod_tokens`: KV tokens of one pod, kept so that the size of the first pod is known while there is none.
-    `panic_until`: no scale-down after preemptions. `surge_until`: the load of the last seconds counts in full.
+    `panic_until`: no scale-down after preemptions. `surge_until`: the load of the last seconds counts in full,
+    at its most so far, `surge_arrivals`.
     `woken`: when a gateway last asked. `limited`: when more than the allowed replicas were last needed.
     `missing_since`: since when some ready pod gives no report. None is never.
     """
@@ -179,6 +182,7 @@ class State:
     pod_tokens: int = 0
     panic_until: float | None = None
     surge_until: float | None = None
+    surge_arrivals: float = 0.0
     last_active: float = 0.0
     woken: float | None = None
     limited: float | None = None
@@ -193,7 +197,8 @@ class Demand:
     `rate`: requests that come. `stock`: KV tokens pinned, waiting and held. `queue`: requests waiting and held.
     `ttft`: prompts that would still be there when a replica started now is ready.
     `arrivals` per second are reckoned with when a replica started now is ready, after `cold_start` seconds.
-    `surge`: why the load of the last seconds counts in full, in words.
+    `surge`: why the load of the last seconds counts in full, in words; `lately`: their requests per second, surely.
+    `room`: the part of `rate` that is there for chance.
     """
 
     rate: float = 0.0
@@ -204,6 +209,8 @@ class Demand:
     dispersion: float = 1.0
     cold_start: float = 0.0
     surge: str = ""
+    lately: float = 0.0
+    room: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_operator.autoscale.memory import FAILED_STARTS, UP_MARGIN, Look
+from octavo_operator.autoscale.memory import FAILED_STARTS, Look
 from octavo_operator.autoscale.signals import STALE_SECONDS, Signals
 
 
@@ -10,8 +10,8 @@ def dominant(look: Look) -> tuple[str, str]:
     """What asks for the most replicas, in a word and a sentence."""
     settings, signals, asked = look.settings, look.signals, look.demand
     capacity = look.state.learned.capacity
-    most = max(asked.rate - UP_MARGIN, asked.stock, asked.queue, asked.ttft)
-    if capacity is not None and asked.rate - UP_MARGIN == most:
+    most = max(look.rate, asked.stock, asked.queue, asked.ttft)
+    if capacity is not None and look.rate == most:
         why = f"; {asked.surge}" if asked.surge else ""
         return "ArrivalRate", (
             f"{asked.arrivals:.3g} requests per second ask for {asked.rate:.2f} replicas; "
@@ -62,13 +62,13 @@ def notice(look: Look, reason: str, message: str) -> tuple[str, str] | None:
         return reason, message
     if signals.failed_starts >= FAILED_STARTS:
         return "StartsFail", failing(signals)
-    if reason == "ScalingLimited":
-        return reason, f"spec.autoscaling.maxReplicas: more than {settings.max_replicas} replicas are needed"
     if known.capacity is not None and not known.capacity.feasible:
         return "TargetsInfeasible", (
             f"spec.autoscaling.targets.tpotMilliseconds: found {1000 * settings.tpot:.0f}, but a token takes "
             f"{1000 * known.capacity.step:.0f} ms with one request alone; a higher target or a faster replica is needed"
         )
+    if reason == "ScalingLimited":
+        return reason, f"spec.autoscaling.maxReplicas: more than {settings.max_replicas} replicas are needed"
     since = look.state.missing_since
     if since is not None and look.now - since >= STALE_SECONDS:
         return "MetricsPartial", f"{silent(signals)}: taken to be full"

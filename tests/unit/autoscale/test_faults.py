@@ -54,7 +54,7 @@ def lying(settings, lies, lam, *, grows=False):
         liar = cluster.servers[0]
         if lies is not None:
             liar.lies = {name: value * (tick + 1) if grows else value for name, value in lies.items()}
-        seen += run(cluster, lam if tick < 40 else lam * 0.5, 2)
+        seen += run(cluster, lam if tick < 40 else lam * 0.75, 2)
     return seen
 
 

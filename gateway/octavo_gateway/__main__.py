@@ -21,6 +21,7 @@ from octavo_gateway.router import STRATEGIES
 from octavo_gateway.run import Options, run
 from octavo_gateway.server import BODY_SECONDS
 from octavo_gateway.static import StaticError, parse
+from octavo_gateway.workers import MOST, Parent, reachable, worker_port
 from octavo_protocol.names import PORT_ADMIN, PORT_GATEWAY, PORT_OPERATOR
 
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
@@ -37,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     logs.set_up(given.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if given.workers > 1 and given.worker is None:
+            command = [sys.executable, "-m", "octavo_gateway", *(sys.argv[1:] if arguments is None else arguments)]
+            parent = Parent(command, given.workers, options.admin_host, options.admin_port, options.head_seconds)
+            return runner.run(parent.run())
         return runner.run(run(options))
 
 
@@ -79,6 +84,14 @@ def _parser() -> argparse.ArgumentParser:
         help="file of API keys: one per line, or YAML with limits for each; read again when it changes. "
         "Without it every client may call",
     )
+    listen.add_argument(
+        "--workers",
+        type=_workers,
+        default=1,
+        metavar="N",
+        help=f"processes that share the port, 1 to {MOST}; as many ports follow --admin-port (default %(default)s)",
+    )
+    listen.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     listen.add_argument(
         "--head-timeout",
         type=_seconds,
@@ -154,8 +167,14 @@ def _options(given: argparse.Namespace) -> Options:
         raise ValueError("--static-endpoints is for use without Kubernetes: drop the namespace and kubeconfig options")
     if given.static_strategy and not given.static_endpoints:
         raise ValueError("--static-strategy is for --static-endpoints; with Kubernetes set spec.routing.strategy")
+    if given.workers > 1 and not (given.port and given.admin_port):
+        raise ValueError("--workers: several processes need a --port and an --admin-port other than 0")
     operator = None
     peers = tuple(_peer(text) for text in given.peers or ())
+    if given.worker is not None:
+        # Every worker is a gateway to the others: of this process' parent, and of those elsewhere.
+        hosts = peers or ((reachable(given.admin_host), given.admin_port),)
+        peers = tuple((host, worker_port(port, number)) for host, port in hosts for number in range(given.workers))
     if given.operator_service:
         host, _, port = given.operator_service.partition(":")
         if not host or (port and not port.isdigit()):
@@ -167,7 +186,7 @@ def _options(given: argparse.Namespace) -> Options:
         host=given.host,
         port=given.port,
         admin_host=given.admin_host,
-        admin_port=given.admin_port,
+        admin_port=given.admin_port if given.worker is None else worker_port(given.admin_port, given.worker),
         static=parse(given.static_endpoints, given.static_strategy) if given.static_endpoints else None,
         namespaces=None if given.all_namespaces else tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
@@ -177,6 +196,7 @@ def _options(given: argparse.Namespace) -> Options:
         peers=peers,
         head_seconds=given.head_timeout,
         body_seconds=given.body_timeout,
+        worker=given.worker,
         drain_delay=given.drain_delay,
         drain_timeout=given.drain_timeout,
         random=random.random,
@@ -201,6 +221,12 @@ def _seconds(text: str) -> float:
     if not 0 <= value <= 86400:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400 seconds")
     return value
+
+
+def _workers(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of processes from 1 to {MOST}")
+    return int(text)
 
 
 def _quantity(text: str) -> int:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -43,7 +44,10 @@ SHUTDOWN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says. `static` None: Kubernetes; `namespaces` None: all, empty: the pod's own."""
+    """What the command line says. `static` None: Kubernetes; `namespaces` None: all, empty: the pod's own.
+
+    `worker` is None for a gateway of one process.
+    """
 
     host: str
     port: int
@@ -58,6 +62,7 @@ class Options:
     peers: tuple[tuple[str, int], ...]
     head_seconds: float
     body_seconds: float
+    worker: int | None
     drain_delay: float
     drain_timeout: float
     random: Callable[[], float]
@@ -89,11 +94,18 @@ async def run(options: Options) -> int:
             await peers.round()
             background.append(asyncio.create_task(peers.run()))
         api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, gate, options.body_seconds)
-        public = await _serve(stack, api.app(), options.host, options.port, metrics, options.head_seconds)
+        shared = options.worker is not None
+        if shared:
+            await stack.enter_async_context(_end_with_parent(stop))
+            # Others accept on this port already: who knows no model yet must not answer for them.
+            if await _until(background, stop, status.ready):
+                return 1
+        bound = options.head_seconds
+        public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)
         admin = Admin(fleet, metrics, status, lambda: crew.say(time.monotonic()))
-        await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, options.head_seconds)
+        await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, bound)
         log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)
-        failed = await _until(stop, background)
+        failed = await _until(background, stop)
         if failed:
             return 1
         await _drain(options, fleet, status, public)
@@ -132,6 +144,7 @@ async def _tables(options: Options, fleet: Fleet, status: Status) -> None:
     def update(table: Table) -> None:
         fleet.update(table)
         status.synced = True
+        status.ready.set()
 
     if options.static is not None:
         update(options.static)
@@ -147,21 +160,44 @@ async def _tables(options: Options, fleet: Fleet, status: Status) -> None:
 
 
 async def _serve(
-    stack: AsyncExitStack, app: web.Application, host: str, port: int, metrics: Metrics, head_seconds: float
+    stack: AsyncExitStack,
+    app: web.Application,
+    host: str,
+    port: int,
+    metrics: Metrics,
+    head_seconds: float,
+    *,
+    reuse_port: bool = False,
 ) -> asyncio.Server:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    return await listen(runner, host, port, metrics.malformed.inc, head_seconds=head_seconds)
+    return await listen(runner, host, port, metrics.malformed.inc, head_seconds=head_seconds, reuse_port=reuse_port)
 
 
-async def _until(stop: asyncio.Event, background: list[asyncio.Task[None]]) -> bool:
-    """Wait for the order to stop; True when a part of the gateway failed before."""
-    waiting = asyncio.create_task(stop.wait())
-    done, _ = await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+@asynccontextmanager
+async def _end_with_parent(stop: asyncio.Event) -> AsyncIterator[None]:
+    """Stop when standard input ends: the parent holds its other end, and nobody else."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    watch = asyncio.create_task(reader.read())
+    watch.add_done_callback(lambda _: stop.set())
+    try:
+        yield
+    finally:
+        watch.cancel()
+        transport.close()
+
+
+async def _until(background: list[asyncio.Task[None]], *events: asyncio.Event) -> bool:
+    """Wait for one of the events; True when a part of the gateway failed before."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    done, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+    for event in waiting:
+        event.cancel()
     for task in done:
-        if task is not waiting:
+        if task in background:
             log.error("the gateway cannot go on: %r", task.exception())
             return True
     return False

@@ -47,7 +47,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Status:
     """Whether the gateway may get traffic.
 
-    `synced`: the first table was read. `requests` are those under way; `idle` is set when the last one is over.
+    `synced`: the first table was read, which sets `ready`. `requests` are those under way; `idle` is set when the last
+    one is over.
     """
 
     start_time: float
@@ -55,6 +56,7 @@ class Status:
     draining: bool = False
     requests: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
     sequence: int = 0
 
 
@@ -201,7 +203,7 @@ class Admin:
 
     def app(self) -> web.Application:
         """The application for the second port."""
-        app = web.Application(middlewares=[_bounded])
+        app = web.Application(middlewares=[bounded])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get(PATH_LOAD, self._load)
         app.router.add_get(PATH_PEERS, self._peers)
@@ -228,7 +230,7 @@ async def _later(_: web.Request) -> None:
 
 
 @web.middleware
-async def _bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Tell the connection when its head was complete and when it was answered, as `Api` does with all else."""
     connection = request.protocol
     if not isinstance(connection, Connection):

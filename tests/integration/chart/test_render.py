@@ -164,6 +164,15 @@ def test_gateways_find_each_other_and_may_talk(render: Render) -> None:
     assert any(peer in rule.get("to", ()) and rule["ports"] == admin for rule in policy["spec"]["egress"])
 
 
+def test_workers_of_gateways_may_talk_too(render: Render) -> None:
+    objects = render("gateway.workers=3")
+    assert "--workers=3" in container(objects, "octavo-gateway")["args"]
+    (policy,) = named(objects, "NetworkPolicy", "octavo-gateway")
+    admin = [{"protocol": "TCP", "port": 9000, "endPort": 9003}]
+    assert [rule.get("ports") for rule in policy["spec"]["ingress"]].count(admin) == 1
+    assert [rule.get("ports") for rule in policy["spec"]["egress"]].count(admin) == 1
+
+
 def test_the_gateway_has_time_for_its_own_drain(render: Render) -> None:
     (gateway,) = named(
         render("gateway.drain.delaySeconds=7", "gateway.drain.timeoutSeconds=300"), "Deployment", "octavo-gateway"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -24,6 +25,16 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     return port
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 @dataclass
@@ -133,7 +144,7 @@ def start_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartGat
     started: list[Gateway] = []
 
     def start(*arguments: str, pods: list[str]) -> Gateway:
-        port, admin = free_port(), free_port()
+        port, admin = free_port(), free_ports(8)
         command = [sys.executable, "-m", "octavo_gateway", "--port", str(port), "--admin-port", str(admin)]
         command += ["--static-endpoints", "m=" + ",".join(pods), *arguments]
         log = tmp_path_factory.mktemp("gateway") / "log"

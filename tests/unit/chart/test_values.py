@@ -70,6 +70,8 @@ def test_no_object_takes_unknown_names(name: str, schema: dict[str, Any]) -> Non
         ("gatway", {}),
         ("gateway.replica", 2),
         ("gateway.replicas", -1),
+        ("gateway.workers", 0),
+        ("gateway.workers", 17),
         ("gateway.image.tag", "a b"),
         ("operator.image.digest", "sha256:abc"),
         ("operator.logLevel", "loud"),

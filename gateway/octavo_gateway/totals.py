@@ -1,0 +1,157 @@
+"""What several workers of one gateway say, as if one process said it. No I/O.
+
+Counters of a worker that ended are kept: within the parent's life the sums only grow, as readers of reports and metrics
+expect. What a worker counted after it was last heard goes with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from octavo_protocol.load import CanaryTraffic, GatewayReport, ModelTraffic, TrackTraffic
+
+# Gauges of things each worker has its own of. All others say the same in every worker, or the worst of them counts.
+_SUMMED = {"octavo_gateway_in_flight_requests", "octavo_gateway_held_requests", "octavo_gateway_held_by_priority"}
+_LEAST = {"octavo_gateway_key_file_valid"}
+_COUNTING = {"counter", "histogram"}
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Totals:
+    """`start_time` of the parent; reports and metrics of the workers that run, by number."""
+
+    start_time: float
+    _sequence: int = 0
+    _reports: dict[int, GatewayReport] = field(default_factory=dict)
+    _families: dict[int, list[Metric]] = field(default_factory=dict)
+    _past_models: dict[Key, ModelTraffic] = field(default_factory=dict)
+    _past_series: Counter[Series] = field(default_factory=Counter)
+
+    def heard(self, worker: int, report: GatewayReport, exposition: str) -> None:
+        """Take over what a worker says now."""
+        self._reports[worker] = report
+        self._families[worker] = list(text_string_to_metric_families(exposition))
+
+    def ended(self, worker: int) -> None:
+        """A worker is gone: its counters stay, its requests do not."""
+        report = self._reports.pop(worker, None)
+        for model in report.models if report else ():
+            over = replace(model, in_flight=0, held=0, held_prompt_tokens=0, oldest_hold=0.0, pods={})
+            key = (model.namespace, model.name)
+            past = self._past_models.get(key)
+            self._past_models[key] = _added([past, over]) if past else over
+        for family in self._families.pop(worker, []):
+            if family.type in _COUNTING:
+                self._past_series.update({_series(sample): sample.value for sample in _lasting(family)})
+
+    def report(self) -> GatewayReport:
+        """The sum over all workers, for the operator.
+
+        A model is listed when every worker that has read its models lists it: only then do all of them hold for it.
+        """
+        self._sequence += 1
+        read = [{(m.namespace, m.name): m for m in each.models} for each in self._reports.values() if each.models]
+        listed = set.intersection(*(set(each) for each in read)) if read else set()
+        models = []
+        for key in sorted(listed):
+            past = self._past_models.get(key)
+            models.append(_added([each[key] for each in read] + ([past] if past else [])))
+        return GatewayReport(sequence=self._sequence, start_time=self.start_time, models=models)
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        registry = CollectorRegistry()
+        registry.register(_Collected(self._merged()))
+        return generate_latest(registry)
+
+    def _merged(self) -> list[Metric]:
+        found: dict[str, Metric] = {}
+        values: dict[str, dict[Series, float]] = {}
+        for family in (family for families in self._families.values() for family in families):
+            found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            into = values.setdefault(family.name, {})
+            for sample in _lasting(family):
+                series = _series(sample)
+                if series not in into:
+                    into[series] = sample.value + (self._past_series[series] if family.type in _COUNTING else 0.0)
+                elif family.type in _COUNTING or family.name in _SUMMED:
+                    into[series] += sample.value
+                else:
+                    into[series] = (min if family.name in _LEAST else max)(into[series], sample.value)
+        for name, metric in found.items():
+            own = {series[0] for series in values[name]}
+            if metric.type in _COUNTING:
+                past = {series: value for series, value in self._past_series.items() if series[0] in own}
+                values[name] = past | values[name]
+            metric.samples = [Sample(series[0], dict(series[1]), value) for series, value in values[name].items()]
+        return [metric for metric in found.values() if metric.samples]
+
+
+class _Collected(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _series(sample: Sample) -> Series:
+    return sample.name, tuple(sorted(sample.labels.items()))
+
+
+def _lasting(family: Metric) -> list[Sample]:
+    """Without the times at which a process made its series: the sum of times is none."""
+    return [sample for sample in family.samples if not sample.name.endswith("_created")]
+
+
+def _added(traffic: Sequence[ModelTraffic]) -> ModelTraffic:
+    """One model's traffic at several workers. All that is said of it adds up, but for times."""
+    first = traffic[0]
+    pods: Counter[str] = Counter()
+    for each in traffic:
+        pods.update(each.pods)
+    return replace(
+        first,
+        arrivals=sum(each.arrivals for each in traffic),
+        arrival_prompt_tokens=sum(each.arrival_prompt_tokens for each in traffic),
+        in_flight=sum(each.in_flight for each in traffic),
+        held=sum(each.held for each in traffic),
+        held_prompt_tokens=sum(each.held_prompt_tokens for each in traffic),
+        oldest_hold=max(each.oldest_hold for each in traffic),
+        last_arrival=max(each.last_arrival for each in traffic),
+        pods=dict(pods),
+        canary=_canary(first.canary, [each.canary for each in traffic if each.canary]),
+    )
+
+
+def _canary(step: CanaryTraffic | None, all_of_them: Sequence[CanaryTraffic]) -> CanaryTraffic | None:
+    """Evidence of the same step only: a worker that has not heard of a new step counts for the old one."""
+    if step is None:
+        return None
+    same = [each for each in all_of_them if each.step == step.step]
+    return CanaryTraffic(
+        step=step.step,
+        stable=_track([each.stable for each in same]),
+        canary=_track([each.canary for each in same]),
+    )
+
+
+def _track(tracks: Sequence[TrackTraffic]) -> TrackTraffic:
+    counted = [track.ttft for track in tracks if track.ttft]
+    return TrackTraffic(
+        requests=sum(track.requests for track in tracks),
+        errors=sum(track.errors for track in tracks),
+        ttft=[sum(column) for column in zip(*counted, strict=True)],
+    )

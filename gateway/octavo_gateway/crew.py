@@ -17,8 +17,9 @@ import msgspec
 from octavo_gateway.keyring import opaque
 from octavo_gateway.limits import Account, Accounts, Bucket
 
-# A gateway that has not been heard for so long is silent: the others leave it its part.
-SILENT_SECONDS = 3.0
+# A gateway that has not been heard for so long, which is since the last round, is silent: the others leave it its part
+# at once, and lose nothing by it when it only was late.
+SILENT_SECONDS = 0.95
 # And one that has been for so long is forgotten, with what it had told.
 FORGOTTEN_SECONDS = 600.0
 MOST_GATEWAYS = 256
@@ -64,14 +65,14 @@ class Crew:
         for name, account in self._accounts.known.items():
             for bucket in _buckets(account):
                 bucket.refill(now)
-            used = any(bucket.level < bucket.limit for bucket in _buckets(account))
+            used = any(bucket.left < bucket.limit for bucket in _buckets(account))
             if used or (account.slots and account.open):
                 keys[_hash(name)] = Taken(
                     account.requests.taken if account.requests else 0.0,
                     account.tokens.taken if account.tokens else 0.0,
                     account.open,
-                    account.requests.level if account.requests else None,
-                    account.tokens.level if account.tokens else None,
+                    account.requests.left if account.requests else None,
+                    account.tokens.left if account.tokens else None,
                 )
         return Word(id=self.id, keys=keys)
 
@@ -126,8 +127,10 @@ def _charge(account: Account, before: Taken | None, told: Taken, now: float) -> 
         bucket.refill(now)
         if before is not None:
             bucket.level -= more
-        elif left is not None:
-            bucket.level = min(bucket.level, left)
+        elif left is not None and left < bucket.left:
+            less = min(bucket.aside, bucket.left - left)
+            bucket.aside -= less
+            bucket.level = left - bucket.aside
 
 
 @lru_cache(maxsize=16384)

@@ -20,6 +20,7 @@ from octavo_gateway.pace import Pace
 from octavo_gateway.prefix import DeltaError, PrefixIndex, reach
 from octavo_gateway.prompts import Prompt
 from octavo_gateway.ratio import Ratio
+from octavo_gateway.retry import RetryBudget
 from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Choice, route
 from octavo_gateway.tracks import Tally, Tracks, split
 from octavo_gateway.upstream import Upstream, implausible
@@ -138,6 +139,7 @@ class Backend:
     output: Ratio = field(default_factory=lambda: Ratio(128.0, 1, 10_000))
     disbelieved: dict[str, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
+    retries: RetryBudget = field(default_factory=RetryBudget)
     gateways: int = GATEWAYS
     learned_at: float = float("-inf")
     unix: Callable[[], float] | None = None

@@ -46,7 +46,8 @@ class Refusal:
 class Bucket:
     """`level`: what is left for all gateways; `part`: what this one may take of it before it hears of the others.
 
-    `share` of the limit belongs to the gateways in contact. `taken`: all that this one ever took.
+    `share` of the limit belongs to the gateways in contact; `aside` is what the silent ones may have of what was left
+    when they became so. `taken`: all that this one ever took.
     """
 
     limit: int
@@ -55,11 +56,17 @@ class Bucket:
     part: float = float("inf")
     share: float = 1.0
     taken: float = 0.0
+    aside: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """What is left for all gateways, silent ones included."""
+        return self.level + self.aside
 
     def refill(self, now: float) -> None:
         """Add what came in since."""
         most = self.limit * self.share
-        self.level = min(max(most, 0.0), self.level + max(0.0, now - self.at) * most / 60)
+        self.level = min(most, self.level + max(0.0, now - self.at) * most / 60)
         self.at = max(self.at, now)
 
     def wait(self, amount: float) -> float:
@@ -78,8 +85,16 @@ class Bucket:
     def take_part(self, alive: int, of: int, now: float) -> None:
         """A new part, after the others were heard."""
         self.refill(now)
-        self.share = alive / of
-        self.refill(now)
+        before, self.share = self.share, alive / of
+        if self.share < before:
+            # What the silent ones took of it since they were heard is not known: no more than their parts.
+            kept = min(self.level * self.share / before, max(0.0, self.part) * alive)
+            moved = max(0.0, self.level - kept)
+        elif before < 1:
+            moved = -self.aside * (self.share - before) / (1 - before)
+        else:
+            moved = 0.0
+        self.level, self.aside = self.level - moved, self.aside + moved
         self.part = self.level / alive if of > 1 else float("inf")
 
 
@@ -176,7 +191,8 @@ def _bucket(before: Bucket | None, limit: int | None, now: float) -> Bucket | No
         return Bucket(limit, float(limit), now)
     if before.limit != limit:
         before.refill(now)
-        before.level = min(before.level, float(limit))
+        before.level = min(before.level, limit * before.share)
+        before.aside = min(before.aside, limit * (1 - before.share))
         before.limit = limit
     return before
 

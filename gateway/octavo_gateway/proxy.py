@@ -46,26 +46,6 @@ class UnreachedError(Exception):
         self.reason = reason
 
 
-class RetryBudget:
-    """Retries allowed: a share of the requests, with a small reserve, so that retries cannot multiply an outage."""
-
-    def __init__(self, share: float = 0.2, reserve: float = 10.0) -> None:
-        self._share = share
-        self._reserve = reserve
-        self._left = reserve
-
-    def earn(self) -> None:
-        """Count a request."""
-        self._left = min(self._reserve, self._left + self._share)
-
-    def spend(self) -> bool:
-        """Take a retry; False when there is none left."""
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request as far as the gateway has read it. `path` is the route's own, not the client's spelling.
@@ -118,13 +98,12 @@ class Proxy:
         self._hold_seconds = hold_seconds
         self._grace = grace
         self._keep_alive = keep_alive
-        self._budget = RetryBudget()
 
     async def forward(self, request: web.Request, backend: Backend, call: Call) -> web.StreamResponse:
         """Answer one call. Cancelled when the client goes away, which closes the connection to the pod."""
         answer = Answer(request, call.request_id, call.visit.headers())
         backend.arrived(call.prompt.tokens)
-        self._budget.earn()
+        backend.retries.earn()
         try:
             return await self._attempts(request, answer, backend, call)
         except ApiError as error:
@@ -141,7 +120,7 @@ class Proxy:
                 lease.refused()
                 lease.upstream.avoid(backend.clock(), draining=unreached.reason == "draining")
                 log.info("%s: %s did not take it: %s", call.request_id, lease.upstream.endpoint.name, unreached.reason)
-                if retried or not self._budget.spend():
+                if retried or not backend.retries.spend():
                     raise backend.unavailable("the replicas did not take the request") from None
                 retried = True
                 self._metrics.retries.labels(label(backend), unreached.reason).inc()

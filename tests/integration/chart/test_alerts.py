@@ -122,6 +122,11 @@ CASES = {
         {'octavo_gateway_broken_streams_total{model="m"}': always(7)},
         'model="m"',
     ),
+    "OctavoKeyFileInvalid": Case(
+        {'octavo_gateway_key_file_valid{namespace="a",pod="g-1"}': always(0)},
+        {'octavo_gateway_key_file_valid{namespace="a",pod="g-1"}': always(1)},
+        'namespace="a",pod="g-1"',
+    ),
     "OctavoOperatorNotLeading": Case(
         # Somebody else's operator leads.
         {

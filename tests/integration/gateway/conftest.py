@@ -143,8 +143,8 @@ def start_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartGat
     """Starts gateways for the model `m` at some pods; they end with the module."""
     started: list[Gateway] = []
 
-    def start(*arguments: str, pods: list[str]) -> Gateway:
-        port, admin = free_port(), free_ports(8)
+    def start(*arguments: str, pods: list[str], admin_port: int = 0) -> Gateway:
+        port, admin = free_port(), admin_port or free_ports(8)
         command = [sys.executable, "-m", "octavo_gateway", "--port", str(port), "--admin-port", str(admin)]
         command += ["--static-endpoints", "m=" + ",".join(pods), *arguments]
         log = tmp_path_factory.mktemp("gateway") / "log"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.gateway.conftest import World
 
-from octavo_gateway.crew import FORGOTTEN_SECONDS, MOST_GATEWAYS, SILENT_SECONDS, Crew, Taken, Word
+from octavo_gateway.crew import FORGOTTEN_SECONDS, MOST_GATEWAYS, Crew, Taken, Word
 from octavo_gateway.keyring import opaque
 from octavo_gateway.keys import KeyFile
 from octavo_gateway.limits import Accounts, Limits
@@ -140,12 +140,39 @@ def test_a_silent_gateway_keeps_its_part_and_comes_back():
     assert [a - b for a, b in zip(after, before, strict=True)] == pytest.approx([300, 300], abs=2)
     all_of_them.cut = set()
     # What both took meanwhile is told, and paid for: it was no more than the limit but for one bucket.
-    all_of_them.advance(SILENT_SECONDS)
+    all_of_them.advance(1.0)
     for _ in range(120):
         all_of_them.advance(1.0)
         all_of_them.take(0)
     assert all_of_them.account(1).requests.taken == after[1]
     assert all_of_them.account(0).requests.level == pytest.approx(all_of_them.account(1).requests.level, abs=1.01)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_gateways_that_lose_each_other_keep_the_limit(count):
+    all_of_them = Gateways(count, Limits(requests=60), [index / count for index in range(count)])
+    all_of_them.cut = set(range(count))
+    for seconds in range(1, 121):
+        for _ in range(4):
+            all_of_them.advance(0.25)
+            for index in range(count):
+                while all_of_them.take(index):
+                    pass
+        taken = sum(all_of_them.account(index).requests.taken for index in range(count))
+        assert taken <= 60 + seconds + 60 / 4 + count
+    assert taken >= 60 + 120 - count
+
+
+def test_a_pause_of_one_gateway_costs_the_others_nothing_later():
+    all_of_them = Gateways(2, Limits(requests=60))
+    all_of_them.cut = {1}
+    for _ in range(5):
+        all_of_them.advance(1.0)
+    assert all_of_them.account(0).requests.level == pytest.approx(30)
+    all_of_them.cut = set()
+    for _ in range(2):
+        all_of_them.advance(1.0)
+    assert [all_of_them.account(index).requests.level for index in range(2)] == [pytest.approx(60)] * 2
 
 
 def test_a_gateway_that_restarts_does_not_bring_a_full_bucket():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from octavo_gateway.endpoints import Endpoint
+from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.hold import Bounds
 
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
@@ -521,3 +521,42 @@ async def test_a_request_that_gives_way_is_told_so(world, eventually):
     assert 'octavo_gateway_held_by_priority{model="m",priority="3"} 1.0' in text
     high.cancel()
     await eventually(lambda: len(backend.queue) == 0)
+
+
+async def test_a_models_retries_are_its_own(world):
+    await world.start()
+    good = await world.pod()
+    bad = Deployment("ns", "bad", ("bad",), endpoints=(dead(), dead()))
+    fine = Deployment("ns", "fine", ("fine",), endpoints=(dead(), good.endpoint()))
+    world.fleet.update(table([bad, fine]))
+
+    async def ask(model):
+        for _, upstream in world.fleet.upstreams():
+            upstream.trust()
+        async with world.post({"model": model}) as response:
+            return response.status
+
+    assert {await ask("bad") for _ in range(40)} == {503}
+    assert not world.fleet.find("bad").retries.spend()
+    assert {await ask("fine") for _ in range(8)} == {200}
+
+
+async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world, eventually):
+    """Slow is not gone: the second replica never hears of a request that the first one has."""
+    await world.start()
+    gate = asyncio.Event()
+
+    async def slow(request, body):
+        await gate.wait()
+        return web.json_response({})
+
+    pods = [await world.pod(slow) for _ in range(2)]
+    world.has(*(pod.endpoint() for pod in pods))
+    call = asyncio.create_task(world.post(headers={"X-Request-Timeout": "0.05"}).__aenter__())
+    await eventually(lambda: sum(len(pod.seen) for pod in pods) == 1)
+    backend = world.fleet.find("m")
+    begun = backend.clock()
+    await eventually(lambda: backend.clock() - begun > 0.2)
+    gate.set()
+    (await call).release()
+    assert sum(len(pod.seen) for pod in pods) == 1

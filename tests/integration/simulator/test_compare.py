@@ -32,6 +32,7 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {one["family"] for one in data["results"]} == {family.name for family in compare.FAMILIES}
     assert all(0 <= one["judged"]["attainment"] <= 1 and one["judged"]["gpu_hours"] > 0 for one in data["results"])
     page = docs.read_text()
+    assert "10 % of samples lost: octavo" in page
     assert page.startswith("# Before\n")
     assert page.endswith(f"{compare.END}\nafter\n")
     assert "of last year" not in page

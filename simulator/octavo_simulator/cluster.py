@@ -14,7 +14,7 @@ from octavo_gateway.fleet import Lease
 from octavo_gateway.hold import Bounds
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample
 from octavo_protocol.load import LoadReport
-from octavo_simulator.gateway import Gateway, began
+from octavo_simulator.gateway import Gateway, began, streamed
 from octavo_simulator.job import Job, Outcome
 from octavo_simulator.pod import Pod
 from octavo_simulator.scenario import Answer, Controller, Scenario
@@ -96,9 +96,7 @@ class _Cluster:
         bounds = Bounds(seconds=scenario.patience)
         self._turns: list[tuple[Job, Lease]] = []
         self._gateways = [
-            Gateway(
-                bounds, scenario.profile.start, lambda: self._now, self._routing.random, self._turns, scenario.strategy
-            )
+            Gateway(bounds, lambda: self._now, self._routing.random, self._turns, scenario)
             for _ in range(scenario.gateways)
         ]
         self._traffic: list[GatewaySample] = [GatewaySample(f"gateway-{i}") for i in range(scenario.gateways)]
@@ -247,6 +245,8 @@ class _Cluster:
         if self._now >= self._scenario.faults.forget:
             member.pod.forget_prefixes()
         report = member.pod.report(self._now)
+        for job, lease in member.leases.values():
+            streamed(lease, member.pod.generated(job))
         for gateway in self._gateways:
             gateway.reported(member.name, member.pod, report)
         self._at(self._now + POLL_SECONDS, self._poll, member)

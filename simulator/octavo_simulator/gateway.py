@@ -20,6 +20,7 @@ from octavo_protocol.prompt import PromptBlocks, chosen, encode_prompt
 from octavo_simulator.chains import block_key
 from octavo_simulator.job import Job
 from octavo_simulator.pod import Pod
+from octavo_simulator.scenario import Scenario
 
 NAMESPACE, NAME = "simulation", "model"
 # A prompt token is about four bytes of a request's body.
@@ -53,17 +54,16 @@ class Gateway:
     def __init__(
         self,
         bounds: Bounds,
-        start: float,
         clock: Callable[[], float],
         random: Callable[[], float],
         turns: list[tuple[Job, Lease]],
-        strategy: str,
+        scenario: Scenario,
     ) -> None:
         queue: HoldQueue[Lease] = HoldQueue(bounds)
         self._clock = clock
-        self._start = start
-        self._policy = Policy(strategy)
-        self._backend = Backend(self._deployment(()), queue, clock, random)
+        self._start = scenario.profile.start
+        self._policy = Policy(scenario.strategy)
+        self._backend = Backend(self._deployment(()), queue, clock, random, gateways=scenario.gateways)
         self._held: dict[int, Ticket[Lease]] = {}
         self._turns = turns
 
@@ -141,6 +141,12 @@ def began(job: Job, lease: Lease, block_size: int) -> None:
     if request.prefix >= 0 and blocks:
         marks = tuple((n * block_size, block_key(request.prefix, n - 1)) for n in chosen(blocks))
         lease.heard(encode_prompt(PromptBlocks(request.prompt, block_size, marks)))
+
+
+def streamed(lease: Lease, tokens: int) -> None:
+    """So many tokens of the answer have passed: told by the second here, by the event in a real gateway."""
+    if lease.left > 0:
+        lease.progress(max(0, tokens - round(lease.output - lease.left)))
 
 
 def _prompt(job: Job) -> Prompt:

@@ -68,6 +68,7 @@ def timeline(run: Run, path: Path) -> None:
     counts, _ = np.histogram(arrived, edges)
     load.step(minutes, counts / BIN_SECONDS, where="post", color=GREY)
     load.set_ylabel("requests/s")
+    load.set_ylim(bottom=0)
     looks = [look for look in run.looks if look.at <= seconds]
     at = [look.at / 60 for look in looks]
     pods.step(at, [look.asked for look in looks], where="post", color=OURS, label="asked for", linewidth=1)

@@ -109,6 +109,10 @@ class Pod:
         jobs, self._answered = self._answered, []
         return jobs
 
+    def generated(self, job: Job) -> int:
+        """Answer tokens of a sequence so far."""
+        return job.made + (self._steps - job.base + 1 - job.total if job.finish_at >= 0 else 0)
+
     def report(self, now: float) -> LoadReport:
         """What the pod says of itself; `advance(now)` comes first."""
         self._settle(now)

@@ -1,0 +1,46 @@
+"""The gateway's own objects under simulated time."""
+
+from octavo_gateway.hold import Bounds
+from octavo_simulator.gateway import Gateway, streamed
+from octavo_simulator.job import Job
+from octavo_simulator.pod import Pod
+from octavo_simulator.scenario import Promise, Scenario
+from octavo_simulator.steptime import PROFILES
+from octavo_simulator.trace import Request, Trace
+
+PROFILE = PROFILES["8b-24gb"]
+
+
+def gateway() -> Gateway:
+    scenario = Scenario("s", Trace("t", (), 1.0), PROFILE, Promise(1.0, 0.1), gateways=1)
+    made = Gateway(Bounds(), lambda: 10.0, lambda: 0.5, [], scenario)
+    made.serve(["a"])
+    return made
+
+
+def test_tokens_that_passed_do_not_count_as_growth_to_come() -> None:
+    """Without this a pod of long answers looks full at half of its pool, and requests are held for nothing."""
+    lease = gateway().lease(Job(0, Request(0.0, 100, 50), 0.0))
+    assert lease is not None
+    expected = lease.left
+    assert lease.upstream.growth == expected > 100
+    for _ in range(2):
+        streamed(lease, 100)
+        assert lease.upstream.growth == lease.left == expected - 100
+    streamed(lease, 5000)
+    assert lease.upstream.growth == lease.left == 0.0
+
+
+def test_what_a_pod_has_cached_is_known_after_its_report() -> None:
+    made, pod = gateway(), Pod(PROFILE, 0.0)
+    first = Job(0, Request(0.0, 6400, 1, prefix=3, shared=6400), 0.0)
+    pod.submit(first, 0.0)
+    pod.advance(10.0)
+    lease = made.lease(first)
+    assert lease is not None
+    assert lease.matched == 0
+    lease.release()
+    made.reported("a", pod, pod.report(10.0))
+    again = made.lease(Job(1, Request(9.0, 6400, 1, prefix=3, shared=6400), 9.0))
+    assert again is not None
+    assert again.matched > 6000

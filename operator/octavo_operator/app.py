@@ -82,7 +82,9 @@ class App:
         self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._basis.stale)
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime, options.lease)
         log = DecisionLog(options.decision_log) if options.decision_log else None
-        self._loop = AutoscaleLoop(partial(fetch, http), self._gateways, self._ask, metrics, time.time, log)
+        self._loop = AutoscaleLoop(
+            partial(fetch, http), self._gateways, self._ask, metrics, time.time, log, time.monotonic
+        )
         self._reconciler = Reconciler(
             client.fenced(self._lease.left),
             options.installation,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp
+from math import ceil, exp, inf
 from statistics import median
 
 from octavo_operator.autoscale import fit
 from octavo_operator.autoscale.arrivals import count, dispersion
 from octavo_operator.autoscale.capacity import Limits, Sizes, capacity
-from octavo_operator.autoscale.signals import Signals, answering
+from octavo_operator.autoscale.signals import FEW, Signals, answering
 from octavo_operator.autoscale.types import (
     GatewayCounters,
     Learned,
@@ -30,6 +30,8 @@ from octavo_protocol.load import LoadReport
 # known within some percent, and a mix that changes is followed within a minute where there is much of it.
 SIZES_SECONDS = 300.0
 SIZES_REQUESTS = 400.0
+# However long ago they were.
+SIZES_LEAST = 20.0
 LESSON_SECONDS = 10.0
 # From this many requests on there is a mean size, from this many steps on a step time.
 LEAST_REQUESTS = 3.0
@@ -47,9 +49,11 @@ POOL_SHARE = 0.95
 _SEEN_SECONDS = 10.0
 # How far from the middle of the others a pod may be.
 _FAR = 2.0
+_CHANCE = 3.0
 # A queue has to stay for about so long before it is believed that the model is wrong, and is believed so far.
 _SLOWER_SECONDS = 60.0
 _SLOWEST = 0.25
+_FULL = 0.9
 # The clock of a step that began before the interval.
 _LONG_STEP = 30.0
 
@@ -120,9 +124,10 @@ def _arrival_rate(
     heard = bool(observation.gateways) and all(answering(gateway, now) for gateway in observation.gateways)
     if heard and rates:
         return sum(rates)
-    if not rates and known.pod_rate is None:
+    counted = known.pod_rate if known.counted is not None and now - known.counted < SILENT_SECONDS else None
+    if not rates and counted is None:
         return None
-    return max(sum(rates), known.pod_rate or 0.0)
+    return max(sum(rates), counted or 0.0)
 
 
 def _starts(
@@ -170,8 +175,10 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
     fitted = _fitted(known.fit, shares, elapsed)
     known = replace(known, taught=now, pods=tuple(after), totals=totals, fit=fitted, spread=spread)
     if shares:
-        requests = _near([share.requests / share.elapsed for share in shares])
-        known = replace(known, pod_rate=sum(requests))
+        # A replica's worth more than twice the middle one: where most are idle, one may have all there is.
+        most = _FAR * median(s.requests / s.elapsed for s in shares) + (known.capacity.rate if known.capacity else inf)
+        rates = [min(s.requests / s.elapsed, most) if len(shares) >= FEW else s.requests / s.elapsed for s in shares]
+        known = replace(known, pod_rate=sum(rates), counted=now)
     found = sizes(totals)
     if found is None or fitted.model is None or fitted.gram[0][0] < LEAST_STEPS or not signals.rows:
         return known
@@ -184,23 +191,28 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
     told = capacity(fitted.model, found, limits)
     if told is None:
         return known
-    slower = _slower(known.slower, fitted, shares, elapsed)
+    slower = _slower(known.slower, fitted, shares, elapsed, held=signals.held > 0)
     told = replace(told, rate=told.rate * slower, prefill=told.prefill * slower)
     return replace(known, sizes=found, slower=slower, capacity=told)
 
 
-def _slower(known: float, fitted: fit.Fit, shares: Sequence[_Share], elapsed: float) -> float:
+def _slower(known: float, fitted: fit.Fit, shares: Sequence[_Share], elapsed: float, *, held: bool) -> float:
     """What replicas do that have more than they can, as a share of what the model says that they could; 1 at most.
 
     Time that passes outside of steps, or in ways that the model does not know of, is found where a queue stays.
     """
-    full = [s for s in shares if s.load.waiting and s.before.waiting]
+    full = [s for s in shares if all(load.waiting or (held and _no_room(load)) for load in (s.load, s.before))]
     if 2 * len(full) <= len(shares):
         return 1.0 - (1.0 - known) * exp(-elapsed / fit.MEMORY_SECONDS)
     explained = _near([fit.expected(fitted, fit.equations(s.load.steps, s.before.steps)[0]) / s.elapsed for s in full])
     share = min(max(sum(explained) / len(explained), _SLOWEST), 1.0)
     kept = exp(-elapsed / _SLOWER_SECONDS)
     return kept * known + (1 - kept) * share
+
+
+def _no_room(load: LoadReport) -> bool:
+    """Whether gateways rather hold a request than send it there."""
+    return load.running >= _FULL * load.max_running or load.blocks_pinned >= _FULL * load.blocks_total
 
 
 def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | None:
@@ -226,22 +238,25 @@ def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | Non
 
 def _totals(totals: Totals, shares: Sequence[_Share], signals: Signals, elapsed: float) -> Totals:
     """Sums that forget, but only while there is something new."""
-    requests = sum(share.requests for share in shares)
-    if not requests and not signals.running:
+    if not signals.running and not any(s.requests or s.finished for s in shares):
         return totals
-    kept = exp(-max(elapsed / SIZES_SECONDS, sum(_near([s.requests for s in shares])) / SIZES_REQUESTS))
-    came = [s for s in shares if s.requests]
-    ended = [s for s in shares if s.finished]
-    prompt = _near([(s.load.prompt_tokens - s.before.prompt_tokens) / s.requests for s in came])
-    hits = _near([(s.load.prefix_hit_tokens - s.before.prefix_hit_tokens) / s.requests for s in came])
-    answer = _near([(s.load.generation_tokens - s.before.generation_tokens) / s.finished for s in ended])
-    weights, ends = _near([s.requests for s in came]), _near([s.finished for s in ended])
+    weights, ends = _counts([s.requests for s in shares]), _counts([s.finished for s in shares])
+    kept = exp(-max(elapsed / SIZES_SECONDS, sum(weights) / SIZES_REQUESTS))
+    if totals.requests > 0:
+        kept = min(1.0, max(kept, SIZES_LEAST / totals.requests))
+    came = [(s, weight) for s, weight in zip(shares, weights, strict=True) if s.requests]
+    prompt = _near([(s.load.prompt_tokens - s.before.prompt_tokens) / s.requests for s, _ in came])
+    hits = _near([(s.load.prefix_hit_tokens - s.before.prefix_hit_tokens) / s.requests for s, _ in came])
+    # Tokens come long before the end of a long answer, and rows make them equally fast.
+    rows = _near([max(1.0, (s.load.running + s.before.running) / 2) for s in shares])
+    made = [(s.load.generation_tokens - s.before.generation_tokens) for s in shares]
+    speeds = _near([tokens / row for tokens, row in zip(made, rows, strict=True)], least=0.0)
     return Totals(
         requests=kept * totals.requests + sum(weights),
         finished=kept * totals.finished + sum(ends),
-        prompt=kept * totals.prompt + _product(weights, prompt),
-        hits=kept * totals.hits + _product(weights, hits),
-        generated=kept * totals.generated + _product(ends, answer),
+        prompt=kept * totals.prompt + _product([weight for _, weight in came], prompt),
+        hits=kept * totals.hits + _product([weight for _, weight in came], hits),
+        generated=kept * totals.generated + _product(rows, speeds),
         pinned=kept * totals.pinned + signals.pinned_tokens,
         running=kept * totals.running + signals.running,
     )
@@ -265,12 +280,20 @@ def _fitted(known: fit.Fit, shares: Sequence[_Share], elapsed: float) -> fit.Fit
     return fit.solve(known, elapsed)
 
 
-def _near(values: list[float]) -> list[float]:
-    """The values, none further from the middle of three or more than it may be."""
-    if len(values) < 3:
+def _near(values: list[float], least: float = 1 / _FAR) -> list[float]:
+    """The values, none further from the middle of three or more than it may be: from `least` times it to twice."""
+    if len(values) < FEW:
         return values
     middle = median(values)
-    return [min(max(value, middle / _FAR), middle * _FAR) for value in values]
+    return [min(max(value, middle * least), middle * _FAR) for value in values] if middle > 0 else values
+
+
+def _counts(values: list[float]) -> list[float]:
+    """Counts, none much larger than the middle of three or more; a few more may be chance."""
+    if len(values) < FEW:
+        return values
+    most = _FAR * median(values) + _CHANCE
+    return [min(value, most) for value in values]
 
 
 def _product(left: Iterable[float], right: Iterable[float]) -> float:

@@ -15,6 +15,7 @@ from zlib import crc32
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import Key, LLMDeployment
 from octavo_operator.autoscale.decisionlog import DecisionLog
+from octavo_operator.autoscale.memory import afresh
 from octavo_operator.autoscale.observation import estimates, observation, policy_settings, summary
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.sampling import Fetch, ListGateways, Reports, Sampling
@@ -67,7 +68,8 @@ class AutoscaleLoop:
     """Samples everything tracked until cancelled.
 
     `fetch` gets a URL's body and raises OSError or TimeoutError; `gateways` lists the gateway pods' addresses by name;
-    `enqueue` has a key reconciled; `clock` is Unix time; `log` records the decisions.
+    `enqueue` has a key reconciled; `clock` is Unix time; `log` records the decisions;
+    `timer` is seconds that never go back (default: `clock`), by which looks are due.
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class AutoscaleLoop:
         metrics: Metrics,
         clock: Callable[[], float],
         log: DecisionLog | None = None,
+        timer: Callable[[], float] | None = None,
     ) -> None:
         self._log = log
-        self._sampling = Sampling(fetch, gateways, metrics, clock)
+        self._timer = timer or clock
+        self._sampling = Sampling(fetch, gateways, metrics, clock, self._timer)
         self._enqueue = enqueue
         self._metrics = metrics
         self._clock = clock
@@ -102,7 +106,7 @@ class AutoscaleLoop:
         """Go on with these pods; `replicas` is the Deployment's number now."""
         tracked = self._tracked.get(owner.key)
         if tracked is None or tracked.owner.uid != owner.uid:
-            now = self._clock()
+            now = self._timer()
             tracked = self._tracked[owner.key] = Tracked(
                 owner, pods, replicas, told=_shown_by(owner.status), cold_start=_cold_start(owner.status)
             )
@@ -118,7 +122,7 @@ class AutoscaleLoop:
         for name in tracked.reports.keys() - {pod.name for pod in pods}:
             del tracked.reports[name]
         if not _decides(owner):
-            tracked.scaling, tracked.state = None, State()
+            tracked.scaling, tracked.state = None, afresh(tracked.state)
             self._metrics.states.estimates(owner.key.namespace, owner.key.name, None)
 
     def forget(self, key: Key) -> None:
@@ -143,7 +147,7 @@ class AutoscaleLoop:
                 self._kick.clear()
                 for key, tracked in self._due():
                     tasks.create_task(self._visit(key, tracked))
-                now = self._clock()
+                now = self._timer()
                 next_due = min((t.due for t in self._tracked.values() if not t.busy), default=now + TICK_SECONDS)
                 try:
                     async with asyncio.timeout(min(max(_LEAST_WAIT, next_due - now), TICK_SECONDS)):
@@ -158,7 +162,7 @@ class AutoscaleLoop:
 
     def _due(self) -> list[tuple[Key, Tracked]]:
         """Those whose time has come."""
-        now = self._clock()
+        now = self._timer()
         pods = {True: 0, False: 0}
         for tracked in self._tracked.values():
             pods[_decides(tracked.owner)] += len(tracked.pods)
@@ -176,19 +180,20 @@ class AutoscaleLoop:
         except Exception:
             # What is odd about one resource must not stop the others from being scaled.
             logger.exception("no decision", extra={"key": str(key)})
-            tracked.due = self._clock() + TICK_SECONDS
+            tracked.due = self._timer() + TICK_SECONDS
         finally:
             tracked.busy = False
 
     def _look(self, key: Key, tracked: Tracked, now: float) -> None:
         decides = _decides(tracked.owner)
-        tracked.due = now + self._intervals[decides]
+        time = self._timer()
+        tracked.due = time + self._intervals[decides]
         tracked.load = summary(tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, now)
         self._metrics.states.load(key.namespace, key.name, tracked.load)
         changed = self._decide(key, tracked, now) if decides else False
         shown = _shown(tracked.load)
-        if changed or (shown != tracked.told and now - tracked.told_at >= self._telling_seconds()):
-            tracked.told, tracked.told_at = shown, now
+        if changed or (shown != tracked.told and time - tracked.told_at >= self._telling_seconds()):
+            tracked.told, tracked.told_at = shown, time
             self._enqueue(key)
 
     def _telling_seconds(self) -> float:
@@ -206,7 +211,7 @@ class AutoscaleLoop:
         if self._log is not None:
             self._log.write(str(key), settings, tracked.state, seen, now, decision)
         self._metrics.states.estimates(key.namespace, key.name, estimates(decision))
-        tracked.state, tracked.due = decision.state, max(tracked.due - TICK_SECONDS, now) + decision.requeue
+        tracked.state, tracked.due = decision.state, max(tracked.due - TICK_SECONDS, self._timer()) + decision.requeue
         before = tracked.scaling or Scaling(tracked.replicas, "", "")
         scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes, decision.notice)
         if decision.desired != before.desired:

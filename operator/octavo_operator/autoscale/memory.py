@@ -74,6 +74,11 @@ def current(state: State, now: float) -> State:
     last = state.learned.at
     if last is None or -_BACK_SECONDS <= now - last <= GAP_SECONDS:
         return state
+    return afresh(state)
+
+
+def afresh(state: State) -> State:
+    """A state that remembers no times, only what was learned of replicas and requests."""
     known = state.learned
     kept = Learned(
         totals=known.totals,

@@ -37,10 +37,18 @@ class Sampling:
     """What pods and gateways said last.
 
     `fetch` gets a URL's body and raises OSError or TimeoutError; `list_gateways` lists the gateway pods' addresses by
-    name; `clock` is Unix time.
+    name; `clock` is Unix time, `timer` seconds that never go back.
     """
 
-    def __init__(self, fetch: Fetch, list_gateways: ListGateways, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        list_gateways: ListGateways,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        timer: Callable[[], float],
+    ) -> None:
+        self._timer = timer
         self._fetch = fetch
         self._list_gateways = list_gateways
         self._metrics = metrics
@@ -70,7 +78,7 @@ class Sampling:
             silent = self._silent.get(pod.ip)
             if silent is None:
                 waited_for.append(self._sample_pod(pod, reports, self._slots))
-            elif silent[1] <= self._clock():
+            elif silent[1] <= self._timer():
                 self._silent[pod.ip] = (silent[0], float("inf"))
                 task = asyncio.create_task(self._sample_pod(pod, reports, self._slots_silent))
                 self._background.add(task)
@@ -86,7 +94,7 @@ class Sampling:
         if body is None:
             misses = self._silent.get(pod.ip, (0, 0.0))[0]
             delay = min(_FIRST_DELAY * 2 ** min(misses, 10), LONGEST_DELAY) if misses else 0.0
-            self._silent[pod.ip] = (misses + 1, self._clock() + delay)
+            self._silent[pod.ip] = (misses + 1, self._timer() + delay)
             return
         self._silent.pop(pod.ip, None)
         try:
@@ -96,7 +104,7 @@ class Sampling:
 
     async def _sample_gateways(self) -> None:
         async with self._asking:
-            now = self._clock()
+            now = self._timer()
             if now - self._asked_at < _GATEWAYS_SHARED_SECONDS:
                 return
             self._asked_at = now

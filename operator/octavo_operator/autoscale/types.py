@@ -139,9 +139,9 @@ class Totals:
 class Learned:
     """What was learned of load and replicas. `at` is the last look, `taught` the last lesson from the pods.
 
-    `pod_rate`: requests per second that pods counted. `starting`: pods seen to start; `cold_starts`: seconds that the
-    last ones took. `capacity` is that of the model times `slower`, what full replicas were seen to do of it.
-    `spread` is the largest dispersion of arrivals lately, fading.
+    `pod_rate`: requests per second that pods counted, at time `counted`. `starting`: pods seen to start; `cold_starts`:
+    seconds that the last ones took. `capacity` is that of the model times `slower`, what full replicas were seen to do
+    of it. `spread` is the largest dispersion of arrivals lately, fading.
     """
 
     at: float | None = None
@@ -150,6 +150,7 @@ class Learned:
     arrivals: Arrivals = field(default_factory=Arrivals)
     pods: tuple[PodTotals, ...] = ()
     pod_rate: float | None = None
+    counted: float | None = None
     totals: Totals = field(default_factory=Totals)
     fit: Fit = field(default_factory=Fit)
     starting: tuple[str, ...] = ()

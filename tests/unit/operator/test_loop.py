@@ -367,3 +367,37 @@ async def test_a_state_that_lasts_is_told_and_logged_once(
         await site.tick()
     assert site.enqueued == [KEY]
     assert sum("MetricsUnavailable" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_a_wall_clock_that_goes_back_stops_nothing(
+    site: Site, make_owner: Make, make_pod: Make, make_report: Make
+) -> None:
+    passed = 0.0
+    site.loop = AutoscaleLoop(
+        site.fetch, site.list_gateways, site.enqueued.append, Metrics(), lambda: site.now, timer=lambda: passed
+    )
+    site.loop.track(make_owner(BUILTIN), (make_pod("a"), make_pod("b", ip="10.0.0.2")), 2)
+    for _ in range(10):
+        passed += 2.0
+        await site.tick()
+    site.now -= 3600.0
+    site.gateways = {"g": "10.0.1.1"}
+    before = site.asked.count("http://10.0.0.1:9000/v1/octavo/load")
+    site.answers["10.0.0.1"] = site.answers["10.0.0.2"] = encode(make_report(blocks_pinned=99, waiting=8))
+    for _ in range(10):
+        passed += 2.0
+        await site.tick()
+    assert site.asked.count("http://10.0.0.1:9000/v1/octavo/load") >= before + 4
+    assert "http://10.0.1.1:9000/v1/octavo/load" in site.asked
+    scaling = site.loop.scaling(KEY)
+    assert scaling is not None
+    assert scaling.desired > 2
+
+
+async def test_what_was_learned_survives_a_pause(site: Site, make_owner: Make, make_pod: Make) -> None:
+    site.loop.track(make_owner(BUILTIN), (make_pod("a"),), 1)
+    tracked = site.loop._tracked[KEY]
+    known = replace(tracked.state.learned, cold_starts=(33.0,), at=site.now)
+    tracked.state = replace(tracked.state, learned=known, started=site.now)
+    site.loop.track(make_owner({**BUILTIN, "suspend": True}), (make_pod("a"),), 1)
+    assert (tracked.state.learned.cold_starts, tracked.state.started) == ((33.0,), None)

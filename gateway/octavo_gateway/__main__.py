@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import random
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"octavo-gateway: {error}", file=sys.stderr)
         return 2
     logs.set_up(given.log_level)
+    # A stream is two connections. Shells and runtimes often give a thousand to programs that do not ask for more.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if given.workers > 1 and given.worker is None:
             command = [sys.executable, "-m", "octavo_gateway", *(sys.argv[1:] if arguments is None else arguments)]

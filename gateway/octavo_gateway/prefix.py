@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Generic, TypeVar
@@ -101,6 +101,36 @@ class _Recent(Generic[V]):
         self._young[key] = value
         self._old.pop(key, None)
 
+    def leading(self, keys: Sequence[bytes]) -> list[V]:
+        """The values of the first keys, up to one that is not there."""
+        young, old = self._young, self._old
+        found = []
+        for key in keys:
+            value = young.get(key)
+            if value is None:
+                value = old.get(key)
+                if value is None:
+                    break
+            found.append(value)
+        return found
+
+    def renew(self, keys: Iterable[bytes], value: V) -> list[bytes]:
+        """Use all keys; those that are not there get `value`, and are given back."""
+        young, old, half = self._young, self._old, self.limit // 2
+        new = []
+        for key in keys:
+            if key in young:
+                continue
+            known = old.pop(key, None)
+            if known is None:
+                known = value
+                new.append(key)
+            if len(young) >= half:
+                self._old = old = young
+                self._young = young = {}
+            young[key] = known
+        return new
+
     def discard(self, key: bytes) -> None:
         self._young.pop(key, None)
         self._old.pop(key, None)
@@ -146,13 +176,7 @@ class PrefixIndex:
 
     def match(self, keys: Sequence[bytes], pods: Sequence[str]) -> list[int]:
         """How many of the first `keys` each of the pods holds."""
-        texts = self._texts
-        behind: list[int] = []
-        for key in keys:
-            found = texts.get(key)
-            if found is None:
-                break
-            behind.append(found)
+        behind = self._texts.leading(keys)
         if not behind:
             return [0] * len(pods)
         if self.stride > 1:
@@ -161,15 +185,10 @@ class PrefixIndex:
 
     def sent(self, pod: str, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         """A prompt goes to a pod: soon it will hold it. Gives the pieces that were not assumed to be there before."""
-        texts, assumed = self._texts, self._pods.setdefault(pod, _Pod()).assumed
-        new = []
+        assumed = self._pods.setdefault(pod, _Pod()).assumed
         # The start of a prompt is put last: it is what others share, and the last to be dropped.
-        for key in reversed(keys):
-            texts.put(key, texts.get(key) or 0)
-            if key not in assumed:
-                new.append(key)
-            assumed.put(key, True)
-        return tuple(new)
+        self._texts.renew(reversed(keys), 0)
+        return tuple(assumed.renew(reversed(keys), True))
 
     def unsent(self, pod: str, keys: Sequence[bytes]) -> None:
         """The pod did not take what `sent` gave as new there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from tests.integration.gateway.conftest import Gateway, StartGateway
 
@@ -313,6 +315,17 @@ async def test_hundreds_of_clients_that_leave_at_once_leave_nothing(
     await eventually(told)
     assert warnings(gateway) == []
     assert await asyncio.to_thread(gateway.metric, "octavo_gateway_broken_streams_total") == 0
+
+
+async def test_a_gateway_takes_all_the_connections_it_may(start_gateway: StartGateway, pods: Pods) -> None:
+    """Two thousand streams are four thousand files; a shell gives a thousand to who does not ask."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        gateway = start_gateway(pods=[(await pods(answers)).url])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert psutil.Process(gateway.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
 
 
 async def test_a_gateway_restarted_under_load_drops_nothing(

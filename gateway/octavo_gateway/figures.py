@@ -6,18 +6,19 @@ enough to choose by (background: errors of 2 to 5 % on measured decode steps).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import isfinite
 
 from octavo_protocol.load import StepSums
+from octavo_protocol.squares import Matrix, Vector, non_negative, possible
 
 # Fewer steps, or fewer prompt tokens in them, say too little.
 MIN_STEPS = 64
 MIN_PREFILL = 256
 # Sums are halved beyond this many steps, so that a pod's figures follow what it does now.
 MEMORY_STEPS = 4096
-# Rows and context grow together; so much is added to the diagonal of the scaled system that it stays solvable.
+# Rows and context grow together; so much is added to each coefficient's evidence that the equations stay solvable.
 RIDGE = 1e-6
 # Pods whose pace differs by no more are taken to be equal; one that is slower still may be so by this factor at most.
 SAME_PACE = 1.25
@@ -58,6 +59,8 @@ class Steps:
         if last is None:
             return True
         grown = {name: value - last[name] for name, value in now.items()}
+        if grown["count"] and not possible(*_equations(grown)):
+            return False
         if min(grown.values()) < 0:
             return False
         keep = 0.5 if self.sums["count"] > MEMORY_STEPS else 1.0
@@ -73,8 +76,7 @@ def fit(pods: Iterable[Steps]) -> Figures | None:
             sums[name] += value
     if sums["count"] < MIN_STEPS or sums["prefill"] < MIN_PREFILL or not sums["rows"]:
         return None
-    matrix = [[sums[name] for name in row] for row in _MATRIX]
-    found = _least_squares(matrix, [sums[name] for name in _RIGHT])
+    found = non_negative(*_equations(sums), (0.0,) * 4, RIDGE)
     # A prompt that costs nothing would be sent anywhere: then neutral figures say more.
     return Figures(*found) if found[1] > 0 else None
 
@@ -100,32 +102,5 @@ def paced(figures: Figures, steps: Steps) -> Figures:
     return Figures(figures.base * pace, figures.prefill * pace, figures.row * pace, figures.context * pace)
 
 
-def _least_squares(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Non-negative least squares by normal equations: whoever comes out negative is left out, and solved again."""
-    scale = [sqrt(matrix[i][i]) or 1.0 for i in range(len(right))]
-    active = [i for i in range(len(right)) if matrix[i][i] > 0]
-    while active:
-        rows = [[matrix[i][j] / scale[i] / scale[j] + (RIDGE if i == j else 0.0) for j in active] for i in active]
-        values = _solved(rows, [right[i] / scale[i] for i in active])
-        worst = min(range(len(active)), key=values.__getitem__)
-        if values[worst] >= 0:
-            found = [0.0] * len(right)
-            for index, value in zip(active, values, strict=True):
-                found[index] = value / scale[index]
-            return found
-        del active[worst]
-    return [0.0] * len(right)
-
-
-def _solved(rows: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss elimination of a small symmetric positive definite system."""
-    size = len(right)
-    for i in range(size):
-        for j in range(i + 1, size):
-            factor = rows[j][i] / rows[i][i]
-            right[j] -= factor * right[i]
-            for k in range(i, size):
-                rows[j][k] -= factor * rows[i][k]
-    for i in reversed(range(size)):
-        right[i] = (right[i] - sum(rows[i][k] * right[k] for k in range(i + 1, size))) / rows[i][i]
-    return right
+def _equations(sums: Mapping[str, float]) -> tuple[Matrix, Vector]:
+    return tuple(tuple(sums[name] for name in row) for row in _MATRIX), tuple(sums[name] for name in _RIGHT)

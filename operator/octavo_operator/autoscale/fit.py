@@ -8,9 +8,9 @@ was: a direction that the data says nothing of (rows and context move together u
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import sqrt
 
 from octavo_protocol.load import StepSums
+from octavo_protocol.squares import Matrix, Vector, non_negative
 
 # Steps of half an hour ago count for a third.
 MEMORY_SECONDS = 1800.0
@@ -19,16 +19,6 @@ _RIDGE = 1e-3
 # A server does not become another one: what was learned for some minutes changes by 10 % a minute at the most.
 CHANGE_PER_MINUTE = 0.1
 _LEARNING_SECONDS = 300.0
-
-# Of four: (1, prefill, rows, context).
-Vector = tuple[float, ...]
-Matrix = tuple[Vector, ...]
-
-# Sums of products are compared with products of sums.
-_ROUNDING = 1e-6
-
-# Products of sums of this size are still numbers.
-_MOST = 1e60
 
 _ZERO: Vector = (0.0, 0.0, 0.0, 0.0)
 
@@ -72,7 +62,7 @@ def solve(fit: Fit, elapsed: float) -> Fit:
     """Fit the model anew after another `elapsed` seconds of steps."""
     before = fit.model
     prior = (before.base, before.prefill, before.row, before.context) if before else _ZERO
-    values = _solve(fit.gram, fit.moment, prior)
+    values = non_negative(fit.gram, fit.moment, prior, _RIDGE)
     if before is not None and fit.age >= _LEARNING_SECONDS:
         values = _bounded(values, prior, fit.gram, elapsed)
     model = StepModel(*values) if max(values) > 0 else before
@@ -84,15 +74,6 @@ def expected(fit: Fit, gram: Matrix) -> float:
     count, prefill, rows, context = gram[0]
     model = fit.model
     return count * model.base + model.seconds(prefill, rows, context) - model.base if model else count
-
-
-def possible(gram: Matrix, moment: Vector) -> bool:
-    """Whether there were steps, and there can be steps with these sums."""
-    values = (*gram[0], *gram[1], *gram[2], *gram[3], *moment)
-    if not all(0 <= value < _MOST for value in values) or gram[0][0] < 1 or moment[0] <= 0:
-        return False
-    pairs = ((i, j) for i in range(4) for j in range(i + 1, 4))
-    return all(gram[i][j] ** 2 <= gram[i][i] * gram[j][j] * (1 + _ROUNDING) for i, j in pairs)
 
 
 def equations(new: StepSums, old: StepSums) -> tuple[Matrix, Vector]:
@@ -118,41 +99,3 @@ def _bounded(values: list[float], prior: Vector, gram: Matrix, elapsed: float) -
         return values
     share = most * old / abs(new - old)
     return [p + share * (v - p) for v, p in zip(values, prior, strict=True)]
-
-
-def _solve(gram: Matrix, moment: tuple[float, ...], prior: Vector) -> list[float]:
-    """Non-negative coefficients; those without any evidence keep the prior.
-
-    Coefficients are scaled to evidence 1. Of those that come out negative the lowest is set to 0 and the rest solved
-    anew: not always the exact optimum of the bounded problem, and near enough with four.
-    """
-    scale = [sqrt(gram[i][i]) for i in range(4)]
-    free = [i for i in range(4) if scale[i] > 0]
-    found = [p if s == 0 else 0.0 for p, s in zip(prior, scale, strict=True)]
-    while free:
-        rows = [[gram[i][j] / (scale[i] * scale[j]) for j in free] for i in free]
-        right = [moment[i] / scale[i] + _RIDGE * prior[i] * scale[i] for i in free]
-        for k in range(len(free)):
-            rows[k][k] += _RIDGE
-        solved = _eliminate(rows, right)
-        worst = min(range(len(free)), key=solved.__getitem__)
-        if solved[worst] >= 0:
-            for i, value in zip(free, solved, strict=True):
-                found[i] = value / scale[i]
-            break
-        free.pop(worst)
-    return found
-
-
-def _eliminate(rows: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small positive definite system."""
-    size = len(right)
-    for k in range(size):
-        for i in range(k + 1, size):
-            factor = rows[i][k] / rows[k][k]
-            for j in range(k + 1, size):
-                rows[i][j] -= factor * rows[k][j]
-            right[i] -= factor * right[k]
-    for k in reversed(range(size)):
-        right[k] = (right[k] - sum(rows[k][j] * right[j] for j in range(k + 1, size))) / rows[k][k]
-    return right

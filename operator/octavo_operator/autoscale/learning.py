@@ -24,6 +24,7 @@ from octavo_operator.autoscale.types import (
     Settings,
     Totals,
 )
+from octavo_protocol import squares
 from octavo_protocol.load import LoadReport
 
 # Sizes of five minutes ago count for a third, and those before the last few hundred requests: of as many the mean is
@@ -267,7 +268,7 @@ def _fitted(known: fit.Fit, shares: Sequence[_Share], elapsed: float) -> fit.Fit
     timed = []
     for share in shares:
         gram, moment = fit.equations(share.load.steps, share.before.steps)
-        if fit.possible(gram, moment) and moment[0] <= 1.2 * share.elapsed + _LONG_STEP:
+        if squares.possible(gram, moment) and moment[0] <= 1.2 * share.elapsed + _LONG_STEP:
             expected = fit.expected(known, gram)
             timed.append((moment[0] / expected, gram, moment))
     if not timed:

@@ -63,9 +63,10 @@ class Crew:
         """What the others are told: keys that are not as new."""
         keys: dict[str, Taken] = {}
         for name, account in self._accounts.known.items():
-            for bucket in _buckets(account):
+            buckets = [bucket for bucket in _buckets(account) if bucket.left < bucket.limit]
+            for bucket in buckets:
                 bucket.refill(now)
-            used = any(bucket.left < bucket.limit for bucket in _buckets(account))
+            used = any(bucket.left < bucket.limit for bucket in buckets)
             if used or (account.slots and account.open):
                 keys[_hash(name)] = Taken(
                     account.requests.taken if account.requests else 0.0,

@@ -254,7 +254,8 @@ def test_oddities_are_answered_once_and_reach_a_pod_plainly(gateway: Gateway, po
         assert len(set(names)) == len(names)
         assert not {"upgrade", "transfer-encoding", "expect", "forwarded", "authorization"} & set(names)
         # Only the gateway's own word on whose request it is, whatever the client said of it.
-        assert {name for name in names if name.startswith("x-octavo-")} <= {"x-octavo-tenant", "x-octavo-priority"}
+        own = {"x-octavo-tenant", "x-octavo-priority", "x-octavo-want-prompt"}
+        assert {name for name in names if name.startswith("x-octavo-")} <= own
         assert "spoofed" not in seen.header("X-Octavo-Tenant")
     if status >= 400:
         error(answer)
@@ -439,6 +440,7 @@ def test_nothing_internal_crosses_in_either_direction(start_gateway: StartGatewa
     )
     (request,) = pod.seen
     assert sorted(name.lower() for name, _ in request.headers) == [
-        "accept", "content-length", "content-type", "host", "traceparent", "x-kept", "x-request-id",
+        "accept", "content-length", "content-type", "host", "traceparent", "x-kept", "x-octavo-want-prompt",
+        "x-request-id",
     ]  # fmt: skip
     assert request.header("X-Request-Id") == ["mine"]

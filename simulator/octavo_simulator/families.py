@@ -76,7 +76,7 @@ FAMILIES: Final = (
         "Octavo",
         _octavo,
         (
-            *_each("share", 1.0, 0.7, 0.5, 1.4),
+            *_each("share", 1.0, 0.85, 0.7, 0.6, 0.5, 1.4),
             *_each("kv", 0.6, 0.85, 0.95, share=1.0),
             *_each("down", 120.0, share=1.0),
         ),

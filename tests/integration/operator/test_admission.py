@@ -30,7 +30,7 @@ Make = Callable[..., Json]
 INSTALLATION = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")
 EXAMPLES = 24
 # Rules between blocks name only `spec`: these blocks are what they are about.
-_BETWEEN_BLOCKS = (["engine"], ["probes"])
+_BETWEEN_BLOCKS = (["engine"], ["probes"], ["cache", "type"])
 
 
 def samples(count: int) -> list[Json]:
@@ -84,12 +84,14 @@ def _without(block: Json, named: set[str]) -> bool:
 
 async def admitted(kube: KubeClient, llmd: Make, spec: Json) -> Json:
     """As much of a random spec as the rules let through, with the defaults."""
+    refused = ""
     for attempt in range(20):
         try:
             return await dry_run(kube, LLMDEPLOYMENTS, {**llmd(), "spec": spec})
         except RefusedError as error:
-            spec = without_refused(spec, error.message, blocks=attempt > 4)
-    raise AssertionError(spec)
+            refused = error.message
+            spec = without_refused(spec, refused, blocks=attempt > 4)
+    raise AssertionError(f"{refused}: {spec}")
 
 
 async def test_pods_of_any_admitted_resource_are_admitted(kube: KubeClient, llmd: Make, namespace: str) -> None:

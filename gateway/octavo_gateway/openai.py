@@ -67,10 +67,13 @@ class RequestHead(msgspec.Struct, frozen=True):
     prompt: msgspec.Raw = _NOTHING
     cache_salt: msgspec.Raw = _NOTHING
 
-    @property
-    def text(self) -> bytes:
-        """The prompt as JSON without its end, so that the text of a conversation's next turn begins with it."""
-        return bytes(self.messages or self.prompt)[:-1].rstrip()
+    def text(self, *, chat: bool) -> bytes:
+        """The prompt as JSON without its end, so that the text of a conversation's next turn begins with it.
+
+        Of the field that the route reads; null is none.
+        """
+        found = bytes(self.messages if chat else self.prompt)
+        return b"" if found == b"null" else found[:-1].rstrip()
 
 
 _decoder = msgspec.json.Decoder(RequestHead)

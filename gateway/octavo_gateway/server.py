@@ -34,6 +34,7 @@ MAX_BODY = 8 * 1024 * 1024
 BODY_SECONDS = 60.0
 # Metrics only: no answer reached the client.
 CLIENT_GONE = 499
+CHAT = "/v1/chat/completions"
 # Routes that answer without a key; every other one asks for it.
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 
@@ -76,7 +77,7 @@ class Api:
         """The application for the public port."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.on_response_prepare.append(_anonymous)
-        app.router.add_post("/v1/chat/completions", self._complete, expect_handler=_later)
+        app.router.add_post(CHAT, self._complete, expect_handler=_later)
         app.router.add_post("/v1/completions", self._complete, expect_handler=_later)
         app.router.add_get("/v1/models", self._models, allow_head=False)
         app.router.add_get("/v1/models/{model:.+}", self._model, allow_head=False)
@@ -153,7 +154,7 @@ class Api:
         request[_MODEL] = label(backend)
         entry = request[_ENTRY]
         session = request.headers.get(backend.deployment.session_header)
-        prompt = backend.prompt(head.text, entry.tenant, bytes(head.cache_salt), session)
+        prompt = backend.prompt(head.text(chat=request.path == CHAT), entry.tenant, bytes(head.cache_salt), session)
         visit = self.gate.enter(entry, prompt.tokens, head.priority)
         terms = Terms(entry.tenant, visit.priority, most_output(head))
         limit = headers.timeout(request.headers)

@@ -149,7 +149,7 @@ async def test_held_requests_are_released_as_the_pool_allows(polling, eventually
     backend = polling.has()
     # Different from the start: a prefix that they shared would be held once.
     bodies = [{"model": "m", "prompt": letter * 4000} for letter in "xyz"]
-    calls = [asyncio.create_task(polling.post(body).__aenter__()) for body in bodies]
+    calls = [asyncio.create_task(polling.post(body, "/v1/completions").__aenter__()) for body in bodies]
     await eventually(lambda: len(backend.queue) == 3)
     gate = asyncio.Event()
     pod, endpoint = await with_admin(polling)

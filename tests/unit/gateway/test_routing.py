@@ -96,18 +96,24 @@ def body(**fields):
 
 def test_the_text_of_the_next_turn_begins_with_that_of_this_one():
     turns = [{"role": "system", "content": 'say "ä"'}, {"role": "user", "content": "hello"}]
-    one = read_head(body(messages=turns, stream=True, max_tokens=3)).text
+    one = read_head(body(messages=turns, stream=True, max_tokens=3)).text(chat=True)
     turns += [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
-    assert read_head(body(temperature=0, messages=turns)).text.startswith(one)
-    assert read_head(body(prompt="once upon a time")).text.startswith(read_head(body(prompt="once upon")).text)
-    assert read_head(json.dumps({"model": "m", "messages": turns}, indent=2).encode()).text.startswith(
-        read_head(json.dumps({"model": "m", "messages": turns[:2]}, indent=2).encode()).text
+    assert read_head(body(temperature=0, messages=turns)).text(chat=True).startswith(one)
+    assert (
+        read_head(body(prompt="once upon a time"))
+        .text(chat=False)
+        .startswith(read_head(body(prompt="once upon")).text(chat=False))
+    )
+    assert (
+        read_head(json.dumps({"model": "m", "messages": turns}, indent=2).encode())
+        .text(chat=True)
+        .startswith(read_head(json.dumps({"model": "m", "messages": turns[:2]}, indent=2).encode()).text(chat=True))
     )
 
 
 @pytest.mark.parametrize("fields", [{}, {"messages": None}, {"prompt": []}, {"messages": 7, "prompt": "x"}])
 def test_any_body_has_a_text(fields):
-    assert len(read_head(body(**fields)).text) < 10
+    assert len(read_head(body(**fields)).text(chat=True)) < 10
 
 
 def test_a_conversation_goes_where_it_was():
@@ -160,14 +166,14 @@ def test_a_conversation_that_alternates_between_gateways_stays_on_its_pod(system
         for gateway in gateways:
             for name in "abc":
                 # Everybody has answered something with it.
-                held[name].append(read_head(body(messages=shared)).text)
+                held[name].append(read_head(body(messages=shared)).text(chat=True))
                 gateway.report(name, cache=held[name])
             gateway.serve(held["a"][0])
     turn, moved = 0, 0
     for number in range(12):
         messages, places = [*shared, {"role": "user", "content": text(1500, number).decode()}], set()
         for step in range(4):
-            data = read_head(body(messages=messages)).text
+            data = read_head(body(messages=messages)).text(chat=True)
             place = gateways[turn % 3].serve(data)
             held[place].append(data)
             places.add(place)
@@ -230,9 +236,9 @@ def test_only_pods_that_accept_are_chosen(states, strategy, seed, session):
 
 def test_a_restarted_gateway_presumes_where_a_conversation_was():
     messages = [{"role": "user", "content": text(3000).decode()}]
-    home = Gateway(*"abcdef").serve(read_head(body(messages=messages)).text)
+    home = Gateway(*"abcdef").serve(read_head(body(messages=messages)).text(chat=True))
     messages += [{"role": "assistant", "content": "{}"}, {"role": "user", "content": "go on"}]
-    lease, name = Gateway(*"abcdef", seed=9).ask(read_head(body(messages=messages)).text)
+    lease, name = Gateway(*"abcdef", seed=9).ask(read_head(body(messages=messages)).text(chat=True))
     assert (name, lease.choice.reason) == (home, "presumed")
 
 
@@ -446,7 +452,7 @@ async def test_pods_are_asked_and_clients_are_not_told(world):
     pod.behave = behave
     backend = world.has(pod.endpoint())
     for _ in range(2):
-        async with world.post({"model": "m", "prompt": prompt}) as response:
+        async with world.post({"model": "m", "prompt": prompt}, "/v1/completions") as response:
             assert response.status == 200
             assert not [name for name in response.headers if name.lower().startswith("x-octavo")]
     assert backend.bytes_per_token.value < 4
@@ -490,3 +496,10 @@ def test_annotations_say_how_to_route():
     assert (found.policy, found.session_header) == (Policy("Session", 1.5), "x-chat")
     for percent in ("", "100", "-1", "x", "99999"):
         assert policy(routing_strategy="Fastest", max_load_percent=percent).policy == Policy()
+
+
+def test_the_prompt_is_what_its_route_reads():
+    head = read_head(b'{"model": "m", "messages": null, "prompt": "once"}')
+    assert (head.text(chat=True), head.text(chat=False)) == (b"", b'"once')
+    head = read_head(b'{"model": "m", "messages": [{}], "prompt": "once"}')
+    assert (head.text(chat=True), head.text(chat=False)) == (b"[{}", b'"once')

@@ -165,7 +165,7 @@ class Backend:
             keys = prompts.prefix_keys(text, "/".join(self.deployment.key), tenant, salt)
             conversation, answered = prompts.turns(text, keys)
         tokens = max(1, int(len(text) / self.bytes_per_token.value))
-        return Prompt(tokens, len(text), keys, conversation, answered, key)
+        return Prompt(tokens, len(text), keys, conversation=conversation, answered=answered, session=key)
 
     def lease(self, prompt: Prompt, terms: Terms = PLAIN) -> Lease | None:
         """A place on a pod at once; None when no pod accepts, all are full, or others have waited longer.

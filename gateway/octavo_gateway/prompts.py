@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 
 from octavo_gateway.prefix import COARSE, chain, pieces, reach, root
@@ -31,6 +31,7 @@ class Prompt:
     tokens: int
     size: int
     keys: tuple[bytes, ...] = ()
+    _: KW_ONLY
     conversation: bytes = b""
     answered: int = 0
     session: bytes = b""

@@ -130,7 +130,7 @@ class Gateway:
             return _prompt(job)
         tokens, prefix = job.request.prompt, job.request.prefix
         session = session_key(str(prefix)) if self._policy.strategy == SESSION and prefix >= 0 else b""
-        return Prompt(tokens, tokens * BYTES_PER_TOKEN, (), session)
+        return Prompt(tokens, tokens * BYTES_PER_TOKEN, session=session)
 
 
 def began(job: Job, lease: Lease, block_size: int) -> None:

@@ -78,7 +78,7 @@ def verdict(found: Sequence[Line]) -> str:
     judged = [_judged_at(found, name) for name in dict.fromkeys(line.workload for line in found)]
     lower = [line.workload for line in judged if line.level < LEVELS[-1]]
     alone = [line.workload for line in judged if line.hours.get(OURS) is not None and line.best is None]
-    gains = [line.workload for line in judged if line.ratio is not None and line.ratio <= 1 - GAIN] + alone
+    gains = [line.workload for line in judged if line.ratio is not None and line.ratio <= 1 - GAIN]
     losses = [line.workload for line in judged if (line.ratio or 0.0) > 1 + LOSS]
     beyond = [line.workload for line in judged if line.hours.get(OURS) is None]
     met = len(gains) >= GAINS and not losses and not beyond
@@ -87,7 +87,7 @@ def verdict(found: Sequence[Line]) -> str:
     share = f"{len(gains)} of {len(judged)} workloads ({names}; the bar: {GAINS})"
     parts = [f"At {LEVELS[-1]:.0%} attainment {claim} on {share}."]
     if alone:
-        parts.append(f"No baseline gets there with any setting on {', '.join(alone)}.")
+        parts.append(f"No baseline gets there with any setting on {', '.join(alone)}, which counts for nothing.")
     if lower:
         parts.append(f"Nobody gets there on {', '.join(lower)}: judged at {LEVELS[0]:.0%}.")
     if losses:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import octavo_gateway
 import octavo_operator.autoscale
+import octavo_protocol
 import octavo_simulator
+from octavo_inference.core import pace
 from octavo_simulator import trace
 from octavo_simulator.cluster import Run, simulate
 from octavo_simulator.families import BY_NAME, label
@@ -155,7 +157,8 @@ def _workload(name: str, seed: int, folder: Path | None) -> Scenario:
 def fingerprint() -> str:
     """Ten hex digits over the code that decides, routes and simulates."""
     digest = hashlib.sha256()
-    for package in (octavo_operator.autoscale, octavo_gateway, octavo_simulator):
-        for path in sorted(Path(package.__path__[0]).rglob("*.py")):
-            digest.update(path.read_bytes())
+    packages = (octavo_operator.autoscale, octavo_gateway, octavo_simulator, octavo_protocol)
+    files = [path for package in packages for path in sorted(Path(package.__path__[0]).rglob("*.py"))]
+    for path in (*files, Path(pace.__file__)):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:10]

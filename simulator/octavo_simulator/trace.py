@@ -19,7 +19,7 @@ _LONGEST_SPAN: Final = 31 * 86400
 _ARRIVAL: Final = ("timestamp", "arrival", "arrived", "time", "arrival_time", "arrived_at")
 _INPUT: Final = ("contexttokens", "input", "input_length", "input_tokens", "prompt_tokens", "num_prefill_tokens")
 _OUTPUT: Final = ("generatedtokens", "output", "output_length", "output_tokens", "num_decode_tokens")
-_SESSION: Final = ("session", "session_id", "conversation", "conversation_id", "user")
+_SESSION: Final = ("session", "session_id", "conversation", "conversation_id")
 _PREFIX: Final = ("prefix", "prefix_id")
 _SHARED: Final = ("prefix_tokens", "prefix_length", "shared_tokens")
 

@@ -1,6 +1,7 @@
 """The gateway's own objects under simulated time."""
 
 from octavo_gateway.hold import Bounds
+from octavo_gateway.router import PREFIX_AWARE, SESSION
 from octavo_simulator.gateway import Gateway, streamed
 from octavo_simulator.job import Job
 from octavo_simulator.pod import Pod
@@ -11,11 +12,22 @@ from octavo_simulator.trace import Request, Trace
 PROFILE = PROFILES["8b-24gb"]
 
 
-def gateway() -> Gateway:
-    scenario = Scenario("s", Trace("t", (), 1.0), PROFILE, Promise(1.0, 0.1), gateways=1)
+def gateway(*pods: str, strategy: str = PREFIX_AWARE) -> Gateway:
+    scenario = Scenario("s", Trace("t", (), 1.0), PROFILE, Promise(1.0, 0.1), gateways=1, strategy=strategy)
     made = Gateway(Bounds(), lambda: 10.0, lambda: 0.5, [], scenario)
-    made.serve(["a"])
+    made.serve(pods or ["a"])
     return made
+
+
+def test_a_session_stays_with_its_pod_and_sessions_spread() -> None:
+    made, where = gateway("a", "b", "c", strategy=SESSION), {}
+    for number in range(60):
+        lease = made.lease(Job(number, Request(0.0, 100, 1, prefix=number % 20), 0.0))
+        assert lease is not None
+        where.setdefault(number % 20, set()).add(lease.upstream.endpoint.name)
+        lease.release()
+    assert all(len(pods) == 1 for pods in where.values())
+    assert set.union(*where.values()) == {"a", "b", "c"}
 
 
 def test_tokens_that_passed_do_not_count_as_growth_to_come() -> None:

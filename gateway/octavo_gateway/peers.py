@@ -76,7 +76,11 @@ class Peers:
             async with self._session.get(f"http://{address}{PATH_PEERS}", timeout=TIMEOUT) as response:
                 if response.status != 200:
                     return False
-                data = await response.content.read(MAX_WORDS)
+                data = bytearray()
+                async for chunk in response.content.iter_any():
+                    data += chunk
+                    if len(data) > MAX_WORDS:
+                        return False
                 word = msgspec.json.decode(data, type=Word)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             log.debug("gateway %s not heard: %r", address, error)

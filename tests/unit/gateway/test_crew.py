@@ -6,7 +6,9 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 
+import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.gateway.conftest import World
@@ -247,6 +249,33 @@ async def test_two_gateways_over_http(tmp_path, eventually):
         assert "alpha" not in text
         async with session.get(worlds[0].url + "/v1/octavo/peers", headers=headers) as response:
             assert response.status == 404
+
+
+async def test_a_word_that_comes_in_pieces_is_heard_whole():
+    word = msgspec.json.encode(Word(id="other", keys={f"key{n}": Taken(1.0, 1.0, 1) for n in range(3000)}))
+
+    async def say(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(word), 16384):
+            await response.write(word[start : start + 16384])
+            await asyncio.sleep(0.001)
+        return response
+
+    async with AsyncExitStack() as stack:
+        world = World(stack)
+        session = await stack.enter_async_context(upstream_session())
+        await world.start()
+        app = web.Application()
+        app.router.add_get("/v1/octavo/peers", say)
+        port = int((await world.serve(app)).rpartition(":")[2])
+        peers = Peers(
+            world.crew, session, [("127.0.0.1", port)], world.ticks, world.metrics, world.fleet.shared_by,
+        )  # fmt: skip
+        await peers.round()
+        sample = world.metrics.registry.get_sample_value
+        assert sample("octavo_gateway_gateways", {"state": "silent"}) == 0
+        assert "other" in world.crew._members
 
 
 async def test_a_gateway_that_is_not_there_halves_the_limit(tmp_path):

@@ -11,6 +11,8 @@ import msgspec
 from octavo_gateway.endpoints import Deployment
 
 MAX_RETRY_AFTER = 120
+# Tokens; more than any pool holds.
+MOST_OUTPUT = 2**53
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -96,7 +98,8 @@ def most_output(head: RequestHead) -> float | None:
     """The most tokens that an answer may have, None when the request does not bound it."""
     named = [most for most in (head.max_tokens, head.max_completion_tokens) if type(most) is int and most > 0]
     choices = head.n if type(head.n) is int and head.n > 0 else 1
-    return float(min(named) * choices) if named else None
+    # JSON's integers have no bound, floats do.
+    return float(min(MOST_OUTPUT, min(named) * choices)) if named else None
 
 
 def unknown_model(model: str) -> ApiError:

@@ -156,10 +156,10 @@ class Api:
         session = request.headers.get(backend.deployment.session_header)
         prompt = backend.prompt(head.text(chat=request.path == CHAT), entry.tenant, bytes(head.cache_salt), session)
         visit = self.gate.enter(entry, prompt.tokens, head.priority)
-        terms = Terms(entry.tenant, visit.priority, most_output(head))
-        limit = headers.timeout(request.headers)
-        call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit, terms, limit)
         try:
+            terms = Terms(entry.tenant, visit.priority, most_output(head))
+            limit = headers.timeout(request.headers)
+            call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit, terms, limit)
             return await self.proxy.forward(request, backend, call)
         finally:
             self.gate.leave(visit)

@@ -221,3 +221,27 @@ async def test_without_keys_replicas_are_told_of_no_tenant(world):
     async with world.post({"model": "m", "priority": 5}) as response:
         assert response.status == 200
     assert not {"X-Octavo-Tenant", "X-Octavo-Priority"} & set(pod.seen[0][0].headers)
+
+
+async def test_a_number_without_bound_costs_no_slot(world, keys):
+    await world.start(keys=keys(maxConcurrent=2))
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    for _ in range(3):
+        body = {"model": "m", "messages": [], "max_tokens": 10**400, "n": 10**400}
+        async with world.post(body, headers=A) as response:
+            assert response.status == 200
+    assert len(pod.seen) == 3
+
+
+async def test_whatever_fails_inside_the_gateway_costs_no_slot(world, keys, monkeypatch):
+    await world.start(keys=keys(maxConcurrent=2))
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    with monkeypatch.context() as broken:
+        broken.setattr("octavo_gateway.server.most_output", lambda head: 1 / 0)
+        for _ in range(2):
+            async with world.post(headers=A) as response:
+                assert response.status == 500
+    async with world.post(headers=A) as response:
+        assert response.status == 200

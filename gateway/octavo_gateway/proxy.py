@@ -197,7 +197,8 @@ class Proxy:
         passed = headers.to_pod(request.headers, call.request_id, call.visit.entry.tenant, call.visit.priority)
         passed[HEADER_WANT_PROMPT] = "1"
         if call.timeout is not None:
-            passed[HEADER_TIMEOUT] = f"{call.left():.3f}"
+            # What a pod would refuse as malformed is none: so late, it ends the request by itself.
+            passed[HEADER_TIMEOUT] = f"{max(headers.MIN_TIMEOUT, call.left()):.3f}"
         try:
             return await self._session.post(
                 lease.upstream.endpoint.url + call.path,

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.hold import Bounds
+from octavo_gateway.proxy import Call
 
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
 STREAM = {"model": "m", "stream": True, "messages": []}
@@ -48,6 +49,17 @@ async def error_of(response):
     error = (await response.json())["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
+
+
+async def test_a_timeout_that_runs_out_while_it_is_sent_stays_well_formed(world, monkeypatch):
+    await world.start()
+    pod = await world.pod()
+    world.has(pod.endpoint())
+    left = iter([0.0011, 0.0004])
+    monkeypatch.setattr(Call, "left", lambda call: next(left))
+    async with world.post(headers={"X-Request-Timeout": "5"}) as response:
+        assert response.status == 200
+    assert pod.seen[0][0].headers["X-Request-Timeout"] == "0.001"
 
 
 async def test_an_answer_passes_unchanged(world):

@@ -148,6 +148,10 @@ class Backend:
         """Count an arrival."""
         self.arrivals += 1
         self.arrival_tokens += tokens
+        self.wanted()
+
+    def wanted(self) -> None:
+        """Somebody asks for the model, whatever comes of it: it is not idle."""
         self.last_arrival = (self.unix or self.clock)()
 
     def available(self) -> bool:

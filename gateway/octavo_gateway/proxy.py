@@ -16,6 +16,7 @@ from aiohttp import web
 
 from octavo_gateway import headers
 from octavo_gateway.answer import EVENT_STREAM, Answer
+from octavo_gateway.arrival import COMPUTED_SECONDS, Arrival
 from octavo_gateway.events import EventCutter
 from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.gate import Visit
@@ -102,20 +103,27 @@ class Proxy:
     async def forward(self, request: web.Request, backend: Backend, call: Call) -> web.StreamResponse:
         """Answer one call. Cancelled when the client goes away, which closes the connection to the pod."""
         answer = Answer(request, call.request_id, call.visit.headers())
-        backend.arrived(call.prompt.tokens)
+        backend.wanted()
         backend.retries.earn()
+        arrival = Arrival(lambda: backend.arrived(call.prompt.tokens))
+        later = asyncio.get_running_loop().call_later(COMPUTED_SECONDS, arrival.counts)
         try:
-            return await self._attempts(request, answer, backend, call)
+            return await self._attempts(request, answer, backend, call, arrival)
         except ApiError as error:
             return await answer.fail(error)
+        finally:
+            later.cancel()
+            arrival.counts()
 
-    async def _attempts(self, request: web.Request, answer: Answer, backend: Backend, call: Call) -> web.StreamResponse:
+    async def _attempts(
+        self, request: web.Request, answer: Answer, backend: Backend, call: Call, arrival: Arrival
+    ) -> web.StreamResponse:
         retried = False
         usage = call.visit.usage
         while True:
-            lease = await self._place(answer, backend, call)
+            lease = await self._place(answer, backend, call, arrival)
             try:
-                return await self._exchange(request, answer, lease, call)
+                return await self._exchange(request, answer, lease, call, arrival)
             except UnreachedError as unreached:
                 lease.refused()
                 lease.upstream.avoid(backend.clock(), draining=unreached.reason == "draining")
@@ -128,11 +136,12 @@ class Proxy:
                 lease.settle(usage.prompt if usage.sent else 0, usage.output)
                 lease.release()
 
-    async def _place(self, answer: Answer, backend: Backend, call: Call) -> Lease:
+    async def _place(self, answer: Answer, backend: Backend, call: Call, arrival: Arrival) -> Lease:
         """A place on a pod, at once or after being held."""
         lease = backend.lease(call.prompt, call.terms)
         held = 0.0
         if lease is None:
+            arrival.counts()
             begun = perf_counter()
             ticket = backend.hold(len(call.body), call.prompt, call.terms)
             try:
@@ -163,7 +172,9 @@ class Proxy:
                 patience = self._keep_alive
         return granted.result()
 
-    async def _exchange(self, request: web.Request, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
+    async def _exchange(
+        self, request: web.Request, answer: Answer, lease: Lease, call: Call, arrival: Arrival
+    ) -> web.StreamResponse:
         if call.left() < headers.MIN_TIMEOUT:
             raise call.expired()
         sent = perf_counter()
@@ -174,6 +185,10 @@ class Proxy:
                 raise UnreachedError("draining")
             lease.upstream.trust()
             call.visit.usage.sent = pod.status < 400
+            if 400 <= pod.status < 500 and pod.status != 429:
+                arrival.refused()
+            else:
+                arrival.counts()
             if pod.status < 400:
                 lease.heard(pod.headers.get(HEADER_PROMPT))
             else:

@@ -572,3 +572,52 @@ async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world, eventually)
     gate.set()
     (await call).release()
     assert sum(len(pod.seen) for pod in pods) == 1
+
+
+async def test_what_replicas_refuse_asks_for_no_more_of_them(world):
+    await world.start()
+    pod = await world.pod(answering(400))
+    backend = world.has(pod.endpoint())
+    async with world.post() as response:
+        assert response.status == 400
+    assert (backend.arrivals, backend.arrival_tokens) == (0, 0)
+    assert backend.last_arrival > 0
+    for status in (429, 500, 200):
+        pod.behave = answering(status)
+        async with world.post() as response:
+            assert response.status == status
+    assert backend.arrivals == 3
+    world.has(dead(), hold=False)
+    async with world.post() as response:
+        assert response.status == 503
+    assert backend.arrivals == 4
+
+
+async def test_a_held_request_counts_at_once_and_once(world, eventually):
+    await world.start()
+    pod = await world.pod(answering(400))
+    backend = world.has()
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: len(backend.queue) == 1)
+    assert backend.arrivals == 1
+    world.has(pod.endpoint())
+    assert (await call).status == 400
+    assert backend.arrivals == 1
+
+
+async def test_a_long_answer_counts_while_it_is_computed(world, eventually):
+    await world.start()
+    done = asyncio.Event()
+
+    async def slow(request, body):
+        await done.wait()
+        return web.json_response({})
+
+    pod = await world.pod(slow)
+    backend = world.has(pod.endpoint())
+    call = asyncio.create_task(world.post().__aenter__())
+    await eventually(lambda: backend.arrivals == 1)
+    assert not call.done()
+    done.set()
+    assert (await call).status == 200
+    assert backend.arrivals == 1

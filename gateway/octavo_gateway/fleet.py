@@ -78,7 +78,11 @@ class Lease:
         """The pod did not compute it; what others sent there still counts."""
         self.backend.index.unsent(self.upstream.endpoint.url, self.marks)
 
-    def progress(self, tokens: int) -> None:
+    def unseen(self) -> None:
+        """Its answer comes in one piece: how far it is, only the pod's reports tell."""
+        self.upstream.unseen.add(self)
+
+    def progress(self, tokens: float) -> None:
         """Count tokens that were generated: they are in the pod's next report."""
         done = min(self.left, float(tokens))
         self.left -= done
@@ -103,6 +107,7 @@ class Lease:
     def release(self) -> None:
         """Give the place back; the next held request may have it."""
         self._begin()
+        self.upstream.unseen.discard(self)
         self.upstream.growth -= self.left
         self.left = 0.0
         self.upstream.finished(self.prompt.tokens, self.uncached)
@@ -304,12 +309,12 @@ class Backend:
             return
         if upstream.restarted(report.start_time):
             self.index.forget(url)
-        last = upstream.report
+        last, before = upstream.report, upstream.report_ask
         if not upstream.reported(report):
             self.complain(upstream, "steps", "the sums over its steps have shrunk or are no numbers")
         self._learn()
         if last is not None:
-            self._hear_output(upstream, last, report)
+            self._hear_output(upstream, last, report, before)
         if report.cache is not None:
             try:
                 self.index.reported(url, report.cache, after, report.blocks_total, upstream.asked_at)
@@ -318,8 +323,11 @@ class Backend:
                 self.index.forget(url)
         self.pump()
 
-    def _hear_output(self, upstream: Upstream, last: LoadReport, report: LoadReport) -> None:
-        """How long answers are: what was generated between two reports, and how many ended."""
+    def _hear_output(self, upstream: Upstream, last: LoadReport, report: LoadReport, before: int) -> None:
+        """How long answers are: what was generated between two reports, and how many ended.
+
+        `before`: the number of the earlier one.
+        """
         tokens, ended = report.generation_tokens - last.generation_tokens, report.requests - last.requests
         there = ended + last.running + last.waiting + report.running
         if tokens < 0 or ended < 0 or tokens > report.blocks_total * report.block_size * there:
@@ -328,6 +336,7 @@ class Backend:
             )
             return
         # Longer answers are believed step by step, so that one that lies does not stop everything from being sent.
+        upstream.grew(tokens / max(1, last.running, report.running), before)
         self.output.add(min(tokens, MOST_LONGER * self.output.value * there), ended)
 
     def _learn(self) -> None:

@@ -177,6 +177,8 @@ class Proxy:
     ) -> web.StreamResponse:
         if call.left() < headers.MIN_TIMEOUT:
             raise call.expired()
+        if not call.stream:
+            lease.unseen()
         sent = perf_counter()
         pod = await self._open(request, lease, call)
         complete = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Protocol
 
 from octavo_gateway import room
 from octavo_gateway.endpoints import Endpoint
@@ -23,6 +24,15 @@ AVOID_LONGEST = 10.0
 MOST = 2**53
 
 
+class Growing(Protocol):
+    """A request whose answer is not seen growing; `asks` as `Upstream.sent` gave it."""
+
+    asks: int
+
+    def progress(self, tokens: float) -> None:
+        """Count tokens that were generated."""
+
+
 @dataclass(slots=True, eq=False)
 class Upstream:
     """One pod.
@@ -31,7 +41,7 @@ class Upstream:
     way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
     reports asked for; `waiting` while one is. `*_new` counts the uncached tokens of requests that have not finished,
     `growth` the tokens that those in flight will likely still generate. `tells_cache` is False where all that it caches
-    is too much to be told.
+    is too much to be told. `unseen`: requests whose answers come in one piece.
     """
 
     endpoint: Endpoint
@@ -62,6 +72,7 @@ class Upstream:
     figures: Figures | None = None
     steps: Steps = field(default_factory=Steps)
     complaints: set[str] = field(default_factory=set)
+    unseen: set[Growing] = field(default_factory=set)
 
     def accepts(self, now: float) -> bool:
         """Whether new requests may be sent to it."""
@@ -173,6 +184,13 @@ class Upstream:
         if self.asked_at > self.avoided_at:
             self.trust()
         return self.steps.feed(report.steps)
+
+    def grew(self, tokens: float, before: int) -> None:
+        """Every row grew by about `tokens` between two reports, the earlier of which was number `before`."""
+        for request in self.unseen:
+            # One that came in between was not there all the time: better too little than too much.
+            if request.asks < before:
+                request.progress(tokens)
 
     def restarted(self, start_time: float) -> bool:
         """Whether another process answers than before: then nothing learned of the old one is true of it."""

@@ -621,3 +621,24 @@ async def test_a_long_answer_counts_while_it_is_computed(world, eventually):
     done.set()
     assert (await call).status == 200
     assert backend.arrivals == 1
+
+
+async def test_whether_an_answer_is_seen_growing(world, eventually):
+    await world.start()
+    done = asyncio.Event()
+
+    async def slow(request, body):
+        await done.wait()
+        return web.json_response({})
+
+    pod = await world.pod(slow)
+    (upstream,) = world.has(pod.endpoint()).upstreams.values()
+    for body, unseen in ((None, 1), (STREAM, 0)):
+        call = asyncio.create_task(world.post(body).__aenter__())
+        await eventually(lambda: len(pod.seen) == 1)
+        assert len(upstream.unseen) == unseen
+        done.set()
+        assert (await call).status == 200
+        assert not upstream.unseen
+        done.clear()
+        pod.seen.clear()

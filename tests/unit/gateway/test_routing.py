@@ -503,3 +503,23 @@ def test_the_prompt_is_what_its_route_reads():
     assert (head.text(chat=True), head.text(chat=False)) == (b"", b'"once')
     head = read_head(b'{"model": "m", "messages": [{}], "prompt": "once"}')
     assert (head.text(chat=True), head.text(chat=False)) == (b"[{}", b'"once')
+
+
+def test_answers_that_come_in_one_piece_grow_by_the_reports():
+    """What a pod has generated is in its pinned blocks: it must not be expected once more."""
+    gateway = Gateway("a")
+    seen, unseen = gateway.ask(text(400, 1))[0], gateway.ask(text(400, 2))[0]
+    unseen.unseen()
+    gateway.report("a", running=2)
+    late = gateway.ask(text(400, 3))[0]
+    late.unseen()
+    gateway.report("a", running=3, generation_tokens=60)
+    assert [lease.output - lease.left for lease in (seen, unseen, late)] == [0, 20, 0]
+    gateway.report("a", running=3, generation_tokens=120)
+    assert [lease.output - lease.left for lease in (seen, unseen, late)] == [0, 40, 20]
+    gateway.report("a", running=1, generation_tokens=1100)
+    assert unseen.left == 0
+    for lease in (seen, unseen, late):
+        lease.release()
+    assert gateway.pod("a").growth == pytest.approx(0)
+    assert not gateway.pod("a").unseen

@@ -45,6 +45,7 @@ class Peers:
         self._gateways = gateways
         self._resolver = Resolver()
         self._known: dict[str, str] = {}
+        self._silent: frozenset[str] = frozenset()
         self._missing: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -61,9 +62,11 @@ class Peers:
         heard = await asyncio.gather(*(self._hear(address) for address in found))
         self._known = {address: known for address, known in self._known.items() if address in found}
         silent = frozenset(address for address, said in zip(found, heard, strict=True) if not said)
-        if silent != self._missing:
-            log.warning("gateways that do not answer: %s", ", ".join(sorted(silent)) or "none any more")
-            self._missing = silent
+        # Once is no news: a gateway that starts, as this one in its first round, has no second port yet.
+        missing, self._silent = silent & self._silent, silent
+        if missing != self._missing:
+            log.warning("gateways that do not answer: %s", ", ".join(sorted(missing)) or "none any more")
+            self._missing = missing
         ids = {self._known[address] for address in found if address in self._known} - {self._crew.id}
         others = [*ids, *(None for address in found if address not in self._known)]
         alive, total = self._crew.share_out(others, self._ticks())

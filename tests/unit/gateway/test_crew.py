@@ -278,6 +278,21 @@ async def test_a_word_that_comes_in_pieces_is_heard_whole():
         assert "other" in world.crew._members
 
 
+async def test_only_a_gateway_that_stays_silent_is_worth_a_warning(caplog):
+    async with AsyncExitStack() as stack:
+        world = World(stack)
+        session = await stack.enter_async_context(upstream_session())
+        await world.start()
+        peers = Peers(
+            world.crew, session, [("127.0.0.1", 1)], world.ticks, world.metrics, world.fleet.shared_by,
+        )  # fmt: skip
+        await peers.round()
+        assert not caplog.records
+        await peers.round()
+        await peers.round()
+        assert [record.getMessage() for record in caplog.records] == ["gateways that do not answer: 127.0.0.1:1"]
+
+
 async def test_a_gateway_that_is_not_there_halves_the_limit(tmp_path):
     path = tmp_path / "keys"
     path.write_text("keys:\n- {name: a, key: alpha, requestsPerMinute: 10}")

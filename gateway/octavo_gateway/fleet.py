@@ -62,6 +62,11 @@ class Lease:
         """Prompt tokens predicted to be cached there."""
         return self.prompt.tokens - self.uncached
 
+    @property
+    def generated(self) -> int:
+        """Tokens of its answer that are known of."""
+        return round(self.output - self.left)
+
     def heard(self, header: str | None) -> None:
         """The pod took the request up; `header` says of its prompt's blocks what it was asked to say."""
         if header is None:

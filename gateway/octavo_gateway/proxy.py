@@ -132,6 +132,10 @@ class Proxy:
                     raise backend.unavailable("the replicas did not take the request") from None
                 retried = True
                 self._metrics.retries.labels(label(backend), unreached.reason).inc()
+            except asyncio.CancelledError:
+                if not call.stream:
+                    usage.left(lease.generated)
+                raise
             finally:
                 lease.settle(usage.prompt if usage.sent else 0, usage.output)
                 lease.release()

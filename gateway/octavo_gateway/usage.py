@@ -33,6 +33,11 @@ class Usage:
         """Prompt and output."""
         return self.prompt + self.output if self.sent else 0
 
+    def left(self, output: int) -> None:
+        """The client went before a whole answer could say what it cost: about `output` tokens of it were generated."""
+        if not self.told:
+            self.sent, self.output = True, output
+
     def read(self, data: bytes) -> None:
         """Take the numbers over where `data`, whole events or a whole answer, holds them."""
         start = data.rfind(_USAGE)

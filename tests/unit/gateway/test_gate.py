@@ -245,3 +245,24 @@ async def test_whatever_fails_inside_the_gateway_costs_no_slot(world, keys, monk
                 assert response.status == 500
     async with world.post(headers=A) as response:
         assert response.status == 200
+
+
+async def test_who_leaves_before_a_whole_answer_pays_for_what_was_generated(world, keys, eventually):
+    await world.start(keys=keys(tokensPerMinute=1000))
+
+    async def never(request, body):
+        await asyncio.Event().wait()
+
+    pod = await world.pod(never)
+    backend = world.has(pod.endpoint())
+    call = asyncio.create_task(world.post(headers=A).__aenter__())
+    await eventually(lambda: len(pod.seen) == 1)
+    (upstream,) = backend.upstreams.values()
+    (lease,) = upstream.unseen
+    lease.progress(50)
+    account = world.gate.accounts.known["team-a"]
+    before = account.tokens.level
+    call.cancel()
+    await eventually(lambda: account.open == 0)
+    assert account.tokens.level == before - 50
+    assert sample(world, "octavo_gateway_key_tokens_total", key="team-a", kind="generation") == 50

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from examples import changed
 
 from demo.cluster import Cluster, eventually
 from demo.traffic import chat
@@ -50,13 +51,18 @@ def seen(watching: Any) -> Prometheus:
 
 @pytest.fixture(scope="module")
 def nobodys(cluster: Cluster, example: str, url: str) -> Iterator[str]:
-    """A model that nobody can have, and a client that waits for it."""
+    """A model that nobody can have: its clients are told so at once."""
     name = "nobody-has-it"
-    resource = yaml.safe_load(example)
-    resource["metadata"]["name"] = name
-    resource["spec"]["model"]["uri"] = "oci://localhost:5000/models/no-such-model:v1"
-    resource["spec"].pop("autoscaling", None)
-    cluster.apply(resource)
+    cluster.apply(changed(example, name, model={"uri": "oci://localhost:5000/models/no-such-model:v1"}))
+    yield name
+    cluster.run("delete", "llmd", name, "-n", cluster.namespace, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture(scope="module")
+def awaited(cluster: Cluster, example: str, url: str) -> Iterator[str]:
+    """A model whose replica waits for a node that may still come, and a client that waits with it."""
+    name = "waits-for-a-node"
+    cluster.apply(changed(example, name, scheduling={"nodeSelector": {"example.com/none-has": "this"}}))
     body = {"model": name, "messages": [{"role": "user", "content": "Anybody?"}]}
     leave = threading.Event()
 
@@ -72,7 +78,7 @@ def nobodys(cluster: Cluster, example: str, url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def served(cluster: Cluster, example: str, url: str, nobodys: str) -> Iterator[None]:
+def served(cluster: Cluster, example: str, url: str, nobodys: str, awaited: str) -> Iterator[None]:
     """A model with a little load, so that these tests say something when they run alone."""
     resource = yaml.safe_load(example)
     resource["metadata"]["name"] = "watched"
@@ -145,7 +151,7 @@ def test_every_alert_is_evaluated_and_fires_for_what_the_suite_did(
 
 
 def test_alerts_fire_while_something_is_wrong_and_end_with_it(
-    seen: Prometheus, cluster: Cluster, system: str, nobodys: str
+    seen: Prometheus, cluster: Cluster, system: str, nobodys: str, awaited: str
 ) -> None:
     def fires(alert: str) -> Callable[[], bool]:
         return lambda: alert in seen.firing()
@@ -159,7 +165,7 @@ def test_alerts_fire_while_something_is_wrong_and_end_with_it(
     finally:
         cluster.run("scale", "deployment/octavo-operator", "-n", system, "--replicas=2")
     eventually("a leader", _not(fires("OctavoOperatorNotLeading")), timeout=120)
-    cluster.run("delete", "llmd", nobodys, "-n", cluster.namespace, "--wait=false")
+    cluster.run("delete", "llmd", nobodys, awaited, "-n", cluster.namespace, "--wait=false")
     for alert in ("OctavoModelDown", "OctavoReplicasFail", "OctavoRequestsHeld"):
         eventually(f"{alert} ended", _not(fires(alert)), timeout=90)
 

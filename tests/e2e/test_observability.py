@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from examples import changed
 
 from demo.cluster import Cluster, eventually
-from demo.traffic import chat
+from demo.traffic import Load, chat
 from monitoring import dashboards
 from monitoring.dashboards import Dashboard
 from monitoring.draw import draw
@@ -49,12 +50,28 @@ def seen(watching: Any) -> Prometheus:
     return prometheus
 
 
+@contextmanager
+def asking(url: str, name: str) -> Iterator[None]:
+    """A client that asks for a model again and again: it is told 404 until the gateway has heard of the model."""
+    body = {"model": name, "messages": [{"role": "user", "content": "Anybody?"}]}
+    leave = threading.Event()
+
+    def ask() -> None:
+        while not leave.wait(0.5):
+            chat(url, body, timeout=30)
+
+    threading.Thread(target=ask, daemon=True).start()
+    yield
+    leave.set()
+
+
 @pytest.fixture(scope="module")
 def nobodys(cluster: Cluster, example: str, url: str) -> Iterator[str]:
-    """A model that nobody can have: its clients are told so at once."""
+    """A model that nobody can have: a client that asks for it is told so at once."""
     name = "nobody-has-it"
     cluster.apply(changed(example, name, model={"uri": "oci://localhost:5000/models/no-such-model:v1"}))
-    yield name
+    with asking(url, name):
+        yield name
     cluster.run("delete", "llmd", name, "-n", cluster.namespace, "--wait=false", "--ignore-not-found")
 
 
@@ -63,17 +80,8 @@ def awaited(cluster: Cluster, example: str, url: str) -> Iterator[str]:
     """A model whose replica waits for a node that may still come, and a client that waits with it."""
     name = "waits-for-a-node"
     cluster.apply(changed(example, name, scheduling={"nodeSelector": {"example.com/none-has": "this"}}))
-    body = {"model": name, "messages": [{"role": "user", "content": "Anybody?"}]}
-    leave = threading.Event()
-
-    def wait() -> None:
-        # Until the gateway has heard of the model it says 404; from then on it holds the request.
-        while not leave.wait(0.5):
-            chat(url, body, timeout=30)
-
-    threading.Thread(target=wait, daemon=True).start()
-    yield name
-    leave.set()
+    with asking(url, name):
+        yield name
     cluster.run("delete", "llmd", name, "-n", cluster.namespace, "--wait=false", "--ignore-not-found")
 
 
@@ -84,9 +92,11 @@ def served(cluster: Cluster, example: str, url: str, nobodys: str, awaited: str)
     resource["metadata"]["name"] = "watched"
     cluster.apply(resource)
     eventually("ready", lambda: cluster.ready_pods("watched"), timeout=240)
-    for number in range(6):
-        body = {"model": "watched", "messages": [{"role": "user", "content": f"Count to {number}"}], "max_tokens": 20}
-        assert chat(url, body).complete
+    asked = [{"role": "user", "content": "Count as far as you can."}]
+    body = {"model": "watched", "messages": asked, "max_tokens": 60, "min_tokens": 60}
+    # Long enough for the autoscaler to learn what a replica does.
+    streams = Load(url, [body] * 3, requests_each=12, timeout=120).join(240)
+    assert all(stream.complete for stream in streams)
     yield
     cluster.run("delete", "llmd", "watched", "-n", cluster.namespace, "--wait=false")
 

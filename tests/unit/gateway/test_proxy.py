@@ -605,15 +605,20 @@ async def test_a_held_request_counts_at_once_and_once(world, eventually):
     assert backend.arrivals == 1
 
 
-async def test_a_long_answer_counts_while_it_is_computed(world, eventually):
-    await world.start()
-    done = asyncio.Event()
+def answering_after(done):
+    """A pod whose answer waits for `done`."""
 
-    async def slow(request, body):
+    async def behave(request, body):
         await done.wait()
         return web.json_response({})
 
-    pod = await world.pod(slow)
+    return behave
+
+
+async def test_a_long_answer_counts_while_it_is_computed(world, eventually):
+    await world.start()
+    done = asyncio.Event()
+    pod = await world.pod(answering_after(done))
     backend = world.has(pod.endpoint())
     call = asyncio.create_task(world.post().__aenter__())
     await eventually(lambda: backend.arrivals == 1)
@@ -626,12 +631,7 @@ async def test_a_long_answer_counts_while_it_is_computed(world, eventually):
 async def test_whether_an_answer_is_seen_growing(world, eventually):
     await world.start()
     done = asyncio.Event()
-
-    async def slow(request, body):
-        await done.wait()
-        return web.json_response({})
-
-    pod = await world.pod(slow)
+    pod = await world.pod(answering_after(done))
     (upstream,) = world.has(pod.endpoint()).upstreams.values()
     for body, unseen in ((None, 1), (STREAM, 0)):
         call = asyncio.create_task(world.post(body).__aenter__())

@@ -95,6 +95,7 @@ class App:
             self._basis,
         )
         self._leading = False
+        self._undefined = False
         self._resynced = time.monotonic()
         self._watching = asyncio.Event()
         self._relisted = asyncio.Event()
@@ -193,11 +194,16 @@ class App:
     async def _look_at_everything(self) -> None:
         # Also what was there before: a list says nothing about what is gone.
         gone = set(self._reconciler.known)
-        for namespace in self._options.scope or (None,):
-            async for page in self._client.pages(LLMDEPLOYMENTS, namespace, size=_TOGETHER):
-                for key in await self._reconciler.screen(namespace, page):
-                    self._ask(key)
-                gone -= {Key(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page}
+        try:
+            for namespace in self._options.scope or (None,):
+                async for page in self._client.pages(LLMDEPLOYMENTS, namespace, size=_TOGETHER):
+                    for key in await self._reconciler.screen(namespace, page):
+                        self._ask(key)
+                    gone -= {Key(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page}
+            self._undefined = False
+        except NotFoundError:
+            # Deleted, and with it all that there was of its kind: nothing is left to look at until it is back.
+            self._say_undefined()
         for key in gone:
             self._ask(key)
         self._resynced = time.monotonic()
@@ -209,12 +215,18 @@ class App:
                 for namespace in self._options.scope or (None,):
                     await self._client.list(LLMDEPLOYMENTS, namespace, fields="metadata.name=none")
             except NotFoundError:
-                logger.warning("the CustomResourceDefinition %s.%s is not there yet", names.PLURAL, names.API_GROUP)
+                self._say_undefined()
             except KubeError as error:
                 logger.warning("%s", error)
             else:
+                self._undefined = False
                 return
             await self._stopped_within(_CRD_POLL_SECONDS)
+
+    def _say_undefined(self) -> None:
+        if not self._undefined:
+            logger.warning("the CustomResourceDefinition %s.%s is not there", names.PLURAL, names.API_GROUP)
+        self._undefined = True
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:

@@ -19,7 +19,8 @@ CALM_SECONDS = 30.0
 class Pulse:
     """The questions of `watches` watches.
 
-    `complete` is called when each has read everything, `missed` when one has done so again.
+    `complete` is called when each has read everything, `missed` when one has done so again or found its
+    kind undefined.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Pulse:
         self._clock = clock
         self._asked: dict[tuple[str, bool], tuple[float, float]] = {}
         self._known: set[str] = set()
+        self._undefined: set[str] = set()
 
     def pause(self, path: str, *, watch: bool) -> float:
         """Seconds to wait before `path` is asked for, as a list or as a `watch`."""
@@ -48,9 +50,16 @@ class Pulse:
         """All of `path` was read. If not for the first time, something went by unseen: deletions, for ever."""
         if path in self._known:
             self._missed()
+        self._undefined.discard(path)
         self._known.add(path)
         if len(self._known) == self._watches:
             self._complete()
+
+    def undefined(self, path: str) -> None:
+        """There is no such kind as that of `path` any more: whatever was of it is gone."""
+        if path not in self._undefined:
+            self._undefined.add(path)
+            self._missed()
 
     def silence(self) -> float:
         """Seconds since the quietest watch asked for anything."""

@@ -21,6 +21,7 @@ _EVENT, _ERROR = b'{"type":"', b'{"type":"ERROR"'
 # of lists: kopf does not understand an empty one of this kind.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 _ANSWERS_OF_KOPF = (401, 403, 429)
+_NOT_FOUND = 404
 
 
 class _Lines:
@@ -71,6 +72,8 @@ def tamed(plurals: Collection[str], pulse: Pulse) -> aiohttp.ClientMiddlewareTyp
         elif refused:
             # A definition that is deleted may come back, and a page that has expired is there with a new list: of
             # all errors kopf begins with a list again at this one alone.
+            if answer.status == _NOT_FOUND:
+                pulse.undefined(path)
             answer.release()
             raise aiohttp.ClientPayloadError(f"{request.method} {request.url}: {answer.status}")
         return answer

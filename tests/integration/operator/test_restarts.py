@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from breaking_proxy import BreakingProxy, free_port
 
 from localcluster import ClusterError, ControlPlane, control_plane
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import KubeError
-from octavo_operator.kube.resources import LEASES, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS
+from octavo_operator.kube.resources import LEASES, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS, Resource
 
 Json = dict[str, Any]
 Make = Callable[..., Any]
 Eventually = Callable[..., Awaitable[Any]]
 
 LEASE_SECONDS = 6
+AWAY_SECONDS = 5.0
+ROOT = Path(__file__).resolve().parents[3]
+CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 
 
 @pytest.fixture(scope="module")
@@ -85,26 +91,70 @@ async def test_an_api_server_that_is_killed_and_comes_back(
         assert await operator.asks("GET", "/healthz") == 200
 
 
-async def test_no_store_for_longer_than_the_lease_lasts(
-    plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+@pytest.mark.parametrize("program", ["etcd", "kube-apiserver"])
+async def test_silence_for_longer_than_the_lease_lasts(
+    program: str, plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
 ) -> None:
     await kube.apply(LLMDEPLOYMENTS, llmd())
     first = await start("first", lease=LEASE_SECONDS)
     standby = await start("standby", lease=LEASE_SECONDS)
     await eventually(lambda: carried_out(kube, namespace, "tiny"))
-    send(plane, "etcd", signal.SIGSTOP)
+    send(plane, program, signal.SIGSTOP)
     try:
         # Who cannot renew ends, and is started again by its kubelet.
         assert await asyncio.wait_for(first.process.wait(), 60) == 1
         assert await standby.asks("GET", "/healthz") == 200
         again = await start("first", wait=False, lease=LEASE_SECONDS)
     finally:
-        send(plane, "etcd", signal.SIGCONT)
+        send(plane, program, signal.SIGCONT)
     await eventually(lambda: answering(kube, namespace), 120)
     await kube.apply(LLMDEPLOYMENTS, llmd(engine={"threads": 1}))
     await eventually(lambda: carried_out(kube, namespace, "tiny"), 120)
     await eventually(again.ready, 60)
+    assert standby.process.returncode is None, standby.log.read_text()
     lease = await kube.get(LEASES, namespace, "octavo-operator")
     assert lease is not None
     leading = [name for name, each in (("standby", standby), ("first", again)) if await each.leads()]
     assert leading == [lease["spec"]["holderIdentity"]]
+
+
+async def test_a_definition_that_is_deleted_and_comes_back(
+    plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+) -> None:
+    async with BreakingProxy(plane, free_port()) as proxy:
+        await kube.apply(LLMDEPLOYMENTS, llmd())
+        operator = await start(server=proxy.url, lease=60)
+        await eventually(lambda: carried_out(kube, namespace, "tiny"))
+        crd = yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text())
+        there = await kube.get(CRDS, None, crd["metadata"]["name"])
+        await kube.delete(CRDS, None, crd["metadata"]["name"], there["metadata"]["uid"])
+
+        async def gone() -> bool:
+            return not await answering(kube, namespace)
+
+        async def forgotten() -> bool:
+            return await operator.asks("POST", "/v1/octavo/wake", json={"namespace": namespace, "name": "tiny"}) == 404
+
+        async def said() -> int:
+            return operator.log.read_text().count("the CustomResourceDefinition")
+
+        await eventually(gone)
+        begun = time.monotonic()
+        await eventually(forgotten, 60)
+        await eventually(said, 60)
+        # That nothing happens in a loop can only be seen by waiting.
+        await asyncio.sleep(AWAY_SECONDS)
+        seconds = time.monotonic() - begun
+        calls = [call for call in proxy.calls if call.at > begun and "/llmdeployments" in call.path]
+        assert len(calls) < 10 + 2 * seconds, f"{len(calls)} in {seconds:.0f} s"
+        assert operator.process.returncode is None, operator.log.read_text()
+        assert await operator.asks("GET", "/healthz") == 200
+        assert await said() == 1
+
+        await kube.apply(CRDS, {**crd, "metadata": {**crd["metadata"], "namespace": None}})
+        await eventually(lambda: answering(kube, namespace), 60)
+        # Another name: here nobody collects the children of the first, which is gone.
+        await kube.apply(LLMDEPLOYMENTS, llmd("again"))
+        await eventually(lambda: carried_out(kube, namespace, "again"), 120)
+        assert operator.process.returncode is None, operator.log.read_text()
+        assert await operator.asks("GET", "/healthz") == 200

@@ -50,6 +50,19 @@ def test_only_a_second_reading_has_missed_something() -> None:
     assert said[1] == "missed"
 
 
+def test_a_kind_that_goes_has_missed_something_once_and_again_when_it_comes_back() -> None:
+    said: list[str] = []
+    pulse = Pulse(1, nothing, lambda: said.append("missed"))
+    pulse.read(PODS)
+    pulse.undefined(PODS)
+    pulse.undefined(PODS)
+    assert len(said) == 1
+    pulse.read(PODS)
+    assert len(said) == 2
+    pulse.undefined(PODS)
+    assert len(said) == 3
+
+
 def test_the_quietest_watch_counts() -> None:
     time = Time()
     pulse = Pulse(2, nothing, nothing, time)

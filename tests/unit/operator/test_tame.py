@@ -27,6 +27,7 @@ class Log(Pulse):
         super().__init__(1, lambda: None, lambda: None)
         self.asked: list[tuple[str, bool]] = []
         self.lists: list[str] = []
+        self.gone: list[str] = []
 
     def pause(self, path: str, *, watch: bool) -> float:
         self.asked.append((path, watch))
@@ -34,6 +35,9 @@ class Log(Pulse):
 
     def read(self, path: str) -> None:
         self.lists.append(path)
+
+    def undefined(self, path: str) -> None:
+        self.gone.append(path)
 
 
 @pytest.fixture
@@ -96,6 +100,14 @@ async def test_what_refuses_a_list_asks_for_it_from_the_start(status: int, ask: 
     with pytest.raises(aiohttp.ClientPayloadError, match=str(status)):
         async with ask("/api/v1/pods?continue=token", status):
             pytest.fail("there is no answer")
+
+
+@pytest.mark.parametrize(("status", "gone"), [(404, ["/api/v1/pods"]), (410, []), (422, [])])
+async def test_a_list_of_what_is_not_defined_is_told_of(status: int, gone: list[str], ask: Ask, pulse: Log) -> None:
+    with pytest.raises(aiohttp.ClientPayloadError):
+        async with ask("/api/v1/pods", status):
+            pytest.fail("there is no answer")
+    assert pulse.gone == gone
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])

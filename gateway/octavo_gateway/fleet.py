@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from asyncio import Future, get_running_loop
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from octavo_gateway import fairness, prompts, room
 from octavo_gateway.endpoints import Deployment, Key, Table
@@ -118,7 +119,7 @@ class Lease:
         self.upstream.finished(self.prompt.tokens, self.uncached)
         self.backend.in_flight -= 1
         self.backend.index.finished(self.upstream.endpoint.url, self.prompt.keys, self.backend.clock())
-        self.backend.pump()
+        self.backend.pump((self.upstream,))
 
     def _begin(self) -> None:
         if not self.began:
@@ -126,11 +127,19 @@ class Lease:
             self.upstream.began(self.uncached, self.asks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """A held request for which all pods were found full, and the most tokens that any of them takes."""
+
+    ticket: Ticket[Lease]
+    most: float
+
+
 @dataclass(slots=True, eq=False)
 class Backend:
     """One LLMDeployment at run time. `clock` gives seconds that never jump, `unix` the time of day for others.
 
-    `gateways` send to its pods, as far as is known.
+    `gateways` send to its pods, as far as is known. `searched`: what looking at all of them for a held request came to.
     """
 
     deployment: Deployment
@@ -153,6 +162,7 @@ class Backend:
     gateways: int = GATEWAYS
     learned_at: float = float("-inf")
     unix: Callable[[], float] | None = None
+    searched: _Searched | None = None
 
     def arrived(self, tokens: int) -> None:
         """Count an arrival."""
@@ -167,7 +177,7 @@ class Backend:
     def available(self) -> bool:
         """Whether any pod accepts requests now."""
         now = self.clock()
-        return any(True for _ in self._accepting(now))
+        return any(True for _ in self._accepting(self.upstreams.values(), now))
 
     def prompt(self, text: bytes, tenant: str, salt: bytes, session: str | None) -> Prompt:
         """What routing needs of a request: its prompt's text, whose it is, and the value of the session header."""
@@ -188,7 +198,11 @@ class Backend:
         """
         if len(self.queue):
             return None
-        return self._lease(prompt, terms, full_too=not self.deployment.hold)
+        now = self.clock()
+        free = self._cached(prompt, self._accepting(self.upstreams.values(), now))
+        if self.deployment.hold:
+            free, _ = self._roomy(prompt, terms, free, now)
+        return self._place(prompt, terms, free, now)
 
     def hold(self, size: int, prompt: Prompt, terms: Terms = PLAIN) -> Ticket[Lease]:
         """A place in the queue. Raises `ApiError` 503 when the deployment does not hold, 503 or 429 when it is full."""
@@ -211,16 +225,35 @@ class Backend:
             granted.result().release()
         else:
             granted.cancel()
-            self.pump()
+            self.pump(())
 
-    def pump(self) -> None:
-        """Grant places to held requests in order, as long as a pod has room for the first."""
-        while (ticket := self.queue.head(self.clock())) is not None:
-            lease = self._lease(ticket.prompt, ticket.terms)
+    def pump(self, changed: Sequence[Upstream] | None = None) -> None:
+        """Grant places to held requests in order, as long as a pod has room for the first.
+
+        `changed`: the pods that may take more than at the last call, None for any. Once all were found full for a
+        request only these are looked at for it, so that with many pods a report of one costs little.
+        """
+        now = self.clock()
+        while (ticket := self.queue.head(now)) is not None:
+            lease = self._turn(ticket, changed, now)
             if lease is None:
                 return
             self.queue.remove(ticket)
             ticket.granted.set_result(lease)
+        self.searched = None
+
+    def _turn(self, ticket: Ticket[Lease], changed: Sequence[Upstream] | None, now: float) -> Lease | None:
+        """A place for the first of the queue; None when the pods are full."""
+        pods: Iterable[Upstream] = self.upstreams.values()
+        most = 0.0
+        if changed is not None and self.searched is not None and self.searched.ticket is ticket:
+            most = self.searched.most
+            pods = [pod for pod in changed if self.upstreams.get(pod.endpoint.url) is pod]
+        known = self._cached(ticket.prompt, self._accepting(pods, now))
+        free, most = self._roomy(ticket.prompt, ticket.terms, known, now, most)
+        lease = self._place(ticket.prompt, ticket.terms, free, now)
+        self.searched = _Searched(ticket, most) if lease is None else None
+        return lease
 
     def fail_held(self, error: ApiError) -> None:
         """One clear answer for everyone who waits."""
@@ -326,7 +359,7 @@ class Backend:
             except DeltaError as error:
                 self.complain(upstream, "cache", str(error))
                 self.index.forget(url)
-        self.pump()
+        self.pump((upstream,))
 
     def _hear_output(self, upstream: Upstream, last: LoadReport, report: LoadReport, before: int) -> None:
         """How long answers are: what was generated between two reports, and how many ended.
@@ -365,21 +398,34 @@ class Backend:
         if upstream.complain(kind):
             log.warning("what %s says of itself cannot be, and is left out: %s", upstream.endpoint.name, why)
 
-    def _lease(self, prompt: Prompt, terms: Terms, *, full_too: bool = False) -> Lease | None:
-        now = self.clock()
+    def _cached(self, prompt: Prompt, pods: Iterable[Upstream]) -> list[tuple[Upstream, int]]:
+        """Each of the pods with the prompt tokens that it has cached."""
+        pods, per_token = list(pods), self.bytes_per_token.value
+        depths = self.index.match(prompt.keys, [pod.endpoint.url for pod in pods])
+        return [
+            (pod, min(prompt.tokens, int(reach(depth) / per_token))) for pod, depth in zip(pods, depths, strict=True)
+        ]
+
+    def _roomy(
+        self, prompt: Prompt, terms: Terms, pods: Sequence[tuple[Upstream, int]], now: float, most: float = 0.0
+    ) -> tuple[list[tuple[Upstream, int]], float]:
+        """Those of the pods that have room for a request, and the most that any takes; `most`: that others do."""
         usual = self.output.value
-        output = usual if terms.most_output is None else min(usual, terms.most_output)
-        upstreams = list(self._accepting(now))
-        depths = self.index.match(prompt.keys, [upstream.endpoint.url for upstream in upstreams])
-        per_token = self.bytes_per_token.value
-        matched = [min(prompt.tokens, int(reach(depth) / per_token)) for depth in depths]
-        free = [True] * len(upstreams)
-        if not full_too:
-            rooms = [upstream.room(now, usual, self.gateways) for upstream in upstreams]
-            free = room.roomy(rooms, prompt.tokens + output, matched)
-        known = [pair for pair, fits in zip(zip(upstreams, matched, strict=True), free, strict=True) if fits]
-        stable = [pair for pair in known if not pair[0].endpoint.canary]
-        canary = [pair for pair in known if pair[0].endpoint.canary]
+        rooms = [pod.room(now, usual, self.gateways) for pod, _ in pods]
+        most = max(most, room.largest(rooms))
+        fits = room.roomy(rooms, prompt.tokens + self._output(terms), [cached for _, cached in pods], most)
+        return list(compress(pods, fits)), most
+
+    def _output(self, terms: Terms) -> float:
+        """Tokens that a request will likely generate."""
+        usual = self.output.value
+        return usual if terms.most_output is None else min(usual, terms.most_output)
+
+    def _place(self, prompt: Prompt, terms: Terms, free: Sequence[tuple[Upstream, int]], now: float) -> Lease | None:
+        """Choose one of the pods, each with what it has cached of the prompt; None when there is none."""
+        output, per_token = self._output(terms), self.bytes_per_token.value
+        stable = [pair for pair in free if not pair[0].endpoint.canary]
+        canary = [pair for pair in free if pair[0].endpoint.canary]
         track = split(stable, canary, self.deployment.canary_percent, self.random)
         candidates = [upstream.candidate(now, cached) for upstream, cached in track]
         ask = Ask(
@@ -420,10 +466,10 @@ class Backend:
             marks=marks,
         )
 
-    def _accepting(self, now: float) -> Iterator[Upstream]:
-        """The pods that may be sent requests; those of a canary without a share may not."""
+    def _accepting(self, pods: Iterable[Upstream], now: float) -> Iterator[Upstream]:
+        """Those of the pods that may be sent requests; those of a canary without a share may not."""
         canary = self.deployment.canary_percent > 0
-        return (u for u in self.upstreams.values() if u.accepts(now) and (canary or not u.endpoint.canary))
+        return (pod for pod in pods if pod.accepts(now) and (canary or not pod.endpoint.canary))
 
 
 class Fleet:

@@ -7,7 +7,7 @@ was sent since is added, what finished since taken off, and what the running one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 # Pods are filled up to this share of their pool, so that a wrong guess of the output does not make them preempt.
@@ -34,20 +34,25 @@ class Room(NamedTuple):
 ANY = Room(None, 0.0, 0, 1)
 
 
-def roomy(rooms: Sequence[Room], tokens: float, matched: Sequence[int]) -> list[bool]:
+def largest(rooms: Iterable[Room]) -> float:
+    """The most tokens that any of the pods takes; 0 while none has said."""
+    return max((FILL_SHARE * room.pool for room in rooms if room.pool is not None), default=0.0)
+
+
+def roomy(rooms: Sequence[Room], tokens: float, matched: Sequence[int], most: float) -> list[bool]:
     """Which pods a request of `tokens`, its output included, may be sent to now; `matched` of them each has cached.
 
+    `most` is what the `largest` pod takes, of all that there are.
     One that is larger than every pod may go anywhere: the pod's own answer says so, and nobody waits behind it. A pod
     where nothing runs always has room. Where gateways fill a pod together, each sees a place of its own become free at
     once and those of others only in the next report; one that had none there would never get any, but for `due`.
     """
-    largest = max((FILL_SHARE * room.pool for room in rooms if room.pool is not None), default=0.0)
-    return [_fits(room, tokens, cached, largest) for room, cached in zip(rooms, matched, strict=True)]
+    return [_fits(room, tokens, cached, most) for room, cached in zip(rooms, matched, strict=True)]
 
 
-def _fits(room: Room, tokens: float, cached: int, largest: float) -> bool:
+def _fits(room: Room, tokens: float, cached: int, most: float) -> bool:
     if room.due or not room.rows:
         return True
     if room.rows >= room.max_rows:
         return False
-    return room.pool is None or tokens > largest or room.used + tokens - cached <= FILL_SHARE * room.pool
+    return room.pool is None or tokens > most or room.used + tokens - cached <= FILL_SHARE * room.pool

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.gateway.town import Pod, Town
 
 from octavo_gateway.hold import AGING_SECONDS, Bounds, HoldQueue, Terms, Ticket
-from octavo_gateway.room import ANY, BLIND, Room, roomy
+from octavo_gateway.room import ANY, BLIND, Room, largest, roomy
+from octavo_gateway.upstream import Upstream
 
 
 def ticket(tenant="", priority=0, since=0.0, size=1) -> Ticket[int]:
@@ -156,11 +157,13 @@ def test_a_large_one_displaces_no_more_than_its_share():
     ],
 )
 def test_room(room, tokens, matched, fits):
-    assert roomy([room], tokens, [matched]) == [fits]
+    assert roomy([room], tokens, [matched], largest([room])) == [fits]
 
 
 def test_what_fits_a_larger_pod_waits_for_it():
-    assert roomy([Room(100, 50.0, 1, 8), Room(1000, 900.0, 1, 8)], 300, [0, 0]) == [False, False]
+    rooms = [Room(100, 50.0, 1, 8), Room(1000, 900.0, 1, 8)]
+    assert roomy(rooms, 300, [0, 0], largest(rooms)) == [False, False]
+    assert roomy(rooms[:1], 300, [0], largest(rooms)) == [False]
 
 
 async def test_two_hundred_held_requests_do_not_overrun_a_fresh_pod():
@@ -284,6 +287,78 @@ async def test_a_pod_that_never_speaks_is_used_after_a_while():
     for _ in range(60):
         town.tick()
     assert not town.waiting
+
+
+# Who looks at which pods.
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4))
+def test_no_request_waits_where_a_look_at_all_pods_would_find_room(seed, count):
+    """A report or an answer that ends looks only at its own pod; the first in the queue may change at any time."""
+
+    async def scene() -> None:
+        chance = random.Random(seed)
+        pods = [Pod(f"p{n}", blocks=chance.choice([40, 80]), rows=chance.choice([1, 8])) for n in range(count)]
+        town = Town(*pods)
+        town.tick()
+        for _ in range(40):
+            for _ in range(chance.choice([0, 0, 1, 3])):
+                terms = Terms(chance.choice("ab"), chance.choice([0, 0, 1]))
+                town.send(chance.choice([5, 400]), chance.randint(1, 20), terms)
+            if town.waiting and chance.random() < 0.5:
+                town.backend.withdraw(town.waiting.pop(0)[0])
+            for pod in pods:
+                if pod.jobs and chance.random() < 0.5:
+                    pod.jobs.pop().lease.release()
+                town.heard(pod)
+                left = len(town.backend.queue)
+                town.backend.pump()
+                assert len(town.backend.queue) == left
+            town.tick(report=False)
+
+    asyncio.run(scene())
+
+
+async def test_a_small_pods_report_does_not_make_it_take_what_waits_for_a_large_one():
+    small, large = Pod("s", blocks=20, rows=4), Pod("l", blocks=200, rows=1)
+    town = Town(small, large)
+    town.tick()
+    while town.send(50, 500) and not (small.jobs and large.jobs):
+        pass
+    town.send(400, 10)
+    assert len(town.waiting) == 1
+    for pod in (large, small):
+        town.heard(pod)
+    assert len(town.backend.queue) == 1
+    large.jobs.pop().lease.release()
+    town.tick()
+    assert [job.prompt for job in large.jobs] == [400]
+
+
+async def test_of_a_hundred_full_pods_a_report_is_looked_at_for_one(monkeypatch):
+    pods = [Pod(f"p{n}", blocks=1000, rows=1) for n in range(100)]
+    town = Town(*pods)
+    town.tick()
+    for _ in range(110):
+        town.send(10, 500)
+    town.tick()
+    assert len(town.waiting) == 10
+    looks, room = [0], Upstream.room
+
+    def counted(self, *arguments):
+        looks[0] += 1
+        return room(self, *arguments)
+
+    monkeypatch.setattr(Upstream, "room", counted)
+    for pod in pods:
+        town.heard(pod)
+    town.backend.withdraw(town.waiting.pop()[0])
+    assert looks[0] == 100
+    # The one that ends makes place for the first; for the second all are looked at, once.
+    pods[7].jobs.pop().lease.release()
+    assert looks[0] == 201
+    assert len(town.backend.queue) == 8
 
 
 # More than fits.

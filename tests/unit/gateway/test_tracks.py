@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.fleet import Fleet
-from octavo_gateway.hold import PLAIN, Bounds
+from octavo_gateway.hold import Bounds
 from octavo_gateway.prompts import Prompt
 from octavo_gateway.tracks import split
 from octavo_protocol.load import TTFT_BOUNDS, LoadReport
@@ -101,11 +101,12 @@ def test_a_canary_without_a_share_gets_nothing_even_when_nobody_else_is_there():
 def test_held_requests_are_released_by_share_and_where_there_is_room():
     pods = (endpoint("s", canary=False), endpoint("c", canary=True))
     fleet, found = backend(pods, 100)
+    found.deployment = replace(found.deployment, hold=True)
     for _, upstream in fleet.upstreams():
         upstream.asked(1000.0)
         upstream.reported(report(rows=2))
     # The canary is full after two: the rest goes where there is room.
-    leases = [found._lease(Prompt(1, 1), PLAIN) for _ in range(4)]
+    leases = [found.lease(Prompt(1, 1)) for _ in range(4)]
     assert Counter(lease.upstream.endpoint.name for lease in leases) == {"c": 2, "s": 2}
 
 

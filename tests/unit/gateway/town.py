@@ -108,12 +108,16 @@ class Town:
                     job.lease.settle(job.prompt, job.output)
                     job.lease.release()
                     self._begin_granted()
-            upstream = self.backend.upstreams[pod.name]
             if report and pod.speaks:
-                upstream.asked(self.now)
-                self.backend.reported(upstream, pod.report(), 0)
+                self.heard(pod)
         self.backend.pump()
         self._begin_granted()
+
+    def heard(self, pod: Pod) -> None:
+        """The pod's report comes."""
+        upstream = self.backend.upstreams[pod.name]
+        upstream.asked(self.now)
+        self.backend.reported(upstream, pod.report(), 0)
 
     def _begin_granted(self) -> None:
         ready = [entry for entry in self.waiting if entry[0].granted.done()]

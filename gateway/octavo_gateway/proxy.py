@@ -1,7 +1,7 @@
 """One request from client to pod and its answer back.
 
-Bytes pass unchanged. A second pod is tried once at most, and only while nothing of an answer has come: after a failed
-connection or a 503 of a pod that drains. A stream that breaks ends with an error event, never as if it were complete.
+Bytes pass unchanged. Another pod is tried only while nothing of an answer has come: once after a failed connection, and
+after the 503 of each pod that drains. A stream that breaks ends with an error event, never as if it were complete.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from octavo_gateway.lifeline import lifeline
 from octavo_gateway.metrics import Metrics, label
 from octavo_gateway.openai import ApiError
 from octavo_gateway.prompts import Prompt
+from octavo_gateway.upstream import Upstream
 from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_TIMEOUT, HEADER_WANT_PROMPT
 
 log = logging.getLogger(__name__)
@@ -118,19 +119,25 @@ class Proxy:
     async def _attempts(
         self, request: web.Request, answer: Answer, backend: Backend, call: Call, arrival: Arrival
     ) -> web.StreamResponse:
-        retried = False
+        retried, draining = False, set[Upstream]()
         usage = call.visit.usage
         while True:
             lease = await self._place(answer, backend, call, arrival)
             try:
                 return await self._exchange(request, answer, lease, call, arrival)
             except UnreachedError as unreached:
+                pod, drains = lease.upstream, unreached.reason == "draining"
                 lease.refused()
-                lease.upstream.avoid(backend.clock(), draining=unreached.reason == "draining")
-                log.info("%s: %s did not take it: %s", call.request_id, lease.upstream.endpoint.name, unreached.reason)
-                if retried or not backend.retries.spend():
+                pod.avoid(backend.clock(), draining=drains)
+                log.info("%s: %s did not take it: %s", call.request_id, pod.endpoint.name, unreached.reason)
+                # To leave is no fault and the answer cost nothing: of all that is sent to a pod in the moment in which
+                # it begins to drain, nothing may be lost. One that says so twice to one request counts as faulty.
+                if drains and pod not in draining:
+                    draining.add(pod)
+                elif retried or not backend.retries.spend():
                     raise backend.unavailable("the replicas did not take the request") from None
-                retried = True
+                else:
+                    retried = True
                 self._metrics.retries.labels(label(backend), unreached.reason).inc()
             except asyncio.CancelledError:
                 if not call.stream:

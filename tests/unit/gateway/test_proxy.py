@@ -241,6 +241,37 @@ async def test_retries_have_a_budget(world):
     assert retries <= 10 + 0.2 * 30
 
 
+async def test_pods_that_drain_cost_no_retry(world):
+    await world.start()
+    leaving = [await world.pod(draining) for _ in range(3)]
+    good = await world.pod()
+    backend = world.has(*(pod.endpoint() for pod in leaving), good.endpoint())
+    for _ in range(12):
+        for upstream in backend.upstreams.values():
+            upstream.trust()
+        async with world.post() as response:
+            assert response.status == 200
+    assert backend.retries.spend()
+
+
+async def test_a_pod_that_only_ever_drains_ends_the_request(world, eventually):
+    await world.start()
+    pod = await world.pod(draining)
+    backend = world.has(pod.endpoint())
+    (upstream,) = backend.upstreams.values()
+    call = asyncio.create_task(world.post().__aenter__())
+
+    def over() -> bool:
+        upstream.trust()
+        backend.pump()
+        return call.done()
+
+    await eventually(over)
+    async with await call as response:
+        assert response.status == 503
+    assert len(pod.seen) == 3
+
+
 async def test_a_stream_that_breaks_ends_with_an_error_event(world, streams):
     await world.start()
     pod = await world.pod(streams([*EVENTS[:2], b'data: {"half'], cut=True))

@@ -110,7 +110,8 @@ class Chains:
     def take(self, blocks: int) -> None:
         """Pin blocks that are known to be available."""
         self.pinned += blocks
-        self._evict()
+        if self.pinned + self.cached > self.total:
+            self._evict()
 
     def clear(self) -> None:
         """Drop all that is cached."""

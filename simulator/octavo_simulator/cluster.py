@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import exp, inf
@@ -25,7 +24,7 @@ BACKOFF = 20.0
 # A gateway tells the operator at most once a second that it holds requests for a deployment without pods.
 WAKE_SECONDS = 1.0
 
-_Event = tuple[float, int, Callable[[], None]]
+_Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,10 +109,11 @@ class _Cluster:
             self._at(at, self._kill)
         self._at(0.0, self._look, 0)
         end = self._scenario.trace.seconds
-        while self._events and (self._open or self._now < end):
-            self._now, _, happen = heappop(self._events)
-            happen()
-            if self._turns:
+        events, turns = self._events, self._turns
+        while events and (self._open or self._now < end):
+            self._now, _, happen, what = heappop(events)
+            happen(*what)
+            if turns:
                 self._send_granted()
         members = (*self._gone, *self._members.values())
         return Run(
@@ -125,8 +125,7 @@ class _Cluster:
         )
 
     def _at(self, at: float, happen: Callable[..., None], *what: object) -> None:
-        event: _Event = (at, next(self._numbers), partial(happen, *what))
-        heappush(self._events, event)
+        heappush(self._events, (at, next(self._numbers), happen, what))
 
     # Requests.
 
@@ -180,7 +179,8 @@ class _Cluster:
     # Pods.
 
     def _progress(self, member: Member) -> None:
-        if member.pod is not None and member.ended == inf:
+        # Nothing is over before `until`.
+        if member.pod is not None and member.pod.until <= self._now and member.ended == inf:
             ended = member.pod.advance(self._now)
             for job in member.pod.answered():
                 began(job, member.leases[job.number][1], self._scenario.profile.block_size)
@@ -246,7 +246,8 @@ class _Cluster:
             member.pod.forget_prefixes()
         report = member.pod.report(self._now)
         for job, lease in member.leases.values():
-            streamed(lease, member.pod.generated(job))
+            if lease.left > 0:
+                streamed(lease, member.pod.generated(job))
         for gateway in self._gateways:
             gateway.reported(member.name, member.pod, report)
         self._at(self._now + POLL_SECONDS, self._poll, member)

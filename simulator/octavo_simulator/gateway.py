@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from typing import Any, cast
 
@@ -139,14 +140,18 @@ def began(job: Job, lease: Lease, block_size: int) -> None:
     request = job.request
     blocks = request.shared // block_size
     if request.prefix >= 0 and blocks:
-        marks = tuple((n * block_size, block_key(request.prefix, n - 1)) for n in chosen(blocks))
-        lease.heard(encode_prompt(PromptBlocks(request.prompt, block_size, marks)))
+        lease.heard(encode_prompt(PromptBlocks(request.prompt, block_size, _marks(request.prefix, blocks, block_size))))
+
+
+@lru_cache(maxsize=1024)
+def _marks(prefix: int, blocks: int, block_size: int) -> tuple[tuple[int, bytes], ...]:
+    """Where the blocks of a shared prefix end, and their keys: the same for all who share as much of it."""
+    return tuple((n * block_size, block_key(prefix, n - 1)) for n in chosen(blocks))
 
 
 def streamed(lease: Lease, tokens: int) -> None:
     """So many tokens of the answer have passed: told by the second here, by the event in a real gateway."""
-    if lease.left > 0:
-        lease.progress(max(0, tokens - round(lease.output - lease.left)))
+    lease.progress(max(0, tokens - round(lease.output - lease.left)))
 
 
 def _prompt(job: Job) -> Prompt:

@@ -213,8 +213,7 @@ class Pod:
 
     def _seconds(self, k: int) -> float:
         """Of k decode steps from here."""
-        n, one, context = self._rows, self._decode(), self.profile.context
-        return self._factor * (k * one + context * n * (k * (k - 1) // 2))
+        return self._factor * (k * self._decode() + self.profile.context * self._rows * (k * (k - 1) // 2))
 
     def _mixed(self) -> float:
         """Seconds of the planned step with prompt tokens, before the noise."""
@@ -248,9 +247,11 @@ class Pod:
         else:
             k = int(min(most, left / one))
         k = min(max(k, 0), most)
-        while k < most and self._clock + self._seconds(k + 1) <= now:
+        clock, factor = self._clock, self._factor
+        # As in `_seconds`, which decides: the root above is rounded.
+        while k < most and clock + factor * ((k + 1) * one + bend * ((k + 1) * k // 2)) <= now:
             k += 1
-        while k and self._clock + self._seconds(k) > now:
+        while k and clock + factor * (k * one + bend * (k * (k - 1) // 2)) > now:
             k -= 1
         return k
 

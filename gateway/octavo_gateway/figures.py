@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf
+from operator import attrgetter
 
 from octavo_protocol.load import StepSums
 from octavo_protocol.squares import Matrix, Vector, non_negative, possible
@@ -31,6 +32,7 @@ _MATRIX = (
 )
 _RIGHT = ("seconds", "seconds_prefill", "seconds_rows", "seconds_context")
 _NAMES = tuple(dict.fromkeys(name for row in (*_MATRIX, _RIGHT) for name in row))
+_values = attrgetter(*_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,14 @@ class Steps:
 
     def feed(self, steps: StepSums) -> bool:
         """Take the sums of a newer report; False when they cannot be those of the same engine."""
-        now = {name: float(getattr(steps, name)) for name in _NAMES}
-        if not all(isfinite(value) and value >= 0 for value in now.values()):
+        now = {name: float(value) for name, value in zip(_NAMES, _values(steps), strict=True)}
+        if not all(0 <= value < inf for value in now.values()):
             return False
         last, self._last = self._last, now
         if last is None:
             return True
         grown = {name: value - last[name] for name, value in now.items()}
-        if grown["count"] and not possible(*_equations(grown)):
-            return False
-        if min(grown.values()) < 0:
+        if min(grown.values()) < 0 or (grown["count"] and not possible(*_equations(grown))):
             return False
         keep = 0.5 if self.sums["count"] > MEMORY_STEPS else 1.0
         self.sums = {name: keep * value + grown[name] for name, value in self.sums.items()}

@@ -384,11 +384,11 @@ class Backend:
         self.learned_at = self.clock()
         common = fit(upstream.steps for upstream in self.upstreams.values())
         for upstream in self.upstreams.values():
-            upstream.figures = paced(common, upstream.steps) if common else None
+            upstream.learned(paced(common, upstream.steps) if common else None)
 
     def disbelieve(self, upstream: Upstream, kind: str, why: str) -> None:
         """A pod's report cannot be true: only the gateway's own counts are believed of it, until it says better."""
-        upstream.report = None
+        upstream.doubted()
         self.index.forget(upstream.endpoint.url)
         self.complain(upstream, kind, why)
 
@@ -403,7 +403,8 @@ class Backend:
         pods, per_token = list(pods), self.bytes_per_token.value
         depths = self.index.match(prompt.keys, [pod.endpoint.url for pod in pods])
         return [
-            (pod, min(prompt.tokens, int(reach(depth) / per_token))) for pod, depth in zip(pods, depths, strict=True)
+            (pod, min(prompt.tokens, int(reach(depth) / per_token)) if depth else 0)
+            for pod, depth in zip(pods, depths, strict=True)
         ]
 
     def _roomy(
@@ -424,10 +425,11 @@ class Backend:
     def _place(self, prompt: Prompt, terms: Terms, free: Sequence[tuple[Upstream, int]], now: float) -> Lease | None:
         """Choose one of the pods, each with what it has cached of the prompt; None when there is none."""
         output, per_token = self._output(terms), self.bytes_per_token.value
-        stable = [pair for pair in free if not pair[0].endpoint.canary]
-        canary = [pair for pair in free if pair[0].endpoint.canary]
-        track = split(stable, canary, self.deployment.canary_percent, self.random)
-        candidates = [upstream.candidate(now, cached) for upstream, cached in track]
+        if share := self.deployment.canary_percent:
+            stable = [pair for pair in free if not pair[0].endpoint.canary]
+            canary = [pair for pair in free if pair[0].endpoint.canary]
+            free = split(stable, canary, share, self.random)
+        candidates = [upstream.candidate(now, cached) for upstream, cached in free]
         ask = Ask(
             prompt.tokens,
             output,

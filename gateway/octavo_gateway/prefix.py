@@ -67,6 +67,9 @@ def reach(pieces: int) -> int:
     return fine * FINE + (pieces - fine) * COARSE
 
 
+_REACH = tuple(reach(pieces) for pieces in range(FINES + COARSES + 1))
+
+
 def pieces(size: int) -> int:
     """How many pieces a text of `size` bytes has."""
     fine = min(size, _FINE_END)
@@ -95,11 +98,16 @@ class _Recent(Generic[V]):
         found = self._young.get(key)
         return self._old.get(key) if found is None else found
 
-    def put(self, key: bytes, value: V) -> None:
-        if len(self._young) >= self.limit // 2 and key not in self._young:
-            self._old, self._young = self._young, {}
-        self._young[key] = value
-        self._old.pop(key, None)
+    def fill(self, pairs: Iterable[tuple[bytes, V]]) -> None:
+        """Use all keys, with these values."""
+        young, old, half = self._young, self._old, self.limit // 2
+        for key, value in pairs:
+            if key not in young:
+                if len(young) >= half:
+                    self._old = old = young
+                    self._young = young = {}
+                old.pop(key, None)
+            young[key] = value
 
     def leading(self, keys: Sequence[bytes]) -> list[V]:
         """The values of the first keys, up to one that is not there."""
@@ -131,9 +139,12 @@ class _Recent(Generic[V]):
             young[key] = known
         return new
 
-    def discard(self, key: bytes) -> None:
-        self._young.pop(key, None)
-        self._old.pop(key, None)
+    def discard(self, keys: Iterable[bytes]) -> None:
+        young, old = self._young, self._old
+        for key in keys:
+            # A key is in one of both.
+            if young.pop(key, None) is None:
+                old.pop(key, None)
 
 
 @dataclass(slots=True)
@@ -193,8 +204,7 @@ class PrefixIndex:
     def unsent(self, pod: str, keys: Sequence[bytes]) -> None:
         """The pod did not take what `sent` gave as new there."""
         if (known := self._pods.get(pod)) is not None:
-            for key in keys:
-                known.assumed.discard(key)
+            known.assumed.discard(keys)
 
     def learn(self, pod: str, keys: Sequence[bytes], size: int, prompt: PromptBlocks) -> None:
         """The pod said which blocks stand behind a text of `size` bytes.
@@ -269,15 +279,17 @@ class PrefixIndex:
 
     def _learn(self, keys: Sequence[bytes], size: int, prompt: PromptBlocks) -> None:
         """Put behind each piece the last named block that ends before it does, behind the first ones the first."""
-        marks, texts = prompt.marks, self._texts
+        marks = prompt.marks
         per_byte = prompt.tokens / max(1, size)
-        numbers = [number for _, key in marks for number in _numbers(key)]
+        numbers = _numbers(b"".join(key for _, key in marks))
         mark = len(marks) - 1
+        found = []
         for index in reversed(range(len(keys))):
-            tokens = reach(index + 1) * per_byte - prompt.block_size
+            tokens = _REACH[index + 1] * per_byte - prompt.block_size
             while mark and marks[mark][0] > tokens:
                 mark -= 1
-            texts.put(keys[index], numbers[mark])
+            found.append((keys[index], numbers[mark]))
+        self._texts.fill(found)
 
     def _thin(self) -> None:
         """Keep to the bound: half of the hashes go, those that are left tell of the blocks before them."""
@@ -291,9 +303,7 @@ class PrefixIndex:
         while pod.unsettled and pod.unsettled[0][0] < asked:
             keys = pod.unsettled.popleft()[1]
             pod.pieces -= len(keys)
-            for key in keys:
-                if self._texts.get(key):
-                    pod.assumed.discard(key)
+            pod.assumed.discard(key for key in keys if self._texts.get(key))
 
 
 def _kept(behind: Sequence[int], stride: int) -> list[int]:

@@ -42,9 +42,9 @@ FEW_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What routing needs of a pod's load report: tokens and sequences, seconds since it was taken.
+    """What routing needs of a pod's load report: tokens and sequences.
 
-    `uncached` prompt tokens are still to be computed, `batch` tokens fit a step.
+    `uncached` prompt tokens are still to be computed, `batch` tokens fit a step, `running` of the rows do not wait.
     """
 
     pool_tokens: int
@@ -53,23 +53,22 @@ class Report:
     max_rows: int
     uncached: int = 0
     batch: int = NEUTRAL_BATCH
-    age: float = 0.0
     figures: Figures | None = None
+    running: int = 0
 
 
 # Where no pod has reported: some size, the same for all.
 _BLIND = Report(65_536, 0, 0, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One pod that accepts requests.
 
     `in_flight`, `in_flight_tokens`: what this gateway has sent and not seen finish; `prefilling` is the part of the
     tokens not cached and not answered yet. `since`, `since_tokens`: what it has sent after the report was taken, less
-    what finished; `since_uncached` the part of that not cached and not answered yet. `report` is None when there is
-    none or it is too old to be used. `matched` prompt tokens of the request to be routed are in its prefix cache, as
-    far as is known.
+    what finished; `since_uncached` the part of that not cached and not answered yet. `report` was taken `age` seconds
+    ago; None when there is none or it is too old to be used. `matched` prompt tokens of the request to be routed are in
+    its prefix cache, as far as is known.
     """
 
     key: str
@@ -81,6 +80,7 @@ class Candidate:
     since_uncached: int = 0
     prefilling: int = 0
     matched: int = 0
+    age: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +267,9 @@ def _pods(candidates: Sequence[Candidate]) -> list[_Pod]:
         used = max(used, report.used_tokens + candidate.since_tokens * gateways)
         backlog, batch = report.uncached, report.batch or 1
         figures = report.figures or common or _neutral(report)
-        if backlog and report.age and report.figures:
+        if backlog and candidate.age and report.figures:
             step = figures.base + figures.row * rows + figures.context * used
-            backlog = max(0.0, backlog - report.age / (figures.prefill + step / batch))
+            backlog = max(0.0, backlog - candidate.age / (figures.prefill + step / batch))
         backlog += candidate.since_uncached * gateways
         pods.append(_Pod(rows, used, backlog, report.pool_tokens or 1, report.max_rows or 1, batch, figures))
     return pods

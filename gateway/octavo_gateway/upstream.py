@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
+from operator import attrgetter
 from typing import Protocol
+
+from msgspec.structs import fields
 
 from octavo_gateway import room
 from octavo_gateway.endpoints import Endpoint
@@ -22,6 +24,8 @@ AVOID_DRAINING = 5.0
 AVOID_LONGEST = 10.0
 # More than any pod has of anything.
 MOST = 2**53
+_NUMBERS = tuple(each.name for each in fields(LoadReport) if each.type in (int, float))
+_numbers = attrgetter(*_NUMBERS)
 
 
 class Growing(Protocol):
@@ -41,7 +45,8 @@ class Upstream:
     way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
     reports asked for; `waiting` while one is. `*_new` counts the uncached tokens of requests that have not finished,
     `growth` the tokens that those in flight will likely still generate. `tells_cache` is False where all that it caches
-    is too much to be told. `unseen`: requests whose answers come in one piece.
+    is too much to be told. `unseen`: requests whose answers come in one piece. `known`: what routing needs of `report`
+    and `figures`, made once for all requests until the next one.
     """
 
     endpoint: Endpoint
@@ -60,6 +65,7 @@ class Upstream:
     asks: int = 0
     waiting: bool = False
     report: LoadReport | None = None
+    known: Report | None = None
     report_ask: int = 0
     reported_at: float = 0.0
     asked_at: float = float("-inf")
@@ -97,41 +103,34 @@ class Upstream:
 
     def candidate(self, now: float, matched: int = 0) -> Candidate:
         """What the router is told of it. `matched` tokens of the request's prompt are in its cache."""
-        load = self.report
-        report = None
-        if load is not None and now - self.reported_at <= REPORT_SECONDS:
-            used = load.blocks_pinned * load.block_size + load.waiting_tokens
-            report = Report(
-                load.blocks_total * load.block_size, used, load.running + load.waiting, load.max_running,
-                load.uncached_prompt_tokens, load.max_batched_tokens, max(0.0, now - self.reported_at), self.figures,
-            )  # fmt: skip
+        age = now - self.reported_at
         return Candidate(
-            self.endpoint.url, self.in_flight, self.in_flight_tokens, self.since, self.since_tokens, report,
-            self.since_uncached, self.prefilling, matched,
+            self.endpoint.url, self.in_flight, self.in_flight_tokens, self.since, self.since_tokens,
+            self.known if age <= REPORT_SECONDS else None, self.since_uncached, self.prefilling, matched, max(0.0, age),
         )  # fmt: skip
 
     def room(self, now: float, output: float, gateways: int) -> room.Room:
         """What it holds and will hold, if answers of others have `output` tokens; `gateways` send to it."""
-        report = self.report
-        if report is None:
+        known = self.known
+        if known is None:
             # One that has an address for reports and never gave any is not waited for.
             soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
             blind = bool(self.endpoint.admin_url) and soon
             return room.Room(None, 0.0, self.in_flight, room.BLIND) if blind else room.ANY
-        pool = report.blocks_total * report.block_size
-        own = self.in_flight_tokens + self.growth
+        in_flight, pool = self.in_flight, known.pool_tokens
         if now - self.reported_at > REPORT_SECONDS:
-            return room.Room(pool, own, self.in_flight, report.max_running)
-        reported = report.running + report.waiting
-        held = report.blocks_pinned * report.block_size + report.waiting_tokens
-        before = self.in_flight - self.since
-        others, unseen = max(0, reported - before), max(0, before - reported)
-        used = held + self.since_new + self.growth + others * output / 2
-        # Sent before the report, and not in it yet: still being read there.
-        used += unseen * self.in_flight_tokens / max(1, self.in_flight)
-        due = others > 0 and self.in_flight * gateways < report.running
-        rows = max(self.in_flight, reported + self.since)
-        return room.Room(pool, max(0.0, used), rows, report.max_running, due)
+            return room.Room(pool, self.in_flight_tokens + self.growth, in_flight, known.max_rows)
+        used = known.used_tokens + self.since_new + self.growth
+        others = known.rows - (in_flight - self.since)
+        due = False
+        if others > 0:
+            used += others * output / 2
+            due = in_flight * gateways < known.running
+        elif others < 0:
+            # Sent before the report, and not in it yet: still being read there.
+            used -= others * self.in_flight_tokens / max(1, in_flight)
+        rows = max(in_flight, known.rows + self.since)
+        return room.Room(pool, max(0.0, used), rows, known.max_rows, due)
 
     def sent(self, tokens: int, uncached: int) -> int:
         """Count a request that goes there; what to say with `began` and `finished` later."""
@@ -177,6 +176,7 @@ class Upstream:
     def reported(self, report: LoadReport) -> bool:
         """The report came; False when its steps cannot follow those of the one before, and are left out."""
         self.report = report
+        self._know()
         self.report_ask = self.asks
         self.reported_at = self.asked_at
         self.since, self.since_tokens, self.since_uncached = self.fresh, self.fresh_tokens, self.fresh_uncached
@@ -197,9 +197,28 @@ class Upstream:
         before, self.start_time = self.start_time, start_time
         if before in (None, start_time):
             return False
-        self.steps, self.figures, self.report = Steps(), None, None
+        self.steps, self.figures = Steps(), None
         self.tells_cache = True
+        self.doubted()
         return True
+
+    def doubted(self) -> None:
+        """What it said of itself is not believed any more."""
+        self.report = self.known = None
+
+    def learned(self, figures: Figures | None) -> None:
+        """What its steps cost."""
+        self.figures = figures
+        self._know()
+
+    def _know(self) -> None:
+        load = self.report
+        if load is not None:
+            used = load.blocks_pinned * load.block_size + load.waiting_tokens
+            self.known = Report(
+                load.blocks_total * load.block_size, used, load.running + load.waiting, load.max_running,
+                load.uncached_prompt_tokens, load.max_batched_tokens, self.figures, load.running,
+            )  # fmt: skip
 
     def complain(self, kind: str) -> bool:
         """It says what cannot be true; whether for the first time of this kind."""
@@ -210,9 +229,8 @@ class Upstream:
 
 def implausible(report: LoadReport) -> str | None:
     """What in a report cannot be, in words; None when all of it can."""
-    for name in report.__struct_fields__:
-        value = getattr(report, name)
-        if isinstance(value, (int, float)) and not (isfinite(value) and 0 <= value <= MOST):
+    for name, value in zip(_NUMBERS, _numbers(report), strict=True):
+        if not 0 <= value <= MOST:
             return f"{name} is {value}"
     if not 0 < report.block_size <= 1 << 16:
         return f"block_size is {report.block_size}"

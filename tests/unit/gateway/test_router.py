@@ -38,13 +38,14 @@ def pod(
     in_flight_tokens=0,
     matched=0,
     since_uncached=0,
+    age=0.0,
     **report,
 ):
     """A pod whose rows are all of this gateway, unless `in_flight` says otherwise."""
     own = rows + since if in_flight is None else in_flight
     return Candidate(
         key, own, in_flight_tokens, since, since_tokens, Report(pool, used, rows, max_rows, **report),
-        since_uncached=since_uncached, matched=matched,
+        since_uncached=since_uncached, matched=matched, age=age,
     )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def test_what_was_sent_after_the_report_counts():
 def test_a_pod_without_report_is_judged_by_what_was_sent_to_it():
     silent = Candidate("a", 40, 6000, 0, 0, None, prefilling=3000)
     assert picks(silent, pod("b", used=1000)) == {"b"}
-    assert picks(replace(silent, in_flight=0, in_flight_tokens=0, prefilling=0), pod("b", used=5000, rows=9)) == {"a"}
+    assert picks(silent._replace(in_flight=0, in_flight_tokens=0, prefilling=0), pod("b", used=5000, rows=9)) == {"a"}
 
 
 def test_pods_that_never_reported_are_judged_by_what_was_sent_to_them():
@@ -159,7 +160,7 @@ def test_a_session_stays_where_it_is():
 def test_a_session_leaves_a_pod_above_the_bound_and_comes_back():
     pods = [pod(key, used=4000, rows=9) for key in "abcd"]
     home = pick(*pods, strategy=SESSION, session=b"s")
-    full = [replace(p, since_tokens=5000 * (p.key == home)) for p in pods]
+    full = [p._replace(since_tokens=5000 * (p.key == home)) for p in pods]
     assert pick(*full, strategy=SESSION, session=b"s") not in (home, None)
     assert pick(*pods, strategy=SESSION, session=b"s") == home
 
@@ -175,7 +176,7 @@ def test_gateways_that_meet_a_new_prompt_at_once_take_the_same_pod():
         (home,) = picks(*pods, tokens=1000, anchor=anchor)
         assert picks(*reversed(pods), tokens=1000, anchor=anchor) == {home}
         homes.append(home)
-        busy = [replace(p, since_tokens=8000 * (p.key == home)) for p in pods]
+        busy = [p._replace(since_tokens=8000 * (p.key == home)) for p in pods]
         assert home not in picks(*busy, tokens=1000, anchor=anchor)
     assert len(set(homes)) > 5
 
@@ -185,23 +186,23 @@ def test_next_to_nothing_to_do_is_nothing():
     pods = [pod(key, pool=100_000, figures=GPU) for key in "abcd"]
     for anchor in (b"%d" % i for i in range(20)):
         (home,) = picks(*pods, tokens=1000, anchor=anchor)
-        glimpse = [replace(p, report=replace(p.report, rows=p.key == home, used_tokens=900)) for p in pods]
+        glimpse = [p._replace(report=replace(p.report, rows=p.key == home, used_tokens=900)) for p in pods]
         assert picks(*glimpse, tokens=1000, anchor=anchor) == {home}
-        working = [replace(p, report=replace(p.report, rows=2 * (p.key == home))) for p in pods]
+        working = [p._replace(report=replace(p.report, rows=2 * (p.key == home))) for p in pods]
         assert home not in picks(*working, tokens=1000, anchor=anchor)
 
 
 def test_an_unknown_conversation_goes_where_its_first_turn_would():
     pods = [pod(key, rows=4, used=4000, pool=100_000, figures=GPU) for key in "abcd"]
     (home,) = picks(*pods, tokens=900, anchor=b"x", conversation=b"c")
-    busier = [replace(p, report=replace(p.report, rows=4 + (p.key == home))) for p in pods]
+    busier = [p._replace(report=replace(p.report, rows=4 + (p.key == home))) for p in pods]
     assert home not in picks(*busier, tokens=2000, anchor=b"x", conversation=b"c")
     choice = choose(*busier, tokens=2000, anchor=b"x", conversation=b"c", presumed=1800)
     assert (choice.candidate.key, choice.reason) == (home, "presumed")
     # What is known of it counts more.
-    known = [replace(p, matched=1500 * (p.key != home)) for p in busier]
+    known = [p._replace(matched=1500 * (p.key != home)) for p in busier]
     assert home not in picks(*known, tokens=2000, anchor=b"x", conversation=b"c", presumed=1800)
-    full = [replace(p, report=replace(p.report, rows=60 if p.key == home else 4)) for p in pods]
+    full = [p._replace(report=replace(p.report, rows=60 if p.key == home else 4)) for p in pods]
     assert home not in picks(*full, tokens=2000, anchor=b"x", conversation=b"c", presumed=1800)
 
 
@@ -254,7 +255,7 @@ candidates = st.lists(
     pods | st.builds(lambda matched: Candidate("x", 3, 500, 0, 0, None, matched=matched), st.integers(0, 6000)),
     min_size=1,
     max_size=6,
-).map(lambda found: [replace(c, key=str(i)) for i, c in enumerate(found)])
+).map(lambda found: [c._replace(key=str(i)) for i, c in enumerate(found)])
 asks = st.builds(
     Ask,
     st.integers(1, 5000),
@@ -289,7 +290,7 @@ def test_the_order_of_candidates_decides_nothing_without_chance(found, ask, poli
 @given(candidates, asks, st.integers(1, 5000), st.integers(0, 5000))
 def test_more_load_on_others_does_not_drive_a_request_away(found, ask, tokens, uncached):
     """Once chosen without a tie, a pod stays chosen when any other pod gets busier."""
-    found = [replace(c, matched=0) for c in found if c.report]
+    found = [c._replace(matched=0) for c in found if c.report]
     if not found:
         return
     policy = Policy()
@@ -299,7 +300,7 @@ def test_more_load_on_others_does_not_drive_a_request_away(found, ask, tokens, u
         busier = [
             c
             if c.key == key
-            else replace(c, since_tokens=c.since_tokens + tokens, since_uncached=c.since_uncached + uncached)
+            else c._replace(since_tokens=c.since_tokens + tokens, since_uncached=c.since_uncached + uncached)
             for c in found
         ]
         assert route(busier, ask, policy, random.Random(0).random).candidate.key == key
@@ -309,7 +310,7 @@ def test_more_load_on_others_does_not_drive_a_request_away(found, ask, tokens, u
 @given(candidates, asks, st.floats(1.01, 4), st.integers())
 def test_nothing_but_its_cost_brings_a_request_to_a_pod_above_the_bound(found, ask, max_load, seed):
     """Sessions are never there; prefixes do not count there."""
-    reported = [replace(c, since=0, since_tokens=0, in_flight=0, in_flight_tokens=0) for c in found if c.report]
+    reported = [c._replace(since=0, since_tokens=0, in_flight=0, in_flight_tokens=0) for c in found if c.report]
     if len(reported) < 2:
         return
 
@@ -324,7 +325,7 @@ def test_nothing_but_its_cost_brings_a_request_to_a_pod_above_the_bound(found, a
     session = replace(ask, session=b"s")
     assert not above(route(reported, session, Policy(SESSION, max_load), random.Random(seed).random).candidate)
     choice = route(reported, ask, Policy("PrefixAware", max_load), random.Random(seed).random)
-    without = [replace(c, matched=0 if above(c) else c.matched) for c in reported]
+    without = [c._replace(matched=0 if above(c) else c.matched) for c in reported]
     plain = route(without, ask, Policy("PrefixAware", max_load), random.Random(seed).random)
     assert choice.candidate.key == plain.candidate.key
 
@@ -332,9 +333,9 @@ def test_nothing_but_its_cost_brings_a_request_to_a_pod_above_the_bound(found, a
 @settings(max_examples=60)
 @given(pods, asks, st.integers(1, 6), st.integers(0, 20), st.integers(300, 5000))
 def test_a_cached_prefix_wins_when_loads_are_equal_whatever_they_are(one, ask, count, lucky, matched):
-    equal = [replace(one, key=str(n), matched=0) for n in range(count + 1)]
+    equal = [one._replace(key=str(n), matched=0) for n in range(count + 1)]
     lucky %= len(equal)
-    equal[lucky] = replace(equal[lucky], matched=matched)
+    equal[lucky] = equal[lucky]._replace(matched=matched)
     ask = replace(ask, tokens=max(ask.tokens, matched + 1), presumed=0)
     assert route(equal, ask, Policy(), random.Random(0).random).candidate == equal[lucky]
 

@@ -523,3 +523,17 @@ def test_answers_that_come_in_one_piece_grow_by_the_reports():
         lease.release()
     assert gateway.pod("a").growth == pytest.approx(0)
     assert not gateway.pod("a").unseen
+
+
+def test_what_a_report_says_is_made_ready_once_for_all_requests():
+    gateway = Gateway("a", "b")
+    gateway.report("a", running=3)
+    pod = gateway.pod("a")
+    known = pod.candidate(gateway.now).report
+    assert known.rows == 3
+    assert pod.candidate(gateway.now + 1).report is known
+    assert pod.candidate(gateway.now + 6).report is None
+    gateway.report("a", running=4)
+    assert pod.candidate(gateway.now).report.rows == 4
+    gateway.report("a", blocks_pinned=BLOCKS + 1)
+    assert (pod.report, pod.candidate(gateway.now).report) == (None, None)

@@ -61,7 +61,6 @@ class Run:
     jobs: tuple[Job, ...]
     members: tuple[Member, ...]
     looks: tuple[Look, ...]
-    longest_hold: float
 
 
 def simulate(scenario: Scenario, controller: Controller, seed: int = 0) -> Run:
@@ -91,7 +90,6 @@ class _Cluster:
         self._replicas = scenario.initial
         self._woken = -inf
         self._look_number = 0
-        self._longest_hold = 0.0
         bounds = Bounds(seconds=scenario.patience)
         self._turns: list[tuple[Job, Lease]] = []
         self._gateways = [
@@ -121,7 +119,6 @@ class _Cluster:
             tuple(self._jobs),
             tuple(sorted(members, key=lambda m: (m.created, m.name))),
             tuple(self._looks),
-            self._longest_hold,
         )
 
     def _at(self, at: float, happen: Callable[..., None], *what: object) -> None:
@@ -159,13 +156,16 @@ class _Cluster:
         """Held requests whose turn came with the last event."""
         while self._turns:
             job, lease = self._turns.pop(0)
-            waited = self._gateways[job.number % len(self._gateways)].waited(job)
-            self._longest_hold = max(self._longest_hold, waited)
+            job.held += self._gateways[job.number % len(self._gateways)].waited(job)
             self._send(job, lease)
 
     def _late(self, job: Job) -> None:
         """The client of a request goes that got no place in time."""
-        if not job.outcome and self._gateways[job.number % len(self._gateways)].give_up(job):
+        if job.outcome:
+            return
+        waited = self._gateways[job.number % len(self._gateways)].give_up(job)
+        if waited is not None:
+            job.held += waited
             self._end(job, "timeout")
 
     def _end(self, job: Job, outcome: Outcome = "", member: Member | None = None) -> None:
@@ -309,7 +309,10 @@ class _Cluster:
             for m in self._members.values()
         )
         answer: Answer = self._controller(Observation(self._replicas, pods, tuple(self._traffic), wake), self._now)
-        self._replicas = min(max(answer.replicas, self._scenario.least), self._scenario.most)
+        least = self._scenario.least
+        if self._now < self._scenario.grace:
+            least = max(least, self._scenario.initial)
+        self._replicas = min(max(answer.replicas, least), self._scenario.most)
         self._reconcile()
         phases = [m.phase for m in self._members.values()]
         self._looks.append(

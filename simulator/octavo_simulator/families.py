@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from octavo_operator.api.v1alpha1 import ScaleDown
 from octavo_operator.autoscale.types import Settings
+from octavo_simulator.controllers import ablation
 from octavo_simulator.controllers.apa import apa
 from octavo_simulator.controllers.hpa import duty_cycle, on_pods, on_queue_outside, queue
 from octavo_simulator.controllers.kpa import kpa
@@ -44,8 +46,7 @@ def settings(scenario: Scenario, knobs: Knobs) -> Settings:
         ttft=scenario.promise.ttft * share,
         tpot=scenario.promise.tpot * share,
         kv_target=knobs.get("kv", 0.75),
-        queued_per_replica=int(knobs.get("queue", 4)),
-        down_stabilization=knobs.get("down", 300.0),
+        down_stabilization=knobs.get("down", float(ScaleDown().stabilization_seconds)),
         idle_to_zero=300.0,
         cold_start=scenario.profile.start,
     )
@@ -54,6 +55,14 @@ def settings(scenario: Scenario, knobs: Knobs) -> Settings:
 def _octavo(scenario: Scenario, knobs: Knobs) -> Controller:
     fixed = settings(scenario, knobs)
     return octavo(lambda _now: fixed)
+
+
+def _without(part: str) -> Build:
+    def build(scenario: Scenario, knobs: Knobs) -> Controller:
+        fixed = settings(scenario, knobs)
+        return ablation.without(part, lambda _now: fixed)
+
+    return build
 
 
 def _kpa(scenario: Scenario, knobs: Knobs) -> Controller:
@@ -76,9 +85,9 @@ FAMILIES: Final = (
         "Octavo",
         _octavo,
         (
-            *_each("share", 1.0, 0.85, 0.7, 0.6, 0.5, 1.4),
-            *_each("kv", 0.6, 0.85, 0.95, share=1.0),
-            *_each("down", 120.0, share=1.0),
+            *_each("share", 1.0, 0.85, 0.7, 0.6, 0.5, 1.4, 2.0),
+            *_each("kv", 0.6, 0.9, share=1.0),
+            *_each("down", 60.0, 300.0, share=1.0),
         ),
     ),
     Family(
@@ -86,54 +95,56 @@ FAMILIES: Final = (
         "Knative KPA, concurrency",
         _kpa,
         (
-            *_each("target", 8, 4, 12, 20),
-            *_each("target", 3, 4, 6, 8, 10, 13, 17, 24, delay=300.0),
-            *_each("target", 8, window=30.0),
-            *_each("target", 8, window=300.0),
+            *_each("target", 10, 6, 16),
+            *_each("target", 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, delay=300.0),
         ),
     ),
-    Family("kubeai", "KubeAI", lambda _s, k: kubeai(k["target"]), _each("target", 8, 3, 5, 12, 18)),
+    Family("kubeai", "KubeAI", lambda _s, k: kubeai(k["target"]), _each("target", 8, 2, 3, 5, 12)),
     Family(
         "wva",
         "WVA tokens",
         lambda _s, k: wva(k["up"], k["down"]),
-        tuple({"up": up, "down": up - 0.15} for up in (0.85, 0.35, 0.5, 0.6, 0.7)),
+        tuple({"up": up, "down": up - 0.15} for up in (0.5, 0.3, 0.4, 0.7)),
     ),
-    Family("apa", "AIBrix APA, KV", lambda _s, k: apa(k["target"]), _each("target", 0.5, 0.1, 0.2, 0.3, 0.65)),
+    Family("apa", "AIBrix APA, KV", lambda _s, k: apa(k["target"]), _each("target", 0.2, 0.1, 0.3, 0.5)),
     Family(
         "hpa-gpu",
         "HPA, GPU utilisation",
         lambda _s, k: on_pods(duty_cycle(), k["target"]),
-        _each("target", 0.7, 0.5, 0.6, 0.8, 0.9),
+        _each("target", 0.7, 0.5, 0.9),
     ),
     Family(
         "hpa-queue",
         "HPA, queue per pod",
         lambda _s, k: on_pods(queue, k["target"]),
-        _each("target", 2, 1, 5, 20),
+        _each("target", 1, 4),
     ),
     Family(
         "keda-queue",
         "KEDA, queue",
         lambda _s, k: on_queue_outside(k["target"]),
-        _each("target", 2, 1, 5, 20),
+        _each("target", 1, 4),
     ),
     Family(
         "static",
         "fixed number",
         lambda _s, k: static(int(k["replicas"])),
-        _each("replicas", 8, 4, 5, 6, 7, 10, 12, 15, 20),
+        _each("replicas", 8, 4, 6, 12, 20),
         baseline=False,
     ),
     Family(
         "oracle",
         "oracle",
         lambda s, k: oracle(s.trace, s.profile, s.promise, k["busy"]),
-        _each("busy", 0.8, 0.4, 0.5, 0.6, 0.7),
+        _each("busy", 0.7, 0.4, 0.55),
         baseline=False,
     ),
 )
-BY_NAME: Final = {family.name: family for family in FAMILIES}
+WITHOUT: Final = {
+    part: Family(f"octavo without {part}", f"without {part}", _without(part), ()) for part in ablation.PARTS
+}
+"""Octavo without a part of its reasoning: beside the comparison, with Octavo's one setting."""
+BY_NAME: Final = {family.name: family for family in (*FAMILIES, *WITHOUT.values())}
 
 
 def label(knobs: Knobs) -> str:

@@ -45,23 +45,23 @@ def hours_at(points: Iterable[Point], attainment: float) -> float | None:
     return None
 
 
-def one_for_all(tuned: Mapping[str, Mapping[str, Point]], goal: float) -> str:
-    """The setting to use everywhere, by the part that is for choosing: `tuned[setting][workload]`.
+def one_for_all(known: Mapping[str, Mapping[str, Point]], goal: float) -> str:
+    """The setting to use everywhere, by `known[setting][workload]`.
 
     The one that reaches `goal` on most workloads; of these the cheapest, each workload measured by its median cost.
     """
     hours: dict[str, list[float]] = defaultdict(list)
-    for points in tuned.values():
+    for points in known.values():
         for workload, point in points.items():
             hours[workload].append(point.hours)
     usual = {workload: median(values) or 1.0 for workload, values in hours.items()}
 
     def rank(setting: str) -> tuple[int, float]:
-        points = tuned[setting]
+        points = known[setting]
         missed = sum(point.attainment < goal for point in points.values())
         return missed, fmean(point.hours / usual[workload] for workload, point in points.items())
 
-    return min(sorted(tuned), key=rank)
+    return min(sorted(known), key=rank)
 
 
 @dataclass(frozen=True, slots=True)

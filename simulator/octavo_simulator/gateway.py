@@ -88,12 +88,13 @@ class Gateway:
         """A held request has its turn: how long it waited for it."""
         return self._clock() - self._held.pop(job.number).since
 
-    def give_up(self, job: Job) -> bool:
-        """The client of a held request goes; False when it is not held here."""
+    def give_up(self, job: Job) -> float | None:
+        """The client of a held request goes: how long it waited; None when it is not held here."""
         ticket = self._held.pop(job.number, None)
-        if ticket is not None:
-            self._backend.withdraw(ticket)
-        return ticket is not None
+        if ticket is None:
+            return None
+        self._backend.withdraw(ticket)
+        return self._clock() - ticket.since
 
     def serve(self, pods: Iterable[str]) -> None:
         """The pods that are ready and not about to go."""

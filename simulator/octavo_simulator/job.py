@@ -16,7 +16,8 @@ class Job:
     """A request on its way. Times are seconds of the simulation; `first`: of the first token, `ended`: of the outcome.
 
     `total`: tokens known (prompt and answer so far), `computed`: tokens with KV while it is not decoding; a decoding
-    one's follow from the pod's step count (`base`). `attached`: blocks held through its chain.
+    one's follow from the pod's step count (`base`). `attached`: blocks held through its chain. `held`: seconds it
+    waited in a gateway; `recomputed`: tokens computed again because it was preempted.
     """
 
     number: int
@@ -26,11 +27,13 @@ class Job:
     first: float = inf
     ended: float = inf
     outcome: Outcome = ""
+    held: float = 0.0
     hit: int = 0
     total: int = 0
     made: int = 0
     computed: int = 0
     reached: int = 0
+    recomputed: int = 0
     attached: int = 0
     uncached: int = 0
     base: int = 0

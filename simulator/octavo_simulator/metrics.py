@@ -20,7 +20,8 @@ class Figures:
 
     `attainment`: share of them that got both what was promised; rejected, timed out and broken ones did not.
     `gpu_hours`: from each pod's creation to its exit, within the window. `preemption_tax`: tokens computed again per
-    token computed. `starts`: pods created. `changes_per_hour`: of the replicas asked for.
+    token computed, and `hit_ratio`: prompt tokens found in a cache, of the requests that finished. `starts`: pods
+    created. `changes_per_hour`: of the replicas asked for. `longest_hold`: in a gateway, served in the end or not.
     """
 
     requests: int
@@ -54,18 +55,19 @@ def figures(run: Run, start: float = 0.0, end: float = inf) -> Figures:
     pods = sum(overlap(member, start, end) for member in run.members)
     hours = pods * run.scenario.profile.gpus / 3600
     good = int(attained(jobs, run.scenario.promise).sum())
-    ttft = np.array([job.first - job.arrived for job in jobs if job.outcome == "finished"])
-    tpot = np.array([_tpot(job) for job in jobs if job.outcome == "finished" and job.request.output > 1])
     asked = [(look.at, look.asked) for look in run.looks]
     changes = sum(a[1] != b[1] for a, b in pairwise(asked) if start <= b[0] < end)
     outcomes = [job.outcome for job in jobs]
-    served = [member.pod for member in run.members if member.pod is not None]
-    computed = sum(pod.prompt_tokens - pod.hit_tokens + pod.generation_tokens + pod.recomputed for pod in served)
-    prompts = sum(job.request.prompt for job in jobs if job.outcome == "finished")
+    finished = [job for job in jobs if job.outcome == "finished"]
+    prompts, hits = sum(job.request.prompt for job in finished), sum(job.hit for job in finished)
+    ttft = np.array([job.first - job.arrived for job in finished])
+    tpot = np.array([_tpot(job) for job in finished if job.request.output > 1])
+    again = sum(job.recomputed for job in finished)
+    computed = prompts - hits + sum(job.made for job in finished) + again
     return Figures(
         requests=len(jobs),
         attainment=good / len(jobs) if jobs else nan,
-        finished=outcomes.count("finished"),
+        finished=len(finished),
         rejected=outcomes.count("rejected"),
         timeout=outcomes.count("timeout"),
         broken=outcomes.count("broken"),
@@ -76,11 +78,11 @@ def figures(run: Run, start: float = 0.0, end: float = inf) -> Figures:
         gpu_hours=hours,
         mean_pods=pods / (end - start) if end > start else nan,
         good_per_gpu_hour=good / hours if hours else nan,
-        preemption_tax=sum(pod.recomputed for pod in served) / computed if computed else 0.0,
-        hit_ratio=sum(job.hit for job in jobs if job.outcome == "finished") / prompts if prompts else 0.0,
+        preemption_tax=again / computed if computed else 0.0,
+        hit_ratio=hits / prompts if prompts else 0.0,
         starts=sum(start <= member.created < end for member in run.members),
         changes_per_hour=3600 * changes / (end - start) if end > start else nan,
-        longest_hold=run.longest_hold,
+        longest_hold=max((job.held for job in jobs), default=0.0),
     )
 
 

@@ -359,7 +359,9 @@ class Pod:
             job.hit = min(job.computed, job.request.prompt)
             self.hit_tokens += job.hit
             self.prompt_tokens += job.request.prompt
-        self.recomputed += max(0, job.reached - job.computed)
+        again = max(0, job.reached - job.computed)
+        self.recomputed += again
+        job.recomputed += again
         self._order[job.number] = job
         self._filling.append(job)
 

@@ -44,6 +44,7 @@ class Scenario:
     `spread`: sigma of the log-normal seconds of a start around `profile.start`; 0.355 is the shape of 7,531 production
     loads (p99 2.3 times p50). `patience`: seconds after which a client goes that got no token. `tuning`: seconds at the
     start that configurations may be chosen on; what is judged comes after. `strategy`: `spec.routing.strategy`.
+    `grace`: seconds in which nobody goes below `initial`: at first who averages sees that nothing is needed.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Scenario:
     initial: int = 1
     least: int = 1
     most: int = 64
+    grace: float = 0.0
     gateways: int = 2
     spread: float = 0.355
     patience: float = 60.0

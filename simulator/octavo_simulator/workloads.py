@@ -24,6 +24,8 @@ AZURE_CODE: Final = "azure/AzureLLMInferenceTrace_code_2023.csv"
 
 _SMALL = PROFILES["8b-24gb"]
 _LARGE = PROFILES["llama2-70b-4xh100"]
+# Before that no scaler can have seen as much as it looks at, so none may let go of the first replicas.
+_GRACE = 300.0
 # Chosen once, so that many pods of that kind keep them for more than 99.5 % of the requests: a prompt of 7,400 tokens
 # takes the small pod two seconds, and one prompt's steps are most of the time of an answer of 13 tokens.
 _CHAT = Promise(ttft=5.0, tpot=0.15)
@@ -141,6 +143,8 @@ JUDGED: Final[dict[str, Make]] = {
 }
 """The six of the comparison."""
 WORKLOADS: Final[dict[str, Make]] = {**JUDGED, "on-off": on_off}
+RECORDED: Final = frozenset({"azure-conv", "azure-code", "switch"})
+"""Made of recorded traces: a seed changes starts, noise and ties there, and never what is asked."""
 
 
 def _longer_answers(scenario: Scenario, factor: float) -> Scenario:
@@ -167,7 +171,8 @@ FAULTS: Final[dict[str, tuple[str, Callable[[Scenario], Scenario]]]] = {
 
 def _judged(name: str, trace: Trace, promise: Promise, *, initial: int, profile: Profile = _SMALL) -> Scenario:
     # One gateway: all scalers have the same router, and what two would cost is not the question here.
-    return Scenario(name, replace(trace, name=name), profile, promise, initial=initial, most=32, gateways=1)
+    named = replace(trace, name=name)
+    return Scenario(name, named, profile, promise, initial=initial, most=32, grace=_GRACE, gateways=1)
 
 
 def _azure(folder: Path | None, name: str) -> Trace:

@@ -103,9 +103,23 @@ def test_zero_costs_nothing_and_the_first_request_is_held_for_a_start() -> None:
     run = simulate(scenario(requests, initial=0, least=0, seconds=4000.0), ours(least=0))
     assert [job.outcome for job in run.jobs] == ["finished", "finished"]
     assert [job.first - job.arrived for job in run.jobs] == pytest.approx([30.04, 30.04], abs=0.01)
-    assert run.longest_hold == pytest.approx(30.0, abs=0.01)
+    assert figures(run).longest_hold == pytest.approx(30.0, abs=0.01)
+    assert figures(run, start=3500.0).longest_hold == 0.0, "what happened before the window does not count"
     # Two starts of 30 s and two times the minute until it counts as idle, with a tick of slack each.
     assert figures(run).gpu_hours * 3600 == pytest.approx(2 * (30 + 60), abs=16)
+
+
+def test_what_preemption_costs_counts_for_the_requests_of_the_window() -> None:
+    crowd, alone = [Request(0.0, 400, 300)] * 16, Request(500.0, 400, 300)
+    run = simulate(scenario([*crowd, alone]), static(1))
+    assert figures(run).preemption_tax > 0.01
+    assert figures(run, start=400.0).preemption_tax == 0.0
+
+
+def test_nobody_lets_go_of_the_first_replicas_before_there_was_something_to_see() -> None:
+    run = simulate(scenario([Request(100.0, 100, 2)], initial=4, grace=60.0), static(1))
+    assert {look.asked for look in run.looks if look.at < 60.0} == {4}
+    assert [member.ended for member in run.members] == [60.0, 60.0, 60.0, inf]
 
 
 def test_equal_seeds_give_equal_runs() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from octavo_simulator.families import FAMILIES
 from octavo_simulator.fronts import Point, front, hours_at, one_for_all, paired
-from octavo_simulator.report import BASELINES, Line, lines, verdict
+from octavo_simulator.report import BASELINES, Line, for_all, lines, one_setting, singles, verdict
 from octavo_simulator.sweep import Result, Task
 
 POINTS = [
@@ -68,6 +69,30 @@ def test_where_nobody_reaches_the_level_the_next_one_counts() -> None:
     )
     assert "on 1 of 2 workloads (a; the bar: 4)" in told
     assert "Nobody gets there on a: judged at 95%." in told
+
+
+def test_one_setting_for_all_is_told_with_what_it_keeps_and_costs() -> None:
+    """Octavo's second setting keeps both workloads; of the baseline no setting does, and the cheaper one keeps one."""
+    told = {
+        ("octavo", 1.0): [(5.0, 0.98), (5.0, 0.995)],
+        ("octavo", 2.0): [(6.0, 0.99), (6.0, 0.999)],
+        (BASELINES[0], 1.0): [(8.0, 0.98), (7.0, 0.995)],
+        (BASELINES[0], 2.0): [(9.0, 0.97), (9.0, 0.999)],
+    }
+    results = [
+        Result(Task(workload, family, {"knob": knob}), {}, {"gpu_hours": hours, "attainment": attained}, [])
+        for (family, knob), cells in told.items()
+        for workload, (hours, attained) in zip("xy", cells, strict=True)
+    ]
+    for other in FAMILIES:
+        if other.name not in {"octavo", BASELINES[0]}:
+            results += [Result(Task(w, other.name, {}), {}, {"gpu_hours": 1.0, "attainment": 0.5}, []) for w in "xy"]
+    found = singles(results, "xy", "judged")
+    assert [(one.setting, one.kept, one.hours) for one in found][:2] == [("knob 2", 2, 12.0), ("knob 1", 1, 15.0)]
+    assert "Octavo (knob 2) keeps 99% on 2 of 2 workloads with 12.0 GPU-hours" in for_all(found)
+    assert "(knob 1) does best: on 1 with 15.0, so that Octavo needs 20% less." in for_all(found)
+    cells = [cell.strip() for cell in one_setting(found).splitlines()[2].split("|")]
+    assert cells[1:-1] == ["Octavo", "knob 2", "2 of 2", "99.0%", "12.0", "99.0% · 6.00", "99.9% · 6.00"]
 
 
 def test_lines_take_the_judged_part_of_the_first_seed_without_faults() -> None:

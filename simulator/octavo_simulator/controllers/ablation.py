@@ -1,0 +1,79 @@
+"""Octavo without one part of its reasoning: the operator's own `decide`, with that part taken away from outside.
+
+The operator has no switch for any of this, and is not to get one: while a decision is taken, a function of its demand
+is replaced by one that knows less. All else runs as it is, `decide` included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, Final
+
+from octavo_operator.autoscale import demand as demands
+from octavo_operator.autoscale import policy
+from octavo_operator.autoscale.arrivals import LEAST_BUCKETS, Arrivals, mean_rate
+from octavo_operator.autoscale.types import Demand, Learned, Observation, Settings
+from octavo_simulator.controllers.octavo import octavo
+from octavo_simulator.scenario import Answer, Controller
+
+Patch = tuple[ModuleType, str, Any]
+
+
+def _less(*terms: str) -> Callable[..., Demand]:
+    """The demand with some of its terms at zero."""
+    nothing: dict[str, Any] = dict.fromkeys(terms, 0.0)
+
+    def asked(*given: Any) -> Demand:
+        return replace(demands.demand(*given), **nothing)
+
+    return asked
+
+
+def _unlearned(settings: Settings, known: Learned, *given: Any) -> Demand:
+    """The demand of an operator that never learns what a replica takes."""
+    return demands.demand(settings, replace(known, capacity=None), *given)
+
+
+def _minute(arrivals: Arrivals, _spread: float, _capacity: float, _ahead: float, now: float) -> float:
+    """No forecast: the mean of the last minute."""
+    return mean_rate(arrivals, now, LEAST_BUCKETS)
+
+
+PARTS: Final[Mapping[str, Patch]] = {
+    "rate": (policy, "demand", _less("rate", "room")),
+    "stock": (policy, "demand", _less("stock")),
+    "queue": (policy, "demand", _less("queue")),
+    "ttft": (policy, "demand", _less("ttft")),
+    "capacity": (policy, "demand", _unlearned),
+    "surge": (demands, "_surge", lambda *_: ""),
+    "forecast": (demands, "forecast", _minute),
+}
+"""What can be taken away. Without `rate` the facts (stock, queue, prompts) decide; they stay bounded by it.
+
+Without `capacity` only stock and queue are left, unbounded. Without `surge` the last seconds never count in full;
+without `forecast` neither trend nor a longer mean than a minute.
+"""
+
+
+def without(part: str, settings: Callable[[float], Settings]) -> Controller:
+    """Octavo without one of `PARTS`."""
+    whole = octavo(settings)
+
+    def look(observation: Observation, now: float) -> Answer:
+        with _replaced(*PARTS[part]):
+            return whole(observation, now)
+
+    return look
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

@@ -392,11 +392,13 @@ class Backend:
         self.index.forget(upstream.endpoint.url)
         self.complain(upstream, kind, why)
 
-    def complain(self, upstream: Upstream, kind: str, why: str) -> None:
-        """Count what a pod says and cannot be; said in the log once for each pod and kind."""
+    def complain(self, upstream: Upstream, kind: str, why: str, error: Exception | None = None) -> None:
+        """Count what a pod says and cannot be; said in the log once for each pod and kind, with the error's trace."""
         self.disbelieved[kind] = self.disbelieved.get(kind, 0) + 1
         if upstream.complain(kind):
-            log.warning("what %s says of itself cannot be, and is left out: %s", upstream.endpoint.name, why)
+            log.warning(
+                "what %s says of itself cannot be, and is left out: %s", upstream.endpoint.name, why, exc_info=error
+            )
 
     def _cached(self, prompt: Prompt, pods: Iterable[Upstream]) -> list[tuple[Upstream, int]]:
         """Each of the pods with the prompt tokens that it has cached."""

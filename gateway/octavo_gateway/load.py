@@ -42,7 +42,15 @@ def _wanted(upstream: Upstream) -> bool:
 
 
 async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
-    """Get one pod's report. One that does not come is no error: the last one ages and is left out of the choice."""
+    """Get one pod's report; whatever it makes go wrong here, the other pods are asked on."""
+    try:
+        await _hear(backend, upstream, session, slots)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the others count)
+        backend.complain(upstream, "unexpected", f"taking its load report failed: {error!r}", error)
+
+
+async def _hear(backend: Backend, upstream: Upstream, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
+    """Take one pod's report. One that does not come is no error: the last one ages and is left out of the choice."""
     try:
         async with slots:
             upstream.asked(backend.clock())

@@ -73,6 +73,11 @@ class Metrics:
         self.gateways = Gauge(
             "octavo_gateway_gateways", "Gateways that share limits, this one included", ["state"], registry=registry
         )
+        self.peer_errors = Counter(
+            "octavo_gateway_peer_errors",
+            "Words of other gateways that failed to be taken, unforeseen",
+            registry=registry,
+        )
         self._routed = Counter(
             "octavo_gateway_routed_requests", "Requests sent to a replica, by why it was this one", ["model", "reason"],
             registry=registry,

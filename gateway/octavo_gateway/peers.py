@@ -47,6 +47,7 @@ class Peers:
         self._known: dict[str, str] = {}
         self._silent: frozenset[str] = frozenset()
         self._missing: frozenset[str] = frozenset()
+        self._failed: set[str] = set()
 
     async def run(self) -> None:
         """Ask for ever."""
@@ -59,8 +60,9 @@ class Peers:
         found: dict[str, None] = {}
         for host, port in self._hosts:
             found.update(dict.fromkeys(await self._resolver.addresses(host, port)))
-        heard = await asyncio.gather(*(self._hear(address) for address in found))
+        heard = await asyncio.gather(*(self._heard(address) for address in found))
         self._known = {address: known for address, known in self._known.items() if address in found}
+        self._failed &= found.keys()
         silent = frozenset(address for address, said in zip(found, heard, strict=True) if not said)
         # Once is no news: a gateway that starts, as this one in its first round, has no second port yet.
         missing, self._silent = silent & self._silent, silent
@@ -91,3 +93,14 @@ class Peers:
         self._known[address] = word.id
         self._crew.hear(word, self._ticks())
         return True
+
+    async def _heard(self, address: str) -> bool:
+        """Whether one of them answered; whatever its answer makes go wrong here, the others are heard."""
+        try:
+            return await self._hear(address)
+        except Exception as error:
+            self._metrics.peer_errors.inc()
+            if address not in self._failed:
+                log.warning("what gateway %s says could not be taken: %r", address, error, exc_info=error)
+                self._failed.add(address)
+            return False

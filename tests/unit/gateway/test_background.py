@@ -95,6 +95,25 @@ async def test_a_malformed_report_is_ignored(polling, eventually, answer):
         assert response.status == 200
 
 
+async def test_a_report_that_nobody_foresaw_does_not_end_the_poll_of_the_others(polling, eventually, caplog):
+    """Deep nesting, also in a field that nobody knows, is a RecursionError and no malformed report."""
+
+    async def deep(request, body):
+        return web.Response(body=b'{"deep": ' + b"[" * 200_000)
+
+    odd, well = await polling.pod(deep), await polling.pod(reporting())
+    pod = await polling.pod()
+    backend = polling.has(
+        *(replace(pod.endpoint(name=n), url=n, admin_url=a.url) for n, a in (("a", odd), ("b", well)))
+    )
+    await eventually(lambda: backend.disbelieved.get("unexpected", 0) >= 2)
+    before = backend.upstreams["b"].asks
+    await eventually(lambda: backend.upstreams["b"].asks > before and backend.upstreams["b"].report is not None)
+    assert backend.upstreams["a"].report is None
+    (said,) = [record for record in caplog.records if "RecursionError" in record.getMessage()]
+    assert said.exc_info
+
+
 async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polling, eventually, caplog):
     gate = asyncio.Event()
 

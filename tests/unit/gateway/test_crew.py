@@ -293,6 +293,33 @@ async def test_only_a_gateway_that_stays_silent_is_worth_a_warning(caplog):
         assert [record.getMessage() for record in caplog.records] == ["gateways that do not answer: 127.0.0.1:1"]
 
 
+async def test_a_word_that_nobody_foresaw_is_no_end(caplog):
+    async def deep(request: web.Request) -> web.Response:
+        return web.Response(body=b'{"deep": ' + b"[" * 200_000)
+
+    async def well(request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(Word(id="other")))
+
+    async with AsyncExitStack() as stack:
+        world = World(stack)
+        session = await stack.enter_async_context(upstream_session())
+        await world.start()
+        ports = []
+        for say in (deep, well):
+            app = web.Application()
+            app.router.add_get("/v1/octavo/peers", say)
+            ports.append(("127.0.0.1", int((await world.serve(app)).rpartition(":")[2])))
+        peers = Peers(world.crew, session, ports, world.ticks, world.metrics, world.fleet.shared_by)
+        await peers.round()
+        await peers.round()
+        sample = world.metrics.registry.get_sample_value
+        assert (sample("octavo_gateway_gateways", {"state": "heard"}), sample("octavo_gateway_peer_errors_total")) == (
+            2,
+            2,
+        )
+        assert len([record for record in caplog.records if "RecursionError" in record.getMessage()]) == 1
+
+
 async def test_a_gateway_that_is_not_there_halves_the_limit(tmp_path):
     path = tmp_path / "keys"
     path.write_text("keys:\n- {name: a, key: alpha, requestsPerMinute: 10}")

@@ -176,4 +176,4 @@ class _Gauges(Collector):
             oldest.add_metric([model], backend.queue.oldest(now))
             endpoints.add_metric([model, "accepting"], accepting)
             endpoints.add_metric([model, "not-accepting"], len(backend.upstreams) - accepting)
-        return [in_flight, held, waiting, oldest, endpoints, age, rejected, index]
+        return [in_flight, held, waiting, oldest, endpoints, age, rejected, index, stride]

@@ -22,6 +22,7 @@ from octavo_protocol.load import CanaryTraffic, GatewayReport, ModelTraffic, Tra
 # Gauges of things each worker has its own of. All others say the same in every worker, or the worst of them counts.
 _SUMMED = {"octavo_gateway_in_flight_requests", "octavo_gateway_held_requests", "octavo_gateway_held_by_priority"}
 _LEAST = {"octavo_gateway_key_file_valid"}
+_LEAST_STATES = {"heard", "accepting"}
 _COUNTING = {"counter", "histogram"}
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
@@ -89,7 +90,8 @@ class Totals:
                 elif family.type in _COUNTING or family.name in _SUMMED:
                     into[series] += sample.value
                 else:
-                    into[series] = (min if family.name in _LEAST else max)(into[series], sample.value)
+                    least = family.name in _LEAST or sample.labels.get("state") in _LEAST_STATES
+                    into[series] = (min if least else max)(into[series], sample.value)
         for name, metric in found.items():
             own = {series[0] for series in values[name]}
             if metric.type in _COUNTING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -263,3 +264,15 @@ async def test_the_report_lists_nothing_before_the_first_table(world):
     world.status.synced = False
     async with world.client.get(world.admin_url + "/v1/octavo/load") as response:
         assert (await response.json())["models"] == []
+
+
+async def test_every_metric_of_the_reference_is_there(world):
+    await world.start()
+    world.has((await world.pod()).endpoint())
+    async with world.post() as response:
+        assert response.status == 200
+    text = (Path(__file__).parents[3] / "docs/reference/gateway.md").read_text()
+    documented = set(re.findall(r"^\| `(octavo_gateway_\w+)`", text, re.MULTILINE))
+    exposed = set(re.findall(r"^# TYPE (\w+)", world.metrics.exposition().decode(), re.MULTILINE))
+    assert len(documented) > 15
+    assert documented <= exposed | {f"{name}_total" for name in exposed}

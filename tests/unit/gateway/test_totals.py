@@ -122,6 +122,26 @@ def test_metrics_add_up_where_they_count():
     assert "octavo_gateway_requests_created" not in found
 
 
+def test_of_what_every_worker_says_of_the_same_things_the_worst_counts():
+    """Workers that hear fewer gateways, or have more replicas to avoid, are not hidden by the others."""
+    totals, workers = Totals(start_time=9.0), [(3, 0, 8, 0, 1), (2, 1, 6, 2, 4), (3, 0, 7, 1, 1)]
+    for worker, (heard, silent, accepting, rest, stride) in enumerate(workers):
+        said = f"""\
+# TYPE octavo_gateway_gateways gauge
+octavo_gateway_gateways{{state="heard"}} {heard}
+octavo_gateway_gateways{{state="silent"}} {silent}
+# TYPE octavo_gateway_upstream_endpoints gauge
+octavo_gateway_upstream_endpoints{{model="m",state="accepting"}} {accepting}
+octavo_gateway_upstream_endpoints{{model="m",state="not-accepting"}} {rest}
+# TYPE octavo_gateway_prefix_hash_stride gauge
+octavo_gateway_prefix_hash_stride {stride}
+"""
+        totals.heard(worker, report(), said)
+    families = text_string_to_metric_families(totals.exposition().decode())
+    found = {sample.labels.get("state", ""): sample.value for family in families for sample in family.samples}
+    assert found == {"heard": 2, "silent": 1, "accepting": 6, "not-accepting": 2, "": 4}
+
+
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans()), max_size=30))
 def test_counters_never_fall(events):

@@ -60,7 +60,7 @@ test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,0
 bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=3 ONLY="single prefill"); see bench/README.md
 	@$(PY) bench/run.py --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
 
-calibrate: .venv/.ready ## The simulator's pod beside a real server: about five minutes on a quiet machine; see bench/README.md
+calibrate: .venv/.ready ## The simulator's pod beside a real server: about six minutes on a quiet machine; see bench/README.md
 	@$(PY) bench/calibrate.py
 
 bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10 minutes (QUICK=1: half a minute, to see that it works)

@@ -1,9 +1,10 @@
-"""The simulator's pod beside a real one: python bench/calibrate.py [--seconds 32]. It takes about five minutes.
+"""The simulator's pod beside a real one: python bench/calibrate.py [--seconds 32]. It takes about six minutes.
 
 One `octavo-server` with the model from its package. Its step times are fitted to loads of one kind each, from the sums
-of its load report. Five levels of Poisson arrivals, in sizes like an eighth of the Azure conversation trace,
-are replayed on it and, request by request the same, on the simulator's pod. The bar: capacity and inter-token time
-within 10 %, p99 of the time to the first token within 30 %.
+of its load report; they run before and after each level, because the machine's own speed drifts. Five levels of Poisson
+arrivals, in sizes like an eighth of the Azure conversation trace, are replayed on it and, request by request the same,
+on the simulator's pod. The bar: capacity and inter-token time within 10 %, p99 of the time to the first token within
+30 %.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ from sse import connect, message  # noqa: E402
 
 SLOWDOWN = 1.5
 LOADS = (*cal.FITTING, *cal.FEW)
-# The machine's own speed drifts: the loads that are fitted run before, between and after the levels.
-PASSES_BEFORE = (2, 4)
 PATIENCE = 120.0
 
 
@@ -112,10 +111,10 @@ async def measure(server: Server, threads: int, seconds: float, shares: tuple[fl
     highest = cal.highest_rate(fitted(passes, blank))
     levels = []
     for number, share in enumerate(shares):
-        if number in PASSES_BEFORE:
-            passes.append(await fitting_loads(server, words))
         requests = cal.arrivals(share * highest, seconds, random.Random(SEED + number))
-        levels.append((share * highest, requests, await replay(server, requests, words)))
+        played = await replay(server, requests, words)
+        passes.append(await fitting_loads(server, words))
+        levels.append((fitted(passes[-2:], blank), share * highest, requests, played))
         print(f"{share * highest:.2f} requests/s: {len(requests)} answered", flush=True)
     profile = fitted(passes, blank)
     first, token = cal.alone(profile)
@@ -125,7 +124,7 @@ async def measure(server: Server, threads: int, seconds: float, shares: tuple[fl
         "objectives": objectives,
         "fitting": [[{"load": load, "others": play.others} | asdict(play.window)
                      for load, play in zip(LOADS, plays, strict=True)] for plays in passes],
-        "levels": [level(profile, objectives, *given) for given in levels],
+        "levels": [level(objectives, *given) for given in levels],
     }  # fmt: skip
 
 
@@ -134,20 +133,23 @@ async def fitting_loads(server: Server, words: random.Random) -> list[Played]:
 
 
 def fitted(passes: list[list[Played]], blank: Profile) -> Profile:
-    """Of each load the pass of median length counts."""
-    windows = [sorted((play.window for play in plays), key=lambda w: w.seconds)[len(plays) // 2]
-               for plays in zip(*passes, strict=True)]  # fmt: skip
-    return cal.fit(windows[: len(cal.FITTING)], windows[len(cal.FITTING) :], blank)
+    """All passes count alike."""
+    several = [play.window for plays in passes for play in plays[: len(cal.FITTING)]]
+    few = [play.window for plays in passes for play in plays[len(cal.FITTING) :]]
+    return cal.fit(several, few, blank)
 
 
 def level(
-    profile: Profile, objectives: tuple[float, float], rate: float, requests: list[Request], played: Played
+    objectives: tuple[float, float], profile: Profile, rate: float, requests: list[Request], played: Played
 ) -> dict[str, Any]:
+    """What was measured, and what the simulated pod with the step times of these minutes gives."""
     answers, busy = cal.simulated(profile, requests)
     return {
         "rate": rate,
         "requests": len(requests),
         "others": round(played.others, 3),
+        "profile": asdict(profile),
+        "window": asdict(played.window),
         "measured": cal.figures(played.answers, objectives) | {"busy": played.window.seconds},
         "simulated": cal.figures(answers, objectives) | {"busy": busy},
         "answers": [[round(r.at, 4), r.prompt, r.output, round(a.first, 4), round(a.rest, 4)]

@@ -26,7 +26,7 @@ SEEDS = """Octavo's one setting (chosen beforehand) and the best-tuned baseline 
 A seed makes *prefixes*, *reasoning* and *clients* anew; the other three are recorded, and it only changes starts, noise
 and ties there: three seeds show all they can."""
 PARTS = """The operator's own decisions with a part of their demand taken away from outside
-([how](../simulator/octavo_simulator/controllers/ablation.py)). Cells: attainment · GPU-hours."""
+(`simulator/octavo_simulator/controllers/ablation.py`). Cells: attainment · GPU-hours."""
 BEGIN, END = "<!-- results: written by make simulate -->", "<!-- end of results -->"
 STRATEGIES = ("RoundRobin", "LeastLoad", "Session", "PrefixAware")
 # A fixed number for the routers' comparison, so that only the router differs.

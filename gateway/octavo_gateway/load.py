@@ -8,7 +8,8 @@ import logging
 import aiohttp
 import msgspec
 
-from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.backend import Backend
+from octavo_gateway.fleet import Fleet
 from octavo_gateway.upstream import Upstream
 from octavo_protocol.load import decode_load
 from octavo_protocol.names import PATH_LOAD, QUERY_CACHE_AFTER

@@ -9,8 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_gateway.fleet import Backend, Fleet, Lease
+from octavo_gateway.backend import Backend
+from octavo_gateway.fleet import Fleet
 from octavo_gateway.keyring import Entry
+from octavo_gateway.lease import Lease
 from octavo_gateway.usage import Usage
 
 UNKNOWN = "unknown"

@@ -17,10 +17,11 @@ from aiohttp import web
 from octavo_gateway import headers
 from octavo_gateway.answer import EVENT_STREAM, Answer
 from octavo_gateway.arrival import COMPUTED_SECONDS, Arrival
+from octavo_gateway.backend import Backend
 from octavo_gateway.events import EventCutter
-from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.gate import Visit
 from octavo_gateway.hold import Terms
+from octavo_gateway.lease import Lease
 from octavo_gateway.lifeline import lifeline
 from octavo_gateway.metrics import Metrics, label
 from octavo_gateway.openai import ApiError

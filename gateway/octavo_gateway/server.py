@@ -16,9 +16,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_gateway import headers
 from octavo_gateway.answer import error_response
+from octavo_gateway.backend import Backend
 from octavo_gateway.connection import Connection
 from octavo_gateway.crew import Word
-from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.fleet import Fleet
 from octavo_gateway.gate import Gate
 from octavo_gateway.hold import Terms
 from octavo_gateway.keyring import ANYBODY, Entry

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
+from octavo_gateway.backend import Backend
 from octavo_gateway.endpoints import Key
-from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.fleet import Fleet
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.resolve import Resolver
 from octavo_protocol.names import PATH_WAKE

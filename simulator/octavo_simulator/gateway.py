@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from msgspec import structs
 
+from octavo_gateway.backend import Backend
 from octavo_gateway.endpoints import Deployment, Endpoint
-from octavo_gateway.fleet import Backend, Lease
 from octavo_gateway.hold import Bounds, HoldQueue, Ticket
+from octavo_gateway.lease import Lease
 from octavo_gateway.prefix import COARSE, COARSES, FINE, FINES
 from octavo_gateway.prompts import Prompt, session_key
 from octavo_gateway.router import PREFIX_AWARE, SESSION, Policy

@@ -14,10 +14,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from octavo_gateway.backend import Backend
 from octavo_gateway.connection import listen
 from octavo_gateway.crew import Crew
 from octavo_gateway.endpoints import Deployment, Endpoint, table
-from octavo_gateway.fleet import Backend, Fleet
+from octavo_gateway.fleet import Fleet
 from octavo_gateway.gate import Gate
 from octavo_gateway.hold import Bounds
 from octavo_gateway.metrics import Metrics

@@ -6,9 +6,11 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from octavo_gateway.backend import Backend
 from octavo_gateway.endpoints import Deployment, Endpoint, table
-from octavo_gateway.fleet import Backend, Fleet, Lease
+from octavo_gateway.fleet import Fleet
 from octavo_gateway.hold import Bounds, Terms, Ticket
+from octavo_gateway.lease import Lease
 from octavo_gateway.openai import ApiError
 from octavo_gateway.prompts import Prompt
 from octavo_protocol.load import LoadReport

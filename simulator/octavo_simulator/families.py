@@ -95,8 +95,8 @@ FAMILIES: Final = (
         "Knative KPA, concurrency",
         _kpa,
         (
-            *_each("target", 10, 2, 3, 4, 5, 6, 8, 9, 11, 13, 15, 17, 20, 24, 30, delay=300.0),
-            *_each("target", 10, 16),
+            *_each("target", 10, 2, 3, 4, 5, 6, 8, 9, 11, 13, 15, 17, 20, 30, delay=300.0),
+            *_each("target", 10, 8, 6, 5, 4),
         ),
     ),
     Family("kubeai", "KubeAI", lambda _s, k: kubeai(k["target"]), _each("target", 8, 2, 3, 5, 12)),

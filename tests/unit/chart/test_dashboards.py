@@ -1,6 +1,7 @@
 """What reads dashboards and finds targets for the tests does both as Grafana and a PodMonitor would."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,19 @@ def test_metrics_ports_of_running_pods_are_targets() -> None:
         {"targets": ["10.0.0.1:9000"], "labels": labels}
     ]
     assert targets([pod(phase="Pending"), pod(phase="Succeeded"), pod(ip="")]) == []
+
+
+def test_the_gateways_dashboard_shows_its_routing_by_metrics_that_there_are() -> None:
+    root = Path(__file__).parents[3]
+    reference = (root / "docs/reference/gateway.md").read_text()
+    known = set(re.findall(r"`(octavo_gateway_\w+)`", reference))
+    board = load(root / "charts/octavo/dashboards/octavo-gateway.json", "1m")
+    shown = {name for panel in board.panels for query in panel.queries
+             for name in re.findall(r"octavo_gateway_\w+", query.expression)}  # fmt: skip
+    assert {re.sub("_bucket$", "", name) for name in shown} <= known
+    routing = {"routed_requests_total", "routed_against_affinity_total", "prefix_tokens_total"}
+    assert {f"octavo_gateway_{name}" for name in routing} <= shown
+    # A share needs the same labels on both sides, or it has no value.
+    for query in (query for panel in board.panels if panel.unit == "percentunit" for query in panel.queries):
+        (one, other) = re.findall(r"sum by \(([\w, ]+)\)", query.expression)
+        assert one == other

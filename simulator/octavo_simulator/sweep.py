@@ -67,7 +67,9 @@ def scenario(task: Task, folder: Path | None) -> Scenario:
     """What a task runs on."""
     found = _workload(task.workload, task.seed, folder)
     if task.seconds:
-        found = replace(found, trace=trace.cut(found.trace, 0, task.seconds), tuning=task.seconds / 3)
+        tuning = task.seconds / 3
+        short = trace.cut(found.trace, 0, task.seconds)
+        found = replace(found, trace=short, tuning=tuning, grace=min(found.grace, tuning))
     if task.fault:
         found = FAULTS[task.fault][1](found)
     return replace(found, strategy=task.strategy or found.strategy)

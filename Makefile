@@ -1,5 +1,7 @@
 # Octavo: `make demo` and `make test` do everything; `make help` lists the rest.
 SHELL := /bin/bash
+# Else each of the hundreds of processes that tests start compiles all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench calibrate bench-gateway generate images tools deps lock simulate
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_simulator import plots, steptime, trace
 from octavo_simulator import spec as specs
+from octavo_simulator import steptime, trace
 from octavo_simulator.cluster import Run, simulate
 from octavo_simulator.metrics import Figures, figures
 from octavo_simulator.scenario import Promise, Scenario
@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.decisions:
             given.decisions.write_bytes(b"".join(decisions))
         if given.plot:
+            # Loading matplotlib takes longer than most runs.
+            from octavo_simulator import plots  # noqa: PLC0415
+
             plots.timeline(run, given.plot)
     except OSError as error:
         print(f"octavo-simulate: {error.filename}: {error.strerror}; give the path of a file to write", file=sys.stderr)

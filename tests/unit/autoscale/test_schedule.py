@@ -59,7 +59,7 @@ def test_what_is_no_line_is_not_admitted(line):
 
 
 @given(LINES)
-@examples(max_examples=50)
+@examples(max_examples=20)
 def test_every_line_that_is_admitted_has_a_meaning(line):
     found = cron.parse(line)
     assert found.minutes
@@ -72,7 +72,7 @@ def test_every_line_that_is_admitted_has_a_meaning(line):
 
 
 @given(LINES, st.integers(0, 40 * 365 * 1440), st.integers(1, 2000))
-@examples(max_examples=60)
+@examples(max_examples=25)
 def test_a_window_is_open_when_a_start_lies_in_it(line, now, duration):
     times = cron.parse(line)
 

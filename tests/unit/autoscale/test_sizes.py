@@ -15,6 +15,7 @@ def play(pods, rate, answer, seconds=3000, speed=25.0):
     """What is learned in `seconds` of `rate` requests/s per pod, each of `answer` tokens at `speed` a second."""
     rng = random.Random(5)
     begun = [[] for _ in range(pods)]
+    ended = [0] * pods
     state = State()
     for tick in range(seconds // 2):
         now = 1000.0 + 2 * tick
@@ -22,9 +23,13 @@ def play(pods, rate, answer, seconds=3000, speed=25.0):
         for number, starts in enumerate(begun):
             if rng.random() < 2 * rate:
                 starts.append(now)
-            made = [min(answer, speed * (now - start)) for start in starts]
-            report = load(running=sum(m < answer for m in made), requests=len(starts), blocks=10**5)
-            counts = {"prompt_tokens": 100 * len(starts), "generation_tokens": int(sum(made))}
+            made = [speed * (now - start) for start in starts]
+            starts[:] = [start for start, tokens in zip(starts, made, strict=True) if tokens < answer]
+            ended[number] += len(made) - len(starts)
+            tokens = answer * ended[number] + sum(tokens for tokens in made if tokens < answer)
+            requests = ended[number] + len(starts)
+            report = load(running=len(starts), requests=requests, blocks=10**5)
+            counts = {"prompt_tokens": 100 * requests, "generation_tokens": int(tokens)}
             samples.append(PodSample(f"p{number}", "ready", 0.0, type(report)(**{**fields(report), **counts}), now))
         state = decide(Settings(1, 50), state, Observation(pods, tuple(samples)), now).state
     return state.learned

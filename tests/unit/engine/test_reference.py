@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +15,8 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Tensor, Weights
 from octavo_inference.run.batch import Batch, SampleRows
 
-torch = pytest.importorskip("torch", reason="the reference backend needs torch")
-
-from octavo_inference.ops.reference import ReferenceBackend  # noqa: E402
+# Looked for and not imported: that takes seconds, in every worker that collects this module.
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="the reference backend needs torch")
 
 Tiny = tuple[ModelConfig, Weights]
 Make = Callable[..., Any]
@@ -24,10 +24,14 @@ Make = Callable[..., Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
-def backend(tiny: Tiny, blocks: int = 64) -> ReferenceBackend:
+def backend(tiny: Tiny, blocks: int = 64) -> Any:
+    from octavo_inference.ops.reference import ReferenceBackend
+
     return ReferenceBackend(*tiny, num_blocks=blocks, block_size=4, max_model_len=128)
 
 

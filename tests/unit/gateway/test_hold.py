@@ -392,7 +392,7 @@ def jain(values) -> float:
     return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 2**31), st.integers(2, 5))
 def test_a_key_that_sends_ten_times_as_much_gets_its_share(seed, others):
     async def scene() -> None:

@@ -32,7 +32,7 @@ def pods(owner: LLMDeployment) -> list[Json]:
     return [deployment.pod_template(owner, INSTALLATION, "settings"), job]
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(specs())
 def test_pods_of_any_spec_keep_within_the_standard(spec: Json) -> None:
     owner = resource(spec)

@@ -123,7 +123,7 @@ def test_nobody_lets_go_of_the_first_replicas_before_there_was_something_to_see(
 
 
 def test_equal_seeds_give_equal_runs() -> None:
-    world = scenario(poisson(3, 300), spread=0.355, profile=replace(POD, noise=0.03))
+    world = scenario(poisson(3, 150), spread=0.355, profile=replace(POD, noise=0.03))
     one, two, other = (simulate(world, ours(), seed) for seed in (1, 1, 2))
     assert [job.ended for job in one.jobs] == [job.ended for job in two.jobs]
     assert one.looks == two.looks
@@ -141,7 +141,7 @@ def test_equal_seeds_give_equal_runs() -> None:
 )
 @pytest.mark.parametrize("rate", [2.0, 12.0])
 def test_every_request_ends_once_whatever_goes_wrong(faults: Faults, rate: float) -> None:
-    requests = [replace(r, prefix=i % 7, shared=r.prompt // 2) for i, r in enumerate(poisson(rate, 240))]
+    requests = [replace(r, prefix=i % 7, shared=r.prompt // 2) for i, r in enumerate(poisson(rate, 180))]
     world = scenario(requests, faults=faults, spread=0.355, most=4, patience=20.0)
     ended_once(simulate(world, ours(most=4), seed=5))
 
@@ -180,7 +180,7 @@ def test_a_full_pod_and_a_full_queue_reject() -> None:
         Faults,
         loss=st.sampled_from([0.0, 0.4]),
         failed_starts=st.sampled_from([0.0, 0.5]),
-        kills=st.lists(st.floats(0, 60), max_size=4).map(tuple),
+        kills=st.lists(st.floats(0, 40), max_size=4).map(tuple),
         forget=st.sampled_from([30.0, inf]),
     ),
 )
@@ -190,7 +190,7 @@ def test_whatever_is_asked_for_every_request_ends_once(seed: int, rate: float, p
     random = Random(seed)
     requests = [
         replace(r, prefix=random.randint(-1, 5), shared=random.randint(0, r.prompt), turn=random.random() < 0.3)
-        for r in poisson(rate, 60, seed)
+        for r in poisson(rate, 30, seed)
     ]
     pod = replace(POD, pool_tokens=pool, start=5.0, noise=0.05)
     world = scenario(

@@ -21,7 +21,7 @@ from octavo_gateway.openai import ApiError
 from octavo_gateway.pace import Pace
 from octavo_gateway.prefix import DeltaError, PrefixIndex, reach
 from octavo_gateway.prompts import Prompt
-from octavo_gateway.ratio import Ratio
+from octavo_gateway.ratio import Ratio, Variation
 from octavo_gateway.retry import RetryBudget
 from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, route
 from octavo_gateway.tracks import Tracks, split
@@ -49,7 +49,8 @@ class _Searched:
 class Backend:
     """One LLMDeployment at run time. `clock` gives seconds that never jump, `unix` the time of day for others.
 
-    `gateways` send to its pods, as far as is known. `searched`: what looking at all of them for a held request came to.
+    `gateways` send to its pods, as far as is known. Answers have `output` tokens in the mean; `varied` is the square of
+    their coefficient of variation. `searched`: what looking at all of them for a held request came to.
     """
 
     deployment: Deployment
@@ -66,6 +67,7 @@ class Backend:
     index: PrefixIndex = field(default_factory=PrefixIndex)
     bytes_per_token: Ratio = field(default_factory=prompts.bytes_per_token)
     output: Ratio = field(default_factory=lambda: Ratio(128.0, 1, 10_000))
+    varied: Variation = field(default_factory=lambda: Variation(1000))
     disbelieved: dict[str, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     retries: RetryBudget = field(default_factory=RetryBudget)
@@ -326,7 +328,8 @@ class Backend:
         usual = self.output.value
         rooms = [pod.room(now, usual, self.gateways) for pod, _ in pods]
         most = max(most, room.largest(rooms))
-        fits = room.roomy(rooms, prompt.tokens + self._output(terms), [cached for _, cached in pods], most)
+        answers = room.Answers(self._output(terms), usual, self.varied.value)
+        fits = room.roomy(rooms, prompt.tokens, answers, [cached for _, cached in pods], most)
         return list(compress(pods, fits)), most
 
     def _output(self, terms: Terms) -> float:

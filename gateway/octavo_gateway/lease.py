@@ -75,6 +75,8 @@ class Lease:
 
     def settle(self, prompt: int, output: int) -> None:
         """Tell what the request cost in the end, before it is released."""
+        if output > 0:
+            self.backend.varied.add(output)
         charged = fairness.cost(self.prompt.tokens, self.output)
         self.backend.queue.ledger.settle(self.tenant, fairness.cost(prompt, output) - charged)
 

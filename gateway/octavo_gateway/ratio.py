@@ -1,8 +1,11 @@
-"""A ratio of two sums that forgets: bytes per token, tokens per answer. Pure."""
+"""Figures that forget: a ratio of two sums (bytes per token, tokens per answer), and how much values vary. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Fewer values say nothing of how much they vary.
+LEAST = 8
 
 
 @dataclass(slots=True)
@@ -25,3 +28,30 @@ class Ratio:
     def value(self) -> float:
         """The ratio now."""
         return self.top / self.bottom
+
+
+@dataclass(slots=True)
+class Variation:
+    """The square of the coefficient of variation of about the last `memory` values; 0 until `LEAST` were seen."""
+
+    memory: float
+    count: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Take a value, at least 0."""
+        self.count += 1
+        self.total += value
+        self.squares += value * value
+        if self.count > self.memory:
+            self.count /= 2
+            self.total /= 2
+            self.squares /= 2
+
+    @property
+    def value(self) -> float:
+        """The square now."""
+        if self.count < LEAST or not self.total:
+            return 0.0
+        return max(0.0, self.count * self.squares / (self.total * self.total) - 1)

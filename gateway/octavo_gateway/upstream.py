@@ -119,18 +119,19 @@ class Upstream:
             return room.Room(None, 0.0, self.in_flight, room.BLIND) if blind else room.ANY
         in_flight, pool = self.in_flight, known.pool_tokens
         if now - self.reported_at > REPORT_SECONDS:
-            return room.Room(pool, self.in_flight_tokens + self.growth, in_flight, known.max_rows)
-        used = known.used_tokens + self.since_new + self.growth
+            return room.Room(pool, self.in_flight_tokens, in_flight, known.max_rows, growth=self.growth)
+        used: float = known.used_tokens + self.since_new
+        growth = self.growth
         others = known.rows - (in_flight - self.since)
         due = False
         if others > 0:
-            used += others * output / 2
+            growth += others * output / 2
             due = in_flight * gateways < known.running
         elif others < 0:
             # Sent before the report, and not in it yet: still being read there.
             used -= others * self.in_flight_tokens / max(1, in_flight)
         rows = max(in_flight, known.rows + self.since)
-        return room.Room(pool, max(0.0, used), rows, known.max_rows, due)
+        return room.Room(pool, max(0.0, used), rows, known.max_rows, due, growth)
 
     def sent(self, tokens: int, uncached: int) -> int:
         """Count a request that goes there; what to say with `began` and `finished` later."""

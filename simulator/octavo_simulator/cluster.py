@@ -174,6 +174,8 @@ class _Cluster:
         self._open -= 1
         if member is not None:
             _, lease = member.leases.pop(job.number)
+            if job.outcome == "finished":
+                lease.settle(job.request.prompt, job.request.output)
             lease.release()
 
     # Pods.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from octavo_operator.api.v1alpha1 import ScaleDown
+from octavo_operator.api.v1alpha1 import ScaleDown, Targets
 from octavo_operator.autoscale.types import Settings
 from octavo_simulator.controllers import ablation
 from octavo_simulator.controllers.apa import apa
@@ -45,7 +45,7 @@ def settings(scenario: Scenario, knobs: Knobs) -> Settings:
         max_replicas=scenario.most,
         ttft=scenario.promise.ttft * share,
         tpot=scenario.promise.tpot * share,
-        kv_target=knobs.get("kv", 0.75),
+        kv_target=knobs.get("kv", Targets().kv_occupancy_percent / 100),
         down_stabilization=knobs.get("down", float(ScaleDown().stabilization_seconds)),
         idle_to_zero=300.0,
         cold_start=scenario.profile.start,
@@ -86,7 +86,7 @@ FAMILIES: Final = (
         _octavo,
         (
             *_each("share", 1.0, 0.85, 0.7, 0.6, 0.5, 1.4, 2.0),
-            *_each("kv", 0.6, 0.9, share=1.0),
+            *_each("kv", 0.7, 0.95, share=1.0),
             *_each("down", 60.0, 300.0, share=1.0),
         ),
     ),

@@ -189,7 +189,7 @@ class Targets(Block):
     """What a well-loaded replica looks like."""
 
     kv_occupancy_percent: int = Field(
-        default=75,
+        default=85,
         ge=10,
         le=95,
         description="Share of the KV pool that live requests may hold before a replica is added.",
@@ -227,7 +227,7 @@ class ScaleDown(Block):
     """How slowly replicas are taken away."""
 
     stabilization_seconds: int = Field(
-        default=300, ge=0, le=86400, description="The highest demand of this window decides whether replicas may go."
+        default=120, ge=0, le=86400, description="The highest demand of this window decides whether replicas may go."
     )
     max_replicas_per_step: int = Field(default=1, ge=1, le=1000, description="Replicas taken away in one period.")
     period_seconds: int = Field(default=60, ge=1, le=3600, description="Length of a period.")

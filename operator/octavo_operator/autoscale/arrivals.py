@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, exp, floor, sqrt
+from math import ceil, copysign, exp, floor, sqrt
 
 BUCKET_SECONDS = 10.0
 BUCKETS = 60
@@ -88,7 +89,7 @@ def forecast(arrivals: Arrivals, spread: float, capacity: float, ahead: float, n
     # The variance of a mean over w seconds is rate * spread / w: solved for the w that gives NOISE replicas.
     enough = minute * spread / (NOISE * capacity) ** 2 if capacity > 0 else 0.0
     buckets = min(max(ceil(enough / BUCKET_SECONDS), LEAST_BUCKETS), BUCKETS)
-    mean = mean_rate(arrivals, now, buckets)
+    mean = mean_rate(arrivals, now, buckets) - _fallen(arrivals, spread, buckets)
     return max(
         mean, sure(minute, spread, LEAST_BUCKETS * BUCKET_SECONDS, _SURE_MINUTE), _trend(arrivals, spread, ahead)
     )
@@ -100,11 +101,26 @@ def sure(rate: float, spread: float, seconds: float, deviations: float = _SURE_F
 
 
 def _trend(arrivals: Arrivals, spread: float, ahead: float) -> float:
-    """The rate of a straight line through five minutes, as far ahead as half of them; 0 if it does not surely rise.
+    """The rate of a straight line through five minutes, as far ahead as half of them; 0 if it does not surely rise."""
+    full = arrivals.buckets[-_TREND_BUCKETS - 1 : -1]
+    slope = _slope(full, spread)
+    if slope <= 0:
+        return 0.0
+    steps = len(full) / 2 + min(ahead / BUCKET_SECONDS, len(full) / 2)
+    return (sum(full) / len(full) + slope * steps) / BUCKET_SECONDS
+
+
+def _fallen(arrivals: Arrivals, spread: float, buckets: int) -> float:
+    """How far a straight line through the newest `buckets`, if it surely falls, ends below their mean: per second."""
+    full = arrivals.buckets[-buckets - 1 : -1]
+    return max(0.0, -_slope(full, spread)) * len(full) / 2 / BUCKET_SECONDS
+
+
+def _slope(full: Sequence[float], spread: float) -> float:
+    """Requests per bucket that each bucket has more than the one before, as far as that is not chance; 0 if it may be.
 
     Only where a line is what the counts lie around: a step is steep too, and is over.
     """
-    full = arrivals.buckets[-_TREND_BUCKETS - 1 : -1]
     size, total = len(full), sum(full)
     if size < _TREND_BUCKETS or total <= 0:
         return 0.0
@@ -112,8 +128,6 @@ def _trend(arrivals: Arrivals, spread: float, ahead: float) -> float:
     varied = size * (size * size - 1) / 12
     slope = (sum(i * value for i, value in enumerate(full)) - total * (size - 1) / 2) / varied
     off = sum(value * value for value in full) - total * mean - slope * slope * varied
-    slope -= _SURE_TREND * sqrt(mean * spread / varied)
-    if slope <= 0 or off > _LINE * mean * spread * size:
+    if off > _LINE * mean * spread * size:
         return 0.0
-    steps = size / 2 + min(ahead / BUCKET_SECONDS, size / 2)
-    return (mean + slope * steps) / BUCKET_SECONDS
+    return copysign(max(0.0, abs(slope) - _SURE_TREND * sqrt(mean * spread / varied)), slope)

@@ -7,17 +7,17 @@ while they start, the queue grows, and would start others that have nothing to d
 
 from __future__ import annotations
 
-from math import inf, sqrt
+from math import erf, exp, inf, pi, sqrt
 
 from octavo_operator.autoscale.arrivals import FAST_SECONDS, dispersion, forecast, sure
 from octavo_operator.autoscale.learning import cold_start
 from octavo_operator.autoscale.signals import Signals
 from octavo_operator.autoscale.types import Demand, Learned, Settings
 
-# Standard deviations of the work at hand that replicas are kept for, beyond its mean.
-SAFETY = 3.0
-# exp(-WAIT) of the requests wait longer than the target.
-WAIT = 3.0
+# This share of the requests may wait longer than the target.
+MISSES = 0.01
+_MOST_DEVIATIONS = 4.0
+_HALVINGS = 30
 # Replicas that work off what waits, beyond those that the rate asks for: a share of them, and one.
 BACKLOG_SHARE = 0.1
 BACKLOG_REPLICAS = 1.0
@@ -60,20 +60,37 @@ def demand(settings: Settings, known: Learned, signals: Signals, now: float, sur
 
 
 def _rate(settings: Settings, known: Learned, rate: float, spread: float) -> tuple[float, float]:
-    """Arrivals by what a replica does, and the room for chance: the least that keeps most from waiting too long.
-
-    Requests in work vary as those that arrive within the time one is in work, and as long as one may wait: the variance
-    of `rate * time` of them is `spread` times as much. Or they do wait, and few for long: with r requests per second to
-    spare, a share of about exp(-r * seconds / spread) waits longer.
-    """
+    """Arrivals by what a replica does, and the room for chance: the least with which few enough wait too long."""
     if known.capacity is None:
         return 0.0, 0.0
     capacity = known.capacity
     load = rate / capacity.rate
-    room = SAFETY * sqrt(load * spread / (capacity.rate * (capacity.service + settings.ttft)))
-    if settings.ttft > 0:
-        room = min(room, WAIT * spread / (capacity.rate * settings.ttft))
-    return load, room
+    offered = rate * capacity.service
+    rows = _spare_rows(offered, spread, settings.ttft / capacity.service if capacity.service > 0 else 0.0)
+    return load, rows / offered * load if offered > 0 else 0.0
+
+
+def _spare_rows(offered: float, spread: float, patience: float) -> float:
+    """Rows to keep beyond the `offered` ones, so that a share `MISSES` of requests waits longer than it may.
+
+    `offered` requests are in work on average, their variance is `spread` times that; one may wait `patience` times as
+    long as an answer takes. With s rows to spare, beta = s/sqrt(offered*spread), a request finds all rows taken with
+    the probability 1/(1 + beta*Phi(beta)/phi(beta)), and exp(-s*patience/spread) of these wait longer (Halfin and
+    Whitt, Operations Research 29, 1981, for many servers).
+    """
+    if offered <= 0:
+        return 0.0
+    deviation = sqrt(offered * spread)
+    low, high = 0.0, _MOST_DEVIATIONS * deviation
+    for _ in range(_HALVINGS):
+        rows = (low + high) / 2
+        beta = rows / deviation
+        waiting = 1.0 / (1.0 + beta * (1.0 + erf(beta / sqrt(2.0))) / 2.0 * sqrt(2.0 * pi) * exp(beta * beta / 2.0))
+        if waiting * exp(-rows * patience / spread) > MISSES:
+            low = rows
+        else:
+            high = rows
+    return high
 
 
 def _ttft(settings: Settings, known: Learned, signals: Signals, arrivals: float, ahead: float) -> float:

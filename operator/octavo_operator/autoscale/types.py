@@ -58,12 +58,12 @@ class Settings:
 
     min_replicas: int
     max_replicas: int
-    kv_target: float = 0.75
+    kv_target: float = 0.85
     queued_per_replica: int = 4
     up_stabilization: float = 0.0
     up_max_step: int = 4
     up_period: float = 30.0
-    down_stabilization: float = 300.0
+    down_stabilization: float = 120.0
     down_max_step: int = 1
     down_period: float = 60.0
     idle_to_zero: float = 900.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from asyncio import Future
+from math import exp
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.gateway.town import Pod, Town
 
 from octavo_gateway.hold import AGING_SECONDS, Bounds, HoldQueue, Terms, Ticket
-from octavo_gateway.room import ANY, BLIND, Room, largest, roomy
+from octavo_gateway.room import ANY, BLIND, Answers, Room, largest, peak, roomy
 from octavo_gateway.upstream import Upstream
 
 
@@ -157,13 +158,34 @@ def test_a_large_one_displaces_no_more_than_its_share():
     ],
 )
 def test_room(room, tokens, matched, fits):
-    assert roomy([room], tokens, [matched], largest([room])) == [fits]
+    assert roomy([room], tokens, Answers(), [matched], largest([room])) == [fits]
+
+
+@pytest.mark.parametrize("varied", [0.0, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("prompt", [0, 500, 3000])
+def test_what_sequences_hold_at_most_is_between_now_and_all_of_it(prompt, varied):
+    rows, usual = 10, 1000.0
+    found = peak(rows * prompt, rows * usual, rows, Answers(usual, usual, varied))
+    assert rows * prompt <= found <= rows * (prompt + usual)
+    assert varied or found == rows * (prompt + usual)
+
+
+def test_the_peak_of_exponential_answers_is_the_one_that_a_sum_over_time_finds():
+    rows, usual, prompt = 16, 800.0, 300
+    over_time = max(rows * exp(-s / usual) * (prompt + s) for s in range(4000))
+    assert peak(rows * prompt, rows * usual, rows, Answers(usual, usual, 1.0)) == pytest.approx(over_time, rel=1e-3)
+
+
+def test_varied_answers_share_room_that_equal_ones_need():
+    pod = Room(10_000, 7000.0, 7, 64, growth=3500.0)
+    assert roomy([pod], 1000, Answers(500, 500, 0.0), [0], largest([pod])) == [False]
+    assert roomy([pod], 1000, Answers(500, 500, 1.0), [0], largest([pod])) == [True]
 
 
 def test_what_fits_a_larger_pod_waits_for_it():
     rooms = [Room(100, 50.0, 1, 8), Room(1000, 900.0, 1, 8)]
-    assert roomy(rooms, 300, [0, 0], largest(rooms)) == [False, False]
-    assert roomy(rooms[:1], 300, [0], largest(rooms)) == [False]
+    assert roomy(rooms, 300, Answers(), [0, 0], largest(rooms)) == [False, False]
+    assert roomy(rooms[:1], 300, Answers(), [0], largest(rooms)) == [False]
 
 
 async def test_two_hundred_held_requests_do_not_overrun_a_fresh_pod():

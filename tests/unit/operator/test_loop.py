@@ -210,8 +210,8 @@ def test_a_gateway_that_does_not_know_the_model_has_no_traffic(make_owner: Make)
 
 def test_settings_of_the_policy(make_owner: Make) -> None:
     found = policy_settings(make_owner(BUILTIN).spec, 0.0)
-    assert (found.min_replicas, found.max_replicas, found.kv_target, found.idle_to_zero) == (0, 4, 0.75, 900)
-    assert (found.up_max_step, found.down_stabilization, found.overdue_seconds) == (4, 300, 1800)
+    assert (found.min_replicas, found.max_replicas, found.kv_target, found.idle_to_zero) == (0, 4, 0.85, 900)
+    assert (found.up_max_step, found.down_stabilization, found.overdue_seconds) == (4, 120, 1800)
 
 
 def test_a_summary_counts_only_fresh_reports_of_serving_pods(
@@ -351,7 +351,7 @@ async def test_what_is_reckoned_with_is_measured_where_the_autoscaler_decides(
     await site.tick()
     text = metrics.text().decode()
     labels = 'name="tiny",namespace="models"'
-    assert f'octavo_autoscaler_demand_replicas{{{labels},term="stock"}} 0.8' in text
+    assert f'octavo_autoscaler_demand_replicas{{{labels},term="stock"}} 0.70588' in text
     assert f'octavo_autoscaler_demand_replicas{{{labels},term="queue"}} 0.5' in text
     assert f"octavo_autoscaler_cold_start_seconds{{{labels}}} 60.0" in text
     assert f"octavo_autoscaler_replica_requests_per_second{{{labels}}}" not in text

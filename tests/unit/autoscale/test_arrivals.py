@@ -56,6 +56,20 @@ def test_a_slow_rise_is_seen_ahead():
     assert forecast(falling, dispersion(falling), 1.0, 120.0, now) < 3
 
 
+def test_a_load_that_falls_is_taken_where_it_is_now_and_never_below():
+    """A mean over ten minutes would be five minutes late."""
+    rng = random.Random(3)
+    known, now = feed(lambda t: max(0.0, rng.gauss(2 * (8 - t / 120), (2 * (8 - t / 120)) ** 0.5)) / 2, 600)
+    rate = 8 - 600 / 120
+    assert mean_rate(known, now, 60) > rate + 2
+    assert rate - 0.3 < forecast(known, dispersion(known), 0.2, 60.0, now) < rate + 0.8
+
+
+def test_a_step_down_is_no_slope():
+    known, now = feed(lambda t: 8.0 if t < 500 else 2.0, 600)
+    assert forecast(known, dispersion(known), 0.2, 60.0, now) >= 2.0
+
+
 def test_dispersion_of_chance_is_one_and_of_bursts_many():
     chance, _ = feed(noisy(10.0), 600)
     assert dispersion(chance) == pytest.approx(1.0, abs=0.6)

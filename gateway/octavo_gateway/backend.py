@@ -33,6 +33,11 @@ log = logging.getLogger(__name__)
 LEARN_SECONDS = 1.0
 # A request between two reports counts for at most so many times the usual output.
 MOST_LONGER = 8.0
+# No pod ends more requests between two reports.
+MOST_ENDED = 10_000
+# Taken to be no longer than this share of the largest pool in the mean: at the start, before any answer has ended, all
+# that was generated would be one answer.
+MOST_OF_POOL = 0.25
 # Taken to send to the same pods while nobody says how many there are.
 GATEWAYS = 2
 
@@ -49,8 +54,9 @@ class _Searched:
 class Backend:
     """One LLMDeployment at run time. `clock` gives seconds that never jump, `unix` the time of day for others.
 
-    `gateways` send to its pods, as far as is known. Answers have `output` tokens in the mean; `varied` is the square of
-    their coefficient of variation. `searched`: what looking at all of them for a held request came to.
+    `gateways` send to its pods, as far as is known. `output` tokens an answer has in the mean; `varied` is the square
+    of the coefficient of variation. `largest`: KV tokens of the largest pool that was reported. `searched`: what
+    looking at all pods for a held request came to.
     """
 
     deployment: Deployment
@@ -67,6 +73,7 @@ class Backend:
     index: PrefixIndex = field(default_factory=PrefixIndex)
     bytes_per_token: Ratio = field(default_factory=prompts.bytes_per_token)
     output: Ratio = field(default_factory=lambda: Ratio(128.0, 1, 10_000))
+    largest: int = 0
     varied: Variation = field(default_factory=lambda: Variation(1000))
     disbelieved: dict[str, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
@@ -75,6 +82,12 @@ class Backend:
     learned_at: float = float("-inf")
     unix: Callable[[], float] | None = None
     searched: _Searched | None = None
+
+    @property
+    def usual(self) -> float:
+        """Tokens of an answer in the mean."""
+        value = self.output.value
+        return min(value, MOST_OF_POOL * self.largest) if self.largest else value
 
     def arrived(self, tokens: int) -> None:
         """Count an arrival."""
@@ -259,6 +272,7 @@ class Backend:
             return
         if upstream.restarted(report.start_time):
             self.index.forget(url)
+        self.largest = max(self.largest, report.blocks_total * report.block_size)
         last, before = upstream.report, upstream.report_ask
         if not upstream.reported(report):
             self.complain(upstream, "steps", "the sums over its steps have shrunk or are no numbers")
@@ -280,14 +294,18 @@ class Backend:
         """
         tokens, ended = report.generation_tokens - last.generation_tokens, report.requests - last.requests
         there = ended + last.running + last.waiting + report.running
-        if tokens < 0 or ended < 0 or tokens > report.blocks_total * report.block_size * there:
+        if tokens < 0 or not 0 <= ended <= MOST_ENDED or tokens > report.blocks_total * report.block_size * there:
             self.complain(
                 upstream, "output", f"{tokens} tokens generated and {ended} requests ended since its last report"
             )
             return
         # Longer answers are believed step by step, so that one that lies does not stop everything from being sent.
         upstream.grew(tokens / max(1, last.running, report.running), before)
-        self.output.add(min(tokens, MOST_LONGER * self.output.value * there), ended)
+        self.output.add(min(tokens, MOST_LONGER * self.usual * there), ended)
+
+    def hear_length(self, tokens: int) -> None:
+        """A whole answer had so many tokens. A single one, whatever it says, makes no difference."""
+        self.varied.add(min(tokens, MOST_LONGER * self.usual))
 
     def _learn(self) -> None:
         """What steps cost, from those of all pods; once a second is enough."""
@@ -325,7 +343,7 @@ class Backend:
         self, prompt: Prompt, terms: Terms, pods: Sequence[tuple[Upstream, int]], now: float, most: float = 0.0
     ) -> tuple[list[tuple[Upstream, int]], float]:
         """Those of the pods that have room for a request, and the most that any takes; `most`: that others do."""
-        usual = self.output.value
+        usual = self.usual
         rooms = [pod.room(now, usual, self.gateways) for pod, _ in pods]
         most = max(most, room.largest(rooms))
         answers = room.Answers(self._output(terms), usual, self.varied.value)
@@ -334,8 +352,7 @@ class Backend:
 
     def _output(self, terms: Terms) -> float:
         """Tokens that a request will likely generate."""
-        usual = self.output.value
-        return usual if terms.most_output is None else min(usual, terms.most_output)
+        return self.usual if terms.most_output is None else min(self.usual, terms.most_output)
 
     def _place(self, prompt: Prompt, terms: Terms, free: Sequence[tuple[Upstream, int]], now: float) -> Lease | None:
         """Choose one of the pods, each with what it has cached of the prompt; None when there is none."""

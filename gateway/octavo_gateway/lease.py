@@ -72,13 +72,17 @@ class Lease:
         done = min(self.left, float(tokens))
         self.left -= done
         self.upstream.growth -= done
+        self.upstream.private += done
 
     def settle(self, prompt: int, output: int) -> None:
         """Tell what the request cost in the end, before it is released."""
-        if output > 0:
-            self.backend.varied.add(output)
         charged = fairness.cost(self.prompt.tokens, self.output)
         self.backend.queue.ledger.settle(self.tenant, fairness.cost(prompt, output) - charged)
+
+    def completed(self, tokens: int) -> None:
+        """Tell how long a whole answer was."""
+        if tokens > 0:
+            self.backend.hear_length(tokens)
 
     def answered(self, *, well: bool) -> None:
         """Tell what came of it, where there are two tracks to compare."""
@@ -96,6 +100,7 @@ class Lease:
         self._begin()
         self.upstream.unseen.discard(self)
         self.upstream.growth -= self.left
+        self.upstream.private -= self.uncached + self.output - self.left
         self.left = 0.0
         self.upstream.finished(self.prompt.tokens, self.uncached)
         self.backend.in_flight -= 1

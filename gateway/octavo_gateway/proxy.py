@@ -213,6 +213,8 @@ class Proxy:
                 else:
                     response = await self._whole(pod, answer, lease, call)
             complete = True
+            if pod.status < 400:
+                lease.completed(call.visit.usage.output)
             self._metrics.answered(lease, call.visit.usage)
             return response
         finally:

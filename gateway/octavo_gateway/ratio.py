@@ -21,8 +21,9 @@ class Ratio:
         self.top += top
         self.bottom += bottom
         if self.bottom > self.memory:
-            self.top /= 2
-            self.bottom /= 2
+            kept = 0.5 if self.bottom < 2 * self.memory else self.memory / self.bottom
+            self.top *= kept
+            self.bottom *= kept
 
     @property
     def value(self) -> float:

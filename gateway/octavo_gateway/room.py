@@ -9,17 +9,21 @@ held all at once, unless all began together and are equally long: while some gro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import exp
+from math import exp, sqrt
 from typing import NamedTuple
 
 # Pods are filled up to this share of their pool, so that a wrong guess of the output does not make them preempt.
 FILL_SHARE = 0.9
+# Standard deviations of what the running requests still generate that are kept free where answers vary.
+CHANCE = 0.5
 # Requests sent to a pod that has not reported yet: it is not known what it can hold.
 BLIND = 4
 
 
 class Room(NamedTuple):
     """One pod. `pool`, `used`, `growth`: KV tokens, there and likely to come; `rows`: sequences, running or waiting.
+
+    `private` of those used are of one sequence alone, as far as is known.
 
     `pool` None: not known, and `max_rows` says how many it gets until it is. `due`: other gateways fill it, and this
     one has less than its share of what runs there.
@@ -31,6 +35,7 @@ class Room(NamedTuple):
     max_rows: int
     due: bool = False
     growth: float = 0.0
+    private: float = 0.0
 
 
 class Answers(NamedTuple):
@@ -64,19 +69,25 @@ def roomy(rooms: Sequence[Room], prompt: int, answers: Answers, matched: Sequenc
     return [_fits(room, prompt, answers, cached, most) for room, cached in zip(rooms, matched, strict=True)]
 
 
-def peak(held: float, growth: float, rows: int, answers: Answers) -> float:
-    """KV tokens that sequences will hold together at most: `held` now, `growth` still to come in all.
+def peak(held: float, private: float, growth: float, rows: int, answers: Answers) -> float:
+    """KV tokens that sequences will likely hold together at most.
 
-    Equal answers that begin together come to held + growth. Of answers of exponential length, whose `varied` is 1, a
-    share exp(-s/usual) is left after s steps, each s tokens longer, so that the most is
-    rows*usual*exp(held/(rows*usual) - 1), or what is held now where that is more than `usual` each. Between both by
-    `varied`: 0.6 in the chats, 4.6 in the code completions of the Azure traces of 2023.
+    `held` now, `private` of them by one sequence alone, so that they go with it; `growth` still to come in all. Equal
+    answers that begin together come to held + growth. Of answers of exponential length, whose `varied` is 1, a share
+    exp(-s/usual) is left after s steps, each s tokens longer: their own tokens come to
+    rows*usual*exp(private/(rows*usual) - 1) at most, or are at their most now where that is more than `usual` each;
+    CHANCE standard deviations of what so few may do otherwise are added. Between both by `varied`: 0.6 in the chats,
+    4.6 in the code completions of the Azure traces of 2023. Beyond 1 what is left of those that run is longer than the
+    usual answer, since long ones run for longer: (1 + varied)/2 times.
     """
     whole = held + growth
-    scale = rows * answers.usual
+    left = answers.usual * max(1.0, (1.0 + answers.varied) / 2)
+    scale = rows * left
     if scale <= 0:
         return whole
-    exponential = held if held >= scale else scale * exp(held / scale - 1)
+    own = min(private, held)
+    most = own if own >= scale else scale * exp(own / scale - 1)
+    exponential = held - own + most + CHANCE * sqrt(rows) * left
     return whole - min(1.0, answers.varied) * max(0.0, whole - exponential)
 
 
@@ -87,5 +98,6 @@ def _fits(room: Room, prompt: int, answers: Answers, cached: int, most: float) -
         return False
     if room.pool is None or prompt + answers.output > most:
         return True
-    held, growth = room.used + prompt - cached, room.growth + answers.output
-    return peak(held, growth, room.rows + 1, answers) <= FILL_SHARE * room.pool
+    new = prompt - cached
+    likely = peak(room.used + new, room.private + new, room.growth + answers.output, room.rows + 1, answers)
+    return likely <= FILL_SHARE * room.pool

@@ -44,7 +44,8 @@ class Upstream:
     `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
     way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
     reports asked for; `waiting` while one is. `*_new` counts the uncached tokens of requests that have not finished,
-    `growth` the tokens that those in flight will likely still generate. `tells_cache` is False where all that it caches
+    `growth` the tokens that those in flight will likely still generate, `private` what they have of their own: prompt
+    tokens that were not cached, and tokens generated. `tells_cache` is False where all that it caches
     is too much to be told. `unseen`: requests whose answers come in one piece. `known`: what routing needs of `report`
     and `figures`, made once for all requests until the next one.
     """
@@ -54,6 +55,7 @@ class Upstream:
     in_flight_tokens: int = 0
     prefilling: int = 0
     growth: float = 0.0
+    private: float = 0.0
     since: int = 0
     since_tokens: int = 0
     since_uncached: int = 0
@@ -118,26 +120,31 @@ class Upstream:
             blind = bool(self.endpoint.admin_url) and soon
             return room.Room(None, 0.0, self.in_flight, room.BLIND) if blind else room.ANY
         in_flight, pool = self.in_flight, known.pool_tokens
+        used: float
         if now - self.reported_at > REPORT_SECONDS:
-            return room.Room(pool, self.in_flight_tokens, in_flight, known.max_rows, growth=self.growth)
-        used: float = known.used_tokens + self.since_new
-        growth = self.growth
+            used = self.in_flight_tokens
+            return room.Room(pool, used, in_flight, known.max_rows, growth=self.growth, private=self.private)
+        used = known.used_tokens + self.since_new
+        growth, private = self.growth, self.private
         others = known.rows - (in_flight - self.since)
         due = False
         if others > 0:
             growth += others * output / 2
+            # Those of other gateways are taken to be as the own ones are.
+            private += others * private / max(1, in_flight)
             due = in_flight * gateways < known.running
         elif others < 0:
             # Sent before the report, and not in it yet: still being read there.
             used -= others * self.in_flight_tokens / max(1, in_flight)
         rows = max(in_flight, known.rows + self.since)
-        return room.Room(pool, max(0.0, used), rows, known.max_rows, due, growth)
+        return room.Room(pool, max(0.0, used), rows, known.max_rows, due, growth, private)
 
     def sent(self, tokens: int, uncached: int) -> int:
         """Count a request that goes there; what to say with `began` and `finished` later."""
         self.in_flight += 1
         self.in_flight_tokens += tokens
         self.prefilling += uncached
+        self.private += uncached
         self.since += 1
         self.since_tokens += tokens
         self.since_uncached += uncached
@@ -242,4 +249,6 @@ def implausible(report: LoadReport) -> str | None:
         return f"blocks_pinned and blocks_cached are {held}, more than blocks_total {report.blocks_total}"
     if not report.max_running:
         return "max_running is 0"
+    if report.running > report.max_running:
+        return f"running is {report.running}, more than max_running {report.max_running}"
     return None

@@ -175,7 +175,7 @@ class _Cluster:
         if member is not None:
             _, lease = member.leases.pop(job.number)
             if job.outcome == "finished":
-                lease.settle(job.request.prompt, job.request.output)
+                lease.completed(job.request.output)
             lease.release()
 
     # Pods.

@@ -80,22 +80,31 @@ def paired(ours: Sequence[Windows], theirs: Sequence[Windows], rounds: int = 200
     """Cost of one scaler divided by the other's, and the difference of their attainments.
 
     Both saw the same seeds and windows (requests, good ones, pod seconds): whole windows are drawn again, of both at
-    once, so that what makes a window hard for both cancels out.
+    once, so that what makes a window hard for both cancels out; and of all seeds at once, since a recorded trace is the
+    same with each of them, and the same run ten times says no more than once.
     """
-    pairs = [(a, b) for one, two in zip(ours, theirs, strict=True) for a, b in zip(one, two, strict=True)]
+    own, other = (_by_window(scaler) for scaler in (ours, theirs))
     random = Random(0)
     costs, differences = [], []
     for _ in range(rounds):
-        cost, difference = _compare(random.choices(pairs, k=len(pairs)))
+        drawn = random.choices(range(len(own)), k=len(own))
+        cost, difference = _compare([own[i] for i in drawn], [other[i] for i in drawn])
         costs.append(cost)
         differences.append(difference)
-    cost, difference = _compare(pairs)
+    cost, difference = _compare(own, other)
     return _interval(cost, costs), _interval(difference, differences)
 
 
-def _compare(pairs: Sequence[tuple[tuple[int, int, float], tuple[int, int, float]]]) -> tuple[float, float]:
-    ours = [sum(a[i] for a, _ in pairs) for i in range(3)]
-    theirs = [sum(b[i] for _, b in pairs) for i in range(3)]
+def _by_window(seeds: Sequence[Windows]) -> Windows:
+    """Each window's figures, of all seeds together."""
+    return [
+        (sum(one[0] for one in same), sum(one[1] for one in same), sum(one[2] for one in same))
+        for same in zip(*seeds, strict=True)
+    ]
+
+
+def _compare(own: Windows, other: Windows) -> tuple[float, float]:
+    ours, theirs = ([sum(window[i] for window in windows) for i in range(3)] for windows in (own, other))
     return ours[2] / (theirs[2] or 1.0), ours[1] / (ours[0] or 1) - theirs[1] / (theirs[0] or 1)
 
 

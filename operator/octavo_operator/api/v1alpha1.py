@@ -227,7 +227,11 @@ class ScaleDown(Block):
     """How slowly replicas are taken away."""
 
     stabilization_seconds: int = Field(
-        default=120, ge=0, le=86400, description="The highest demand of this window decides whether replicas may go."
+        default=120,
+        ge=0,
+        le=86400,
+        description="The highest demand of this window, or of the time that replicas were seen to take to start if "
+        "that is longer, decides whether replicas may go.",
     )
     max_replicas_per_step: int = Field(default=1, ge=1, le=1000, description="Replicas taken away in one period.")
     period_seconds: int = Field(default=60, ge=1, le=3600, description="Length of a period.")

@@ -19,6 +19,7 @@ _SURE_MINUTE = 2.0
 _SURE_FAST = 3.0
 _TREND_BUCKETS = 30
 _SURE_TREND = 1.0
+_SURE_FALL = 1.5
 # Variance around a line, of that of chance.
 _LINE = 2.0
 _DISPERSION_BUCKETS = 6
@@ -89,7 +90,7 @@ def forecast(arrivals: Arrivals, spread: float, capacity: float, ahead: float, n
     # The variance of a mean over w seconds is rate * spread / w: solved for the w that gives NOISE replicas.
     enough = minute * spread / (NOISE * capacity) ** 2 if capacity > 0 else 0.0
     buckets = min(max(ceil(enough / BUCKET_SECONDS), LEAST_BUCKETS), BUCKETS)
-    mean = mean_rate(arrivals, now, buckets) - _fallen(arrivals, spread, buckets)
+    mean = max(0.0, mean_rate(arrivals, now, buckets) - _fallen(arrivals, spread, buckets))
     return max(
         mean, sure(minute, spread, LEAST_BUCKETS * BUCKET_SECONDS, _SURE_MINUTE), _trend(arrivals, spread, ahead)
     )
@@ -103,7 +104,7 @@ def sure(rate: float, spread: float, seconds: float, deviations: float = _SURE_F
 def _trend(arrivals: Arrivals, spread: float, ahead: float) -> float:
     """The rate of a straight line through five minutes, as far ahead as half of them; 0 if it does not surely rise."""
     full = arrivals.buckets[-_TREND_BUCKETS - 1 : -1]
-    slope = _slope(full, spread)
+    slope = _slope(full, spread, _SURE_TREND)
     if slope <= 0:
         return 0.0
     steps = len(full) / 2 + min(ahead / BUCKET_SECONDS, len(full) / 2)
@@ -111,13 +112,16 @@ def _trend(arrivals: Arrivals, spread: float, ahead: float) -> float:
 
 
 def _fallen(arrivals: Arrivals, spread: float, buckets: int) -> float:
-    """How far a straight line through the newest `buckets`, if it surely falls, ends below their mean: per second."""
-    full = arrivals.buckets[-buckets - 1 : -1]
-    return max(0.0, -_slope(full, spread)) * len(full) / 2 / BUCKET_SECONDS
+    """How far a load that surely falls has fallen since the middle of the newest `buckets`: requests per second.
+
+    By a straight line through these, or through five minutes if that is more.
+    """
+    full = arrivals.buckets[-max(buckets, _TREND_BUCKETS) - 1 : -1]
+    return max(0.0, -_slope(full, spread, _SURE_FALL)) * buckets / 2 / BUCKET_SECONDS
 
 
-def _slope(full: Sequence[float], spread: float) -> float:
-    """Requests per bucket that each bucket has more than the one before, as far as that is not chance; 0 if it may be.
+def _slope(full: Sequence[float], spread: float, deviations: float) -> float:
+    """Requests per bucket that each bucket has more than the one before, less that many deviations of chance; or 0.
 
     Only where a line is what the counts lie around: a step is steep too, and is over.
     """
@@ -130,4 +134,4 @@ def _slope(full: Sequence[float], spread: float) -> float:
     off = sum(value * value for value in full) - total * mean - slope * slope * varied
     if off > _LINE * mean * spread * size:
         return 0.0
-    return copysign(max(0.0, abs(slope) - _SURE_TREND * sqrt(mean * spread / varied)), slope)
+    return copysign(max(0.0, abs(slope) - deviations * sqrt(mean * spread / varied)), slope)

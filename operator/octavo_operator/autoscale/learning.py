@@ -44,8 +44,8 @@ RATE_MOST = 1e5
 COLD_STARTS = 20
 # Clients that came in bursts come back: their dispersion fades to a third within this long.
 SPREAD_SECONDS = 1800.0
-# Of its pool a full replica holds as much; beyond, it preempts.
-POOL_SHARE = 0.95
+# Of its pool a full replica holds as much: what gateways fill it to.
+POOL_SHARE = 0.9
 # A pod that was there before it was seen to start has started for nobody knows how long.
 _SEEN_SECONDS = 10.0
 # How far from the middle of the others a pod may be.

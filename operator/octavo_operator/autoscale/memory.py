@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
+from octavo_operator.autoscale.learning import cold_start
 from octavo_operator.autoscale.signals import Signals
 from octavo_operator.autoscale.types import (
     Demand,
@@ -91,6 +92,14 @@ def afresh(state: State) -> State:
     return State(pod_tokens=state.pod_tokens, learned=kept)
 
 
+def window(settings: Settings, known: Learned) -> float:
+    """Seconds that decide whether a replica may go: as configured, and no less than a start was seen to take.
+
+    What goes too soon has to start again, and is missing for as long.
+    """
+    return max(settings.down_stabilization, cold_start(settings, known) if known.cold_starts else 0.0)
+
+
 def remember(look: Look) -> State:
     """The state after this observation: windows moved on, counters taken over."""
     settings, state, observation, signals, now = look.settings, look.state, look.observation, look.signals, look.now
@@ -98,7 +107,8 @@ def remember(look: Look) -> State:
     started = now if state.started is None else state.started
     highest = ceil(look.cautious_need - EPSILON) + min(1, signals.broken)
     lowest = ceil(look.need - EPSILON)
-    highs = (*(h for h in state.highs if h[1] > highest and now - h[0] < settings.down_stabilization), (now, highest))
+    seconds = window(settings, state.learned)
+    highs = (*(h for h in state.highs if h[1] > highest and now - h[0] < seconds), (now, highest))
     lows = (*(low for low in state.lows if low[1] < lowest and now - low[0] < settings.up_stabilization), (now, lowest))
     difference = 0 if state.current is None else replicas - state.current
     period = max(settings.up_period, settings.down_period)
@@ -120,7 +130,7 @@ def remember(look: Look) -> State:
         changes=changes,
         counters=_counters(state.counters, observation.pods, signals.reports),
         pod_tokens=signals.pod_tokens,
-        panic_until=now + settings.down_stabilization if panic else state.panic_until,
+        panic_until=now + seconds if panic else state.panic_until,
         surge_until=surge_until,
         surge_arrivals=max(state.surge_arrivals, asked.lately) if surging else 0.0,
         last_active=now if active else state.last_active,

@@ -23,6 +23,7 @@ from octavo_operator.autoscale.memory import (
     current,
     preempting,
     remember,
+    window,
 )
 from octavo_operator.autoscale.signals import Signals, measure
 from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, PodSample, Settings, State
@@ -174,8 +175,8 @@ def _down(look: Look) -> _Choice:
     desired = max(recommended, replicas - step)
     if desired >= replicas:
         if recommended >= replicas:
-            window = f"{settings.down_stabilization:g} s"
-            return replicas, "Stabilizing", f"demand fell; {recommended} replicas were needed within the last {window}"
+            seconds = f"{window(settings, state.learned):.0f} s"
+            return replicas, "Stabilizing", f"demand fell; {recommended} replicas were needed within the last {seconds}"
         return replicas, "StepLimited", f"at most {settings.down_max_step} fewer per {settings.down_period:g} s"
     desired = _consolidated(look, desired)
     if desired >= replicas:
@@ -212,8 +213,9 @@ def _blocked(look: Look) -> tuple[str, str] | None:
         return "Surge", look.demand.surge or f"no scale-down for {state.surge_until - now:.0f} s after a surge"
     if state.panic_until is not None and now < state.panic_until:
         return "Preemptions", f"no scale-down for {state.panic_until - now:.0f} s after a preemption"
-    if state.started is not None and now - state.started < settings.down_stabilization:
-        return "Stabilizing", f"less than one window ({settings.down_stabilization:g} s) observed since the start"
+    seconds = window(settings, state.learned)
+    if state.started is not None and now - state.started < seconds:
+        return "Stabilizing", f"less than one window ({seconds:.0f} s) observed since the start"
     return None
 
 

@@ -9,6 +9,8 @@ from tests.unit.simulator.test_controllers import load, seen
 
 from octavo_operator.autoscale import demand as demands
 from octavo_operator.autoscale import policy
+from octavo_operator.autoscale.arrivals import Arrivals
+from octavo_operator.autoscale.capacity import Capacity, Sizes
 from octavo_operator.autoscale.signals import measure
 from octavo_operator.autoscale.types import Settings, State
 from octavo_simulator.cluster import simulate
@@ -47,10 +49,20 @@ def test_something_else_is_decided_without_it(part: str) -> None:
 
 
 def test_a_term_that_is_taken_away_is_zero_and_the_others_stay() -> None:
-    crowd = seen(10.0, load(running=50, waiting=20, waiting_tokens=900, blocks_pinned=90))
-    given = WANTED, State().learned, measure(WANTED, State(), crowd, 10.0), 10.0, 0.0
+    crowd = seen(
+        10.0, load(running=50, waiting=20, waiting_tokens=900, blocks_pinned=90, uncached_prompt_tokens=90_000)
+    )
+    known = replace(
+        State().learned,
+        arrivals=Arrivals((9.0,) * 30, 1, 0.0, 0.9),
+        sizes=Sizes(prompt=400.0, answer=50.0, hit=0.0, resident=425.0),
+        capacity=Capacity(rate=0.2, prefill=80.0, rows=8.0, step=0.05, service=2.5, feasible=True),
+    )
+    given = WANTED, known, measure(WANTED, State(), crowd, 10.0), 10.0, 0.0
     whole = policy.demand(*given)
-    assert whole.queue > 0 < whole.stock
-    for term in ("rate", "stock", "queue", "ttft"):
+    for term in ("rate", "room", "stock", "queue", "ttft"):
+        assert getattr(whole, term) > 0, term
+    for term in ("stock", "queue", "ttft"):
         assert PARTS[term][2](*given) == replace(whole, **{term: 0.0})
+    assert PARTS["rate"][2](*given) == replace(whole, rate=0.0, room=0.0)
     assert demands.demand is policy.demand

@@ -299,9 +299,10 @@ class Backend:
                 upstream, "output", f"{tokens} tokens generated and {ended} requests ended since its last report"
             )
             return
-        # Longer answers are believed step by step, so that one that lies does not stop everything from being sent.
+        # Longer and shorter answers are believed step by step: one that lies must not hold everything, or nothing.
         upstream.grew(tokens / max(1, last.running, report.running), before)
-        self.output.add(min(tokens, MOST_LONGER * self.usual * there), ended)
+        least, most = self.usual * ended / MOST_LONGER, MOST_LONGER * self.usual * there
+        self.output.add(min(max(tokens, least), most), ended)
 
     def hear_length(self, tokens: int) -> None:
         """A whole answer had so many tokens. A single one, whatever it says, makes no difference."""

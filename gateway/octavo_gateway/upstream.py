@@ -45,9 +45,9 @@ class Upstream:
     way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
     reports asked for; `waiting` while one is. `*_new` counts the uncached tokens of requests that have not finished,
     `growth` the tokens that those in flight will likely still generate, `private` what they have of their own: prompt
-    tokens that were not cached, and tokens generated. `tells_cache` is False where all that it caches
-    is too much to be told. `unseen`: requests whose answers come in one piece. `known`: what routing needs of `report`
-    and `figures`, made once for all requests until the next one.
+    tokens that were not cached, and tokens generated. `tells_cache` is False where all that it caches is too much to be
+    told. `size`: KV tokens and rows by the last report that could be true. `unseen`: requests whose answers come in one
+    piece. `known`: what routing needs of `report` and `figures`, made once for all requests until the next one.
     """
 
     endpoint: Endpoint
@@ -67,6 +67,7 @@ class Upstream:
     asks: int = 0
     waiting: bool = False
     report: LoadReport | None = None
+    size: tuple[int, int] | None = None
     known: Report | None = None
     report_ask: int = 0
     reported_at: float = 0.0
@@ -111,19 +112,25 @@ class Upstream:
             self.known if age <= REPORT_SECONDS else None, self.since_uncached, self.prefilling, matched, max(0.0, age),
         )  # fmt: skip
 
+    def _by_own_counts(self, pool: int, rows: int) -> room.Room:
+        """What this gateway sent there, generated tokens included."""
+        used = max(self.in_flight_tokens, self.private)
+        return room.Room(pool, used, self.in_flight, rows, growth=self.growth, private=self.private)
+
     def room(self, now: float, output: float, gateways: int) -> room.Room:
         """What it holds and will hold, if answers of others have `output` tokens; `gateways` send to it."""
         known = self.known
         if known is None:
             # One that has an address for reports and never gave any is not waited for.
             soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
-            blind = bool(self.endpoint.admin_url) and soon
-            return room.Room(None, 0.0, self.in_flight, room.BLIND) if blind else room.ANY
+            if bool(self.endpoint.admin_url) and soon:
+                return room.Room(None, 0.0, self.in_flight, room.BLIND)
+            # What it said last that could be true bounds what is sent to one that says nonsense now.
+            return self._by_own_counts(*self.size) if self.size else room.ANY
         in_flight, pool = self.in_flight, known.pool_tokens
         used: float
         if now - self.reported_at > REPORT_SECONDS:
-            used = self.in_flight_tokens
-            return room.Room(pool, used, in_flight, known.max_rows, growth=self.growth, private=self.private)
+            return self._by_own_counts(pool, known.max_rows)
         used = known.used_tokens + self.since_new
         growth, private = self.growth, self.private
         others = known.rows - (in_flight - self.since)
@@ -207,7 +214,7 @@ class Upstream:
             return False
         self.steps, self.figures = Steps(), None
         self.tells_cache = True
-        self.doubted()
+        self.report = self.known = self.size = None
         return True
 
     def doubted(self) -> None:
@@ -227,6 +234,7 @@ class Upstream:
                 load.blocks_total * load.block_size, used, load.running + load.waiting, load.max_running,
                 load.uncached_prompt_tokens, load.max_batched_tokens, self.figures, load.running,
             )  # fmt: skip
+            self.size = self.known.pool_tokens, self.known.max_rows
 
     def complain(self, kind: str) -> bool:
         """It says what cannot be true; whether for the first time of this kind."""

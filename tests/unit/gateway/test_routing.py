@@ -407,6 +407,7 @@ LIES = {
     "no blocks": ("load", _lie(blocks_total=0)),
     "block size": ("load", _lie(block_size=0)),
     "no rows": ("load", _lie(max_running=0)),
+    "more rows than it has": ("load", _lie(running=10**9)),
     "cache": ("cache", _delta),
     "steps": ("steps", _steps),
 }
@@ -426,6 +427,36 @@ def test_a_pod_that_lies_is_judged_by_what_was_sent_to_it(kind, lie, caplog):
     assert 5 <= sum(name == "a" for _, name in leases) <= 15
     gateway.report("a", cache=[], steps=StepSums(count=100_000))
     assert gateway.pod("a").report is not None
+
+
+def test_before_an_answer_ends_it_is_not_all_that_was_generated():
+    gateway = Gateway("a")
+    for second in range(60):
+        gateway.report("a", running=40, generation_tokens=2000 * second)
+    assert gateway.backend.usual <= BLOCKS * BLOCK / 4
+
+
+def test_no_single_report_says_how_long_answers_are():
+    gateway = Gateway("a")
+    for second in range(20):
+        gateway.report("a", running=5, requests=20 * second, generation_tokens=20 * 500 * second)
+    usual = gateway.backend.usual
+    gateway.report("a", running=5, requests=9000, generation_tokens=20 * 500 * 20)
+    assert gateway.backend.usual > usual / 10
+    gateway.report("a", running=5, requests=2**52, generation_tokens=20 * 500 * 20)
+    assert gateway.backend.usual > usual / 10
+
+
+def test_a_pod_that_lies_is_sent_no_more_than_it_last_said_to_hold():
+    gateway = Gateway("a")
+    gateway.report("a", max_running=7)
+    pod = gateway.pod("a")
+    honest = pod.room(gateway.now, 100.0, 1)
+    LIES["nan"][1](gateway)
+    for _ in range(7):
+        pod.sent(300, 200)
+    doubted = pod.room(gateway.now + 60, 100.0, 1)
+    assert (doubted.pool, doubted.max_rows, doubted.rows, doubted.used) == (honest.pool, 7, 7, 2100)
 
 
 def test_a_header_that_cannot_be_is_left_out(caplog):

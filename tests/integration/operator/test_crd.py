@@ -20,7 +20,7 @@ async def test_defaults_are_filled_in(kube: KubeClient, llmd: Make) -> None:
     # cpu and memory are not filled in: a resource profile decides them where they are not given.
     assert spec["resources"] == {"gpu": {"count": 0, "resourceName": "nvidia.com/gpu"}}
     assert spec["autoscaling"]["mode"] == "Manual"
-    assert spec["autoscaling"]["scaleDown"]["stabilizationSeconds"] == 300
+    assert spec["autoscaling"]["scaleDown"]["stabilizationSeconds"] == 120
     assert spec["engine"]["scheduler"] == {"chunkedPrefill": True}
     assert spec["drain"] == {"timeoutSeconds": 120, "propagationSeconds": 5}
 

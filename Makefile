@@ -3,7 +3,7 @@ SHELL := /bin/bash
 # Else each of the hundreds of processes that tests start compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit integration kill-points e2e test-scale bench calibrate bench-gateway generate images tools deps lock simulate
+.PHONY: help demo demo-down test check lint types unit kernels integration kill-points e2e test-scale bench calibrate bench-gateway generate images tools deps lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -30,7 +30,7 @@ demo: .venv/.ready deps ## A real cluster, a model that answers, scales and drai
 demo-down: .venv/.ready ## Remove what `make demo` made
 	@PYTHONPATH=tools $(PY) -m demo down --cluster $(CLUSTER)
 
-test: check integration e2e ## Everything: check, then integration and end-to-end tests
+test: check kernels integration e2e ## Everything: check, then kernels, integration and end-to-end tests
 	@echo "make test: green"
 
 check: lint types unit ## Lint, types and unit tests: about two minutes
@@ -46,6 +46,9 @@ types: .venv/.ready
 
 unit: .venv/.ready
 	@$(PY) -m pytest tests/unit -q -n auto --dist worksteal
+
+kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference
+	@$(PY) -m pytest tests/kernels -q -n auto --dist worksteal
 
 integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and on real weights
 	@$(PY) -m pytest tests/integration

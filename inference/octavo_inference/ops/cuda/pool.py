@@ -1,0 +1,56 @@
+"""The KV pool on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor as Torch
+
+KV_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
+_SCALED = (torch.float8_e4m3fn, torch.int8)
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """K and V of all blocks of all layers.
+
+    `data` [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim] in one of `KV_TYPES`;
+    `scales` [layers, num_blocks, 2, kv_heads, block_size] in float32 for 8-bit types: what a token's head was divided
+    by when it was stored (its largest magnitude over the type's); None for the others.
+
+    A head's tokens of a block lie together: what a kernel reads for one head is one run of memory per block, and a
+    block is one run for copies, swap and hand-off.
+    """
+
+    data: Torch
+    scales: Torch | None
+
+    def layer(self, number: int) -> tuple[Torch, Torch | None]:
+        """Views of one layer: [num_blocks, 2, kv_heads, block_size, head_dim] and its scales."""
+        return self.data[number], None if self.scales is None else self.scales[number]
+
+
+def block_bytes(*, layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, scales included: `allocate_pool` takes as many per block."""
+    scale = _SCALE_BYTES if dtype in _SCALED else 0
+    return layers * 2 * kv_heads * block_size * (head_dim * dtype.itemsize + scale)
+
+
+def allocate_pool(
+    *,
+    layers: int,
+    num_blocks: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KvPool:
+    """A pool of zeros. Raises ValueError for a type that is not in `KV_TYPES`."""
+    if dtype not in KV_TYPES:
+        raise ValueError(f"dtype of the KV pool is {dtype}; expected one of {', '.join(map(str, KV_TYPES))}")
+    shape = (layers, num_blocks, 2, kv_heads, block_size)
+    data = torch.zeros((*shape, head_dim), dtype=dtype, device=device)
+    return KvPool(data, torch.zeros(shape, device=device) if dtype in _SCALED else None)

@@ -1,0 +1,75 @@
+"""RMSNorm kernels against float64 arithmetic in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor as Torch
+
+from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
+
+EPS = 1e-5
+# Of a value: the roundings of float32 sums, or the one of the store (the interpreter cuts bfloat16 off, a GPU rounds).
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}
+SHAPES = [(1, 80), (3, 576), (5, 1000), (2, 1), (7, 64)]
+
+
+def normed(x: Torch, weight: Torch) -> Torch:
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def error(found: Torch, expected: Torch) -> float:
+    """Largest relative error; of values below 0.1, which a sum may leave behind, as if they were 0.1."""
+    return float(((found.double() - expected).abs() / expected.abs().clamp(min=0.1)).max())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, record: Callable[..., None]) -> None:
+    torch.manual_seed(sum(shape))
+    x, weight = torch.randn(shape), torch.rand(shape[1]) + 0.5
+    out = torch.empty(shape, dtype=dtype)
+    rms_norm(x, weight, EPS, out)
+    worst = error(out, normed(x, weight))
+    record("rms_norm", shape, dtype, worst)
+    assert worst <= TOLERANCE[dtype]
+
+
+def test_rms_norm_of_rows_that_lie_apart(record: Callable[..., None]) -> None:
+    """As the heads of a projected row do, in the type of the activations and in place."""
+    torch.manual_seed(0)
+    rows = torch.randn(6, 200).bfloat16()
+    before, x = rows.clone(), rows[:, 40:136]
+    rms_norm(x, torch.ones(96).bfloat16(), EPS, x)
+    worst = error(x, normed(before[:, 40:136], torch.ones(96)))
+    record("rms_norm", "(6, 96) of 200", torch.bfloat16, worst)
+    assert worst <= TOLERANCE[torch.bfloat16]
+    assert torch.equal(rows[:, :40], before[:, :40])
+    assert torch.equal(rows[:, 136:], before[:, 136:])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "output_norm"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)]
+)
+def test_add_rms_norm(
+    shape: tuple[int, int], dtype: torch.dtype, output_norm: bool, record: Callable[..., None]
+) -> None:
+    torch.manual_seed(sum(shape))
+    residual, x = torch.randn(shape), torch.randn(shape).to(dtype)
+    weight, x_weight = torch.rand(shape[1]) + 0.5, torch.rand(shape[1]) + 0.5
+    total = residual.double() + 0.7 * (normed(x, x_weight) if output_norm else x.double())
+    out = torch.empty(shape, dtype=dtype)
+    add_rms_norm(residual, x, 0.7, weight, EPS, out, x_weight if output_norm else None)
+    worst = error(out, normed(total, weight))
+    record("add_rms_norm", shape, dtype, worst)
+    assert worst <= TOLERANCE[dtype]
+    assert error(residual, total) <= TOLERANCE[torch.float32]
+
+
+def test_no_rows() -> None:
+    rms_norm(torch.empty(0, 8), torch.ones(8), EPS, torch.empty(0, 8))
+    add_rms_norm(torch.empty(0, 8), torch.empty(0, 8), 1.0, torch.ones(8), EPS, torch.empty(0, 8))

@@ -63,6 +63,9 @@ def kv_element_bytes(dtype: str) -> int:
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     """What a replica with that memory limit will need; None where only the server can tell."""
     engine = spec.engine
+    if spec.resources.gpu.count:
+        # Weights and KV go to a GPU whose free memory shows when the server starts.
+        return None
     weights = found.weights.get(engine.dtype, 0)
     given = {flag.lstrip("-").partition("=")[0] for flag in engine.extra_args}
     if not (weights and found.kv_elements_per_token and found.max_length) or given & set(_SIZING):

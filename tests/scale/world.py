@@ -16,20 +16,18 @@ from localcluster import ControlPlane
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import KubeError, NotFoundError
 from octavo_operator.kube.permissions import rules
-from octavo_operator.kube.resources import LLMDEPLOYMENTS, PODS, SERVICE_ACCOUNTS, Resource
+from octavo_operator.kube.resources import LLMDEPLOYMENTS, NODES, PODS, SERVICE_ACCOUNTS, Resource
 from octavo_protocol import names
 
 Json = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE = "octavo-system"
-GPU_RULE = "this version computes on CPUs only"
 GPUS_PER_NODE = 8
 REPLICAS = 5
 PER_NAMESPACE = 100
 _PARALLEL = 16
 
-NODES = Resource("", "v1", "nodes", "Node")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
@@ -76,36 +74,13 @@ async def connect(plane: ControlPlane) -> KubeClient:
 
 async def furnish(kube: KubeClient, size: Size) -> None:
     """CRD, namespaces, rights and nodes."""
-    await _cluster_scoped(kube, CRDS, crd_with_gpus())
+    await _cluster_scoped(kube, CRDS, yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text()))
     head = {"apiVersion": "v1", "kind": "Namespace"}
     for name in (OPERATOR_NAMESPACE, *size.namespaces):
         await _cluster_scoped(kube, NAMESPACES, {**head, "metadata": {"name": name}})
     await _each((node(number) for number in range(size.nodes)), lambda body: _cluster_scoped(kube, NODES, body))
     while not await _served(kube):  # noqa: ASYNC110 - no event tells
         await asyncio.sleep(0.2)
-
-
-def crd_with_gpus() -> Json:
-    """The CRD without the one rule that refuses GPUs: nothing computes here, and nodes with GPUs are what is scaled."""
-    crd: Json = yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text())
-    lifted = _without_rule(crd)
-    assert lifted == 1, f"{lifted} rules say {GPU_RULE!r}"
-    return crd
-
-
-def _without_rule(value: Any) -> int:
-    if isinstance(value, list):
-        return sum(_without_rule(item) for item in value)
-    if not isinstance(value, dict):
-        return 0
-    found = sum(_without_rule(item) for item in value.values())
-    every = value.get("x-kubernetes-validations", [])
-    kept = [rule for rule in every if GPU_RULE not in rule["message"]]
-    if len(kept) < len(every):
-        value["x-kubernetes-validations"] = kept
-        if not kept:
-            del value["x-kubernetes-validations"]
-    return found + len(every) - len(kept)
 
 
 def node(number: int) -> Json:

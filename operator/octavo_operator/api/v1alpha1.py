@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from octavo_operator.api import cron
-from octavo_operator.api.blocks import OBJECT_NAME, Block, ObjectName, Quantity, Rule, unset
+from octavo_operator.api.blocks import OBJECT_NAME, Block, Bytes, LabelValue, ObjectName, Quantity, Rule, unset
 from octavo_operator.api.v1alpha1_cache import Cache
 from octavo_operator.api.v1alpha1_engine import Engine
 from octavo_operator.api.v1alpha1_routing import Routing
@@ -101,23 +101,54 @@ class Model(Block):
 class Gpu(Block):
     """GPUs of one replica."""
 
-    # The builders know GPUs; the server does not compute on them yet. A pod that holds a GPU and leaves it idle is
-    # worse than a refusal, so this rule stays until the server has a CUDA backend.
     RULES = (
+        # A replica that holds a GPU and leaves it idle is worse than a refusal.
         Rule(
-            rule="!has(self.count) || self.count == 0",
-            message="this version computes on CPUs only: set resources.gpu.count to 0",
-            found="'resources.gpu.count is %d: this version computes on CPUs only, set it to 0'.format([self.count])",
+            rule="!has(self.count) || self.count <= 1",
+            message="resources.gpu.count must be 0 or 1: this version computes on one GPU per replica",
+            found="'resources.gpu.count is %d: this version computes on one GPU per replica; set it to 1, and "
+            "replicas to the number of GPUs to use'.format([self.count])",
+        ),
+        Rule(
+            rule="!has(self.product) || (has(self.count) && self.count > 0)",
+            message="resources.gpu.product needs a GPU: set resources.gpu.count to 1, or leave product out",
+            found="'resources.gpu.product is ' + self.product + ' and resources.gpu.count is 0: set count to 1, or "
+            "leave product out'",
+        ),
+        Rule(
+            rule="!has(self.minMemory) || (has(self.count) && self.count > 0)",
+            message="resources.gpu.minMemory needs a GPU: set resources.gpu.count to 1, or leave minMemory out",
+            found="'resources.gpu.minMemory is ' + string(self.minMemory) + ' and resources.gpu.count is 0: set count "
+            "to 1, or leave minMemory out'",
+        ),
+        Rule(
+            rule="!has(self.minMemory) || !quantity(string(self.minMemory)).isLessThan(quantity('1Gi'))",
+            message="resources.gpu.minMemory must be at least 1Gi; a unit may be missing, as in 80G",
+            found="'resources.gpu.minMemory is ' + string(self.minMemory) + ', below 1Gi; a unit may be missing, as in "
+            "80G'",
         ),
     )
 
-    count: int = Field(default=0, ge=0, le=16, description="GPUs of one replica; 0 runs on the CPU.")
+    count: int = Field(
+        default=0, ge=0, le=16, description="GPUs of one replica: 0 runs on the CPU, 1 on a GPU; more is refused."
+    )
     resource_name: str = Field(
         default="nvidia.com/gpu",
         min_length=1,
         max_length=253,
         pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$",
         description="Name of the extended resource.",
+    )
+    product: LabelValue | None = Field(
+        default=None,
+        min_length=1,
+        description="Only nodes whose label `nvidia.com/gpu.product` is exactly this, such as "
+        "`NVIDIA-H100-80GB-HBM3`; `kubectl get nodes -L nvidia.com/gpu.product` shows them.",
+    )
+    min_memory: Bytes | None = Field(
+        default=None,
+        description="Only nodes whose GPUs have at least this much memory by their label `nvidia.com/gpu.memory`. "
+        "Cards have a little less than their name says in Gi: for one of 80 GB write `80G`, not `80Gi`.",
     )
 
 
@@ -490,7 +521,20 @@ class Spec(Block):
             message="engine.kv.blockSize is 16: a CPU reads 32 keys at a time; use 32, 64 or 128, or leave it out",
         ),
         Rule(
-            rule=f"!has(self.engine.kv.memory) || {_MEMORY} == '' || "
+            rule="self.resources.gpu.count > 0 || !has(self.engine.kv.dtype) || self.engine.kv.dtype == 'auto'",
+            message="engine.kv.dtype needs a GPU: set resources.gpu.count to 1, or leave dtype out",
+            found="'engine.kv.dtype is ' + self.engine.kv.dtype + ': only GPUs store KV so; set resources.gpu.count to "
+            "1, or leave it out'",
+        ),
+        Rule(
+            rule="self.resources.gpu.count > 0 || !has(self.engine.quantization) || self.engine.quantization == 'auto'",
+            message="engine.quantization needs a GPU: set resources.gpu.count to 1, or leave quantization out",
+            found="'engine.quantization is ' + self.engine.quantization + ': only GPUs compute so; set "
+            "resources.gpu.count to 1, or leave it out'",
+        ),
+        Rule(
+            # With a GPU the pool is in the GPU's memory.
+            rule=f"self.resources.gpu.count > 0 || !has(self.engine.kv.memory) || {_MEMORY} == '' || "
             f"quantity(string(self.engine.kv.memory)).isLessThan(quantity({_MEMORY}))",
             message="engine.kv.memory must be less than resources.memory: the weights need room beside it",
             found=f"'engine.kv.memory is ' + string(self.engine.kv.memory) + ' and resources.memory is ' + {_MEMORY} + "

@@ -42,7 +42,12 @@ class Kv(Block):
         description="Memory of the KV pool of one replica, e.g. `4Gi`; what the device leaves when not given.",
     )
     block_size: Literal[16, 32, 64, 128] | None = Field(
-        default=None, description="Tokens in one KV block; what suits the device when not given (CPU: 32)."
+        default=None, description="Tokens in one KV block; what suits the device when not given (CPU: 32, GPU: 16)."
+    )
+    dtype: Literal["auto", "fp8", "int8"] | None = Field(
+        default=None,
+        description="How K and V are stored on a GPU: `fp8` and `int8` hold about twice the tokens in the same memory; "
+        "`auto`, as when not given, is the computation's format.",
     )
 
 
@@ -228,6 +233,11 @@ class Engine(Block):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto",
         description="Number format of the computation; `auto` is what the weights and the device suggest.",
+    )
+    quantization: Literal["auto", "fp8"] | None = Field(
+        default=None,
+        description="How weights are kept on a GPU: `fp8` rounds them to 8 bits; `auto`, as when not given, keeps them "
+        "as the checkpoint has them.",
     )
     max_model_len: int | None = Field(
         default=None,

@@ -29,6 +29,9 @@ SECURITY: Json = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
+# Where NVIDIA's container runtime is a node's default it shows every GPU of the node to a container that asks for none,
+# unless its environment says this. A container that asks for one gets the variable from the device plugin.
+NO_GPUS: Json = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
 
 @dataclass(frozen=True, slots=True)

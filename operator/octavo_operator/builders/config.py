@@ -45,8 +45,10 @@ def server_settings(owner: LLMDeployment) -> Json:
         "admin-port": names.PORT_ADMIN,
         # Gateways know the clients' keys, and pods take requests from nobody else outside their namespace.
         "tenant-header": True,
-        "device": "cpu" if on_cpu else None,
+        "device": "cpu" if on_cpu else "cuda",
         "dtype": engine.dtype,
+        "quantization": engine.quantization,
+        "kv-dtype": engine.kv.dtype,
         "max-model-len": engine.max_model_len,
         "threads": threads,
         "kv-memory": engine.kv.memory,

@@ -10,6 +10,7 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders import cache, config, model_job, placement, source
 from octavo_operator.builders.common import (
     LABEL_REVISION,
+    NO_GPUS,
     POD_SECURITY,
     SECURITY,
     Installation,
@@ -28,6 +29,8 @@ SERVER = "server"
 ANNOTATION_TEMPLATE = f"{names.API_GROUP}/applied-template"
 # After propagation and drain: time for the process to write its last lines and exit.
 EXIT_SECONDS = 15
+# Compiled kernels, some megabytes: a container that is started again in its pod does not compile them again.
+TRITON_CACHE = "/var/cache/triton"
 _STARTUP_PERIOD = 2
 UNKNOWN = ModelReport()
 
@@ -115,6 +118,8 @@ def pod_template(
             {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
         ],
     }
+    if spec.resources.gpu.count:
+        pod["volumes"].append({"name": "triton", "emptyDir": {"sizeLimit": "1Gi"}})
     if source.parse(spec.model).downloads and not cache.claim_name(owner):
         pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, found.revision)]
     pod |= placement.pod_fields(owner)
@@ -131,9 +136,9 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
     environment = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108 - the container's own volume
     if gpu.count:
         limits[gpu.resource_name] = str(gpu.count)
+        environment.append({"name": "TRITON_CACHE_DIR", "value": TRITON_CACHE})
     else:
-        # NVIDIA's runtime shows every GPU of the node to a container that asks for none.
-        environment.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
+        environment.append(NO_GPUS)
     given = source.env_entries(spec.engine.env)
     environment = [entry for entry in environment if entry["name"] not in {e["name"] for e in given}]
     requests: Json = {"cpu": spec.resources.cpu, "memory": spec.resources.memory}
@@ -161,6 +166,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
             {"name": source.VOLUME, "mountPath": source.MOUNT, "readOnly": True} | ({"subPath": path} if path else {}),
             {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),
         ],
     }
     if spec.engine.env_from:

@@ -7,7 +7,7 @@ import json
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.builders import cache, placement, source
-from octavo_operator.builders.common import POD_SECURITY, SECURITY, USER, Installation, child, labels
+from octavo_operator.builders.common import NO_GPUS, POD_SECURITY, SECURITY, USER, Installation, child, labels
 from octavo_protocol import names
 
 COMPONENT = "model"
@@ -63,7 +63,7 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
         "name": CONTAINER,
         "image": installation.server_cpu_image,
         "command": [*command, "--any-architecture"] if spec.engine.image else command,
-        "env": [{"name": "HOME", "value": "/tmp"}, *source.download_env(spec.model, spec.engine.env)],  # noqa: S108
+        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.download_env(spec.model, spec.engine.env)],  # noqa: S108
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.v1alpha1 import Model
 from octavo_operator.api.v1alpha1_engine import Env
-from octavo_operator.builders.common import SECURITY
+from octavo_operator.builders.common import NO_GPUS, SECURITY
 
 MOUNT = "/model"
 VOLUME = "model"
@@ -119,7 +119,7 @@ def prefetch(model: Model, env: tuple[Env, ...], image: str, revision: str) -> J
             "--to",
             MOUNT,
         ],
-        "env": [{"name": "HOME", "value": "/tmp"}, *download_env(model, env)],  # noqa: S108 - the container's own volume
+        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *download_env(model, env)],  # noqa: S108 - the container's own volume
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -152,14 +152,17 @@ def _model(previous: ModelStatus | None, view: View) -> ModelStatus | None:
     identity = model_job.identity(view.owner)
     if not isinstance(view.model, Resolved):
         return previous if previous and previous.identity == identity else None
-    found, dtype = view.model.found, view.owner.spec.engine.dtype
+    found, engine = view.model.found, view.owner.spec.engine
+    # What a look reports is of numbers as the checkpoint or `dtype` has them.
+    weights = found.weights.get(engine.dtype) if engine.quantization in (None, "auto") else None
+    kv_bytes = found.kv_elements_per_token * kv_element_bytes(engine.dtype) if engine.kv.dtype in (None, "auto") else 0
     return ModelStatus(
         identity=identity,
         resolved_revision=found.revision or None,
         architecture=found.architecture or None,
         parameters=found.parameters or None,
-        weights_bytes=found.weights.get(dtype),
-        kv_bytes_per_token=found.kv_elements_per_token * kv_element_bytes(dtype) or None,
+        weights_bytes=weights,
+        kv_bytes_per_token=kv_bytes or None,
         context_length=found.max_length or None,
     )
 

@@ -34,6 +34,11 @@ async def test_defaults_are_filled_in(kube: KubeClient, llmd: Make) -> None:
         {"model": {"uri": "pvc://claim"}},
         {"model": {"uri": "pvc://claim/a/b-c/model.gguf"}},
         {"resources": {"gpu": {"count": 0}, "cpu": 2, "memory": "1.5Gi"}},
+        {"resources": {"gpu": {"count": 1}}},
+        {
+            "resources": {"gpu": {"count": 1, "product": "NVIDIA-L4", "minMemory": "24G"}, "memory": "2Gi"},
+            "engine": {"quantization": "fp8", "kv": {"dtype": "int8", "blockSize": 16, "memory": "16Gi"}},
+        },
         {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 60}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
         {"scheduling": {"tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity": {}}}},

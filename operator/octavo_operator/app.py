@@ -29,6 +29,7 @@ from octavo_operator.leader import LeaseLock, Timing, boottime
 from octavo_operator.metrics import Metrics
 from octavo_operator.pulse import Pulse
 from octavo_operator.reconcile.basis import Basis, Change
+from octavo_operator.reconcile.nodes import Nodes
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.web import Answers, application
 from octavo_operator.workqueue import WorkQueue
@@ -93,6 +94,8 @@ class App:
             time.time,
             options.identity,
             self._basis,
+            # Roles of namespaces cannot grant nodes.
+            None if options.scope else Nodes(client, time.monotonic),
         )
         self._leading = False
         self._undefined = False

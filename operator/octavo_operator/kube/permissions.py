@@ -33,6 +33,8 @@ SERVED = (
     (r.EVENTS.group, r.EVENTS.plural, ("list",)),
     (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create",)),
 )
+# In the cluster, where the operator serves all of it: what nodes have, for pods that wait for a GPU.
+CLUSTER = ((r.NODES.group, r.NODES.plural, ("list",)),)
 # In the operator's own namespace: where the gateways are, and its Lease.
 OWN = (
     (r.PODS.group, r.PODS.plural, ("list",), ()),
@@ -42,13 +44,15 @@ OWN = (
 
 
 def rules() -> dict[str, list[dict[str, Any]]]:
-    """RBAC rules by where they are needed: `served` and `own` namespaces."""
-    served = [{"apiGroups": [g], "resources": [p], "verbs": list(v)} for g, p, v in SERVED]
+    """RBAC rules by where they are needed: `served` and `own` namespaces, and the whole `cluster`."""
+    served, cluster = (
+        [{"apiGroups": [g], "resources": [p], "verbs": list(v)} for g, p, v in some] for some in (SERVED, CLUSTER)
+    )
     own = [
         {"apiGroups": [g], "resources": [p], **({"resourceNames": list(n)} if n else {}), "verbs": list(v)}
         for g, p, v, n in OWN
     ]
-    return {"served": served, "own": own}
+    return {"served": served, "cluster": cluster, "own": own}
 
 
 if __name__ == "__main__":

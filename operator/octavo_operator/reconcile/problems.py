@@ -14,6 +14,7 @@ from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders import source
 from octavo_operator.builders.deployment import EXIT_SECONDS, SERVER
+from octavo_operator.reconcile import gpus
 from octavo_operator.reconcile.times import seconds
 from octavo_operator.reconcile.words import creation_cause, last_words, pull_cause, short
 
@@ -40,6 +41,7 @@ REASONS = (
     "PodsRefused",
     "DiskFull",
     "OOMKilled",
+    "GpuFailed",
     "EngineCorrupt",
     "EngineStalled",
     "StartTooSlow",
@@ -62,6 +64,7 @@ HOPELESS = frozenset(REASONS[: REASONS.index("CrashLoop") + 1])
 # Exit statuses of octavo-server that say more than that it failed.
 _EXIT_STALLED = 70
 _EXIT_CORRUPT = 71
+_EXIT_GPU = 72
 # How a process ends that the kubelet stopped: by itself on SIGTERM, by SIGTERM, by SIGKILL.
 _STOPPED = (0, 143, 137)
 _SLACK_SECONDS = 10.0
@@ -242,6 +245,11 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
         )
     if code == _EXIT_CORRUPT:
         return "EngineCorrupt", short(f"container {name} stopped so that answers cannot mix: {words}; {logs}")
+    if code == _EXIT_GPU:
+        return "GpuFailed", short(
+            f"container {name} ended because its GPU failed, and starts anew: {words}; if it comes back, drain the "
+            f"node and look for Xid in its kernel log; {logs}"
+        )
     if code in _STOPPED and (probe := _killed_by(ended, owner, events)):
         return _killed(probe, name, owner, logs)
     said = f": {words}" if words else " without a last word"
@@ -353,7 +361,7 @@ def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:
     resources = owner.spec.resources
     asked = [f"{resources.cpu} CPUs", f"{resources.memory} memory"]
     if resources.gpu.count:
-        asked.append(f"{resources.gpu.count} {resources.gpu.resource_name}")
+        asked.append(gpus.asked(resources.gpu))
     return "Unschedulable", short(f"no node takes a pod that asks for {', '.join(asked)} (spec.resources): {message}")
 
 

@@ -20,6 +20,7 @@ from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.basis import Basis, version_of
 from octavo_operator.reconcile.execute import execute
 from octavo_operator.reconcile.news import news
+from octavo_operator.reconcile.nodes import Nodes
 from octavo_operator.reconcile.observe import from_lists, observe, read_together
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.reconcile.pods import Pod
@@ -46,7 +47,10 @@ class Sampler(Protocol):
 
 
 class Reconciler:
-    """Calls `reconcile(key)` for whatever reason as often as wanted: only the difference leads to writes."""
+    """Calls `reconcile(key)` for whatever reason as often as wanted: only the difference leads to writes.
+
+    `nodes`: where the cluster's nodes can be read, None where they cannot.
+    """
 
     def __init__(
         self,
@@ -57,8 +61,10 @@ class Reconciler:
         clock: Callable[[], float],
         identity: str,
         basis: Basis | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
         self._client = client
+        self._nodes = nodes
         self._teller = Teller(client, identity, clock)
         self._installation = installation
         self._sampler = sampler
@@ -147,7 +153,10 @@ class Reconciler:
         if owner.deleting:
             return None
         now = self._clock()
-        observed, decided = self._decide(owner, await observe(self._client, owner, now), now)
+        seen = await observe(self._client, owner, now)
+        if self._nodes is not None:
+            seen = await self._nodes.explain(owner, seen)
+        observed, decided = self._decide(owner, seen, now)
         _log(key, decided)
         try:
             await execute(self._client, owner, decided.actions)

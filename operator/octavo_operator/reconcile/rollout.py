@@ -15,6 +15,7 @@ from octavo_operator.api.blocks import Json
 from octavo_operator.api.v1alpha1 import Canary, Rollout, Spec
 from octavo_operator.builders.common import LABEL_REVISION
 from octavo_operator.builders.revision import CanaryState, Revision
+from octavo_operator.reconcile import gpus
 from octavo_operator.reconcile.judge import Evidence, judge
 from octavo_operator.reconcile.pods import Pod, rfc3339
 
@@ -229,26 +230,28 @@ def _strategy(
     live = (seen.deployment or {}).get("spec", {}).get("strategy")
     old = [pod for pod in seen.stable_pods if pod.revision != revision]
     if not done and live == _rolling(0, 1):
-        return live, _in_place(rollout), None
+        return live, _in_place(spec), None
     homeless = [pod.created for pod in seen.stable_pods if pod.revision == revision and _waits_for_room(pod)]
     if not old or not homeless:
         return _rolling(1, 0), None, None
     left = min(homeless) + rollout.surge_schedule_timeout_seconds - now
     if left > 0:
         return _rolling(1, 0), None, left
-    return _rolling(0, 1), _in_place(rollout), None
+    return _rolling(0, 1), _in_place(spec), None
 
 
 def _rolling(surge: int, missing: int) -> Json:
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": missing}}
 
 
-def _in_place(rollout: Rollout) -> Progress:
+def _in_place(spec: Spec) -> Progress:
+    gpu = spec.resources.gpu
+    pod = f"pod with {gpus.asked(gpu)}" if gpu.count else "pod"
     return Progress(
         "True",
         "SurgeUnschedulable",
-        f"no node had room for an additional pod within {rollout.surge_schedule_timeout_seconds} s: replicas are "
-        "replaced one at a time, with one fewer meanwhile",
+        f"no node had room for an additional {pod} within {spec.rollout.surge_schedule_timeout_seconds} s: replicas "
+        "are replaced one at a time, with one fewer meanwhile",
     )
 
 

@@ -264,6 +264,7 @@ def test_a_node_that_does_not_report(problem: Callable[..., Problem]) -> None:
     [
         (70, "Error", None, "EngineStalled"),
         (71, "Error", None, "EngineCorrupt"),
+        (72, "Error", None, "GpuFailed"),
         (0, "Completed", None, "CrashLoop"),
         (137, "Error", "liveness", "Unresponsive"),
         (143, "Error", "startup", "StartTooSlow"),
@@ -305,9 +306,17 @@ def test_a_claim_that_cannot_be_mounted(problem: Callable[..., Problem]) -> None
 
 def test_a_gpu_that_no_node_has(problem: Callable[..., Problem]) -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}
-    found = problem(body(conditions=[condition]), {"resources": {"gpu": {"count": 2}}})
+    found = problem(body(conditions=[condition]), {"resources": {"gpu": {"count": 1}}})
     assert found.reason == "Unschedulable"
-    assert "4 CPUs, 16Gi memory, 2 nvidia.com/gpu (spec.resources): 0/3 nodes" in found.message
+    assert "4 CPUs, 16Gi memory, 1 nvidia.com/gpu (spec.resources): 0/3 nodes" in found.message
+
+
+def test_a_gpu_that_failed_says_the_servers_sentence(problem: Callable[..., Problem]) -> None:
+    said = "the GPU failed: CUDA error: an illegal memory access was encountered"
+    last = {"terminated": {"exitCode": 72, "finishedAt": TIME, "startedAt": TIME, "message": said}}
+    state = {"state": {"running": {"startedAt": LATER}}, "restartCount": 1}
+    found = problem(body(containerStatuses=[container(lastState=last, **state)]), {"resources": {"gpu": {"count": 1}}})
+    assert (found.reason, said in found.message, "Xid" in found.message) == ("GpuFailed", True, True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""Paged attention against attention written out, over shapes that fit no tile."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_inference.ops.triton.tiles import AttentionTile, attention_tile, segments_for
+
+from .conftest import Record
+from .paged_batch import Paged, expected, make, run
+
+# float32 sums in another order; the values are of size one.
+EXACT = 2e-5
+SMALL = AttentionTile(rows=16, keys=16, warps=4, stages=2)
+WIDE = AttentionTile(rows=64, keys=32, warps=4, stages=2)
+
+
+def lengths(block: int) -> list[tuple[int, int]]:
+    """(tokens, query tokens): a prompt, a chunk, decodes, and rows without work, at the edges of blocks."""
+    return [(1, 1), (block - 1, block - 1), (40, 0), (block, 1), (block + 1, 7), (0, 0), (3 * block + 1, 1)]
+
+
+def decodes(block: int) -> list[tuple[int, int]]:
+    """What is split into segments: few query tokens behind many keys, and some that leave segments empty."""
+    return [(3 * block + 1, 1), (1, 1), (0, 0), (2 * block, 3)]
+
+
+def compare(record: Record, batch: Paged, shape: str, *, bound: float = EXACT, kernel: str = "attend", **how) -> None:
+    only_run = {name: how.pop(name) for name in ("segments", "tile") if name in how}
+    error = float((run(batch, **only_run, **how).double() - expected(batch, **how)).abs().max())
+    assert error < bound
+    record(kernel, shape, batch.pool.data.dtype, error)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block", "tile"),
+    [
+        (9, 3, 64, 16, SMALL),
+        (9, 3, 80, 32, WIDE),
+        (14, 2, 96, 16, WIDE),
+        (32, 8, 128, 16, WIDE),
+        (4, 4, 80, 16, SMALL),
+        (8, 1, 256, 32, WIDE),
+        (20, 1, 64, 16, None),
+    ],
+)
+def test_ragged_batch(record: Record, heads: int, kv_heads: int, dim: int, block: int, tile) -> None:
+    batch = make(lengths(block), heads, kv_heads, dim, block_size=block, padding=3)
+    compare(record, batch, f"{heads}/{kv_heads}x{dim}, block {block}", tile=tile)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block", "segments"),
+    [(9, 3, 64, 32, 4), (14, 2, 256, 16, 2), (32, 8, 128, 32, 2), (4, 4, 96, 16, 4), (8, 1, 80, 16, 8)],
+)
+def test_segments(record: Record, heads: int, kv_heads: int, dim: int, block: int, segments: int) -> None:
+    batch = make(decodes(block), heads, kv_heads, dim, block_size=block, padding=2)
+    shape = f"{heads}/{kv_heads}x{dim}, block {block}, {segments} segments"
+    compare(record, batch, shape, segments=segments, tile=SMALL, kernel="attend + reduce_segments")
+
+
+@pytest.mark.parametrize(("window", "segments"), [(1, 1), (5, 4), (16, 1), (17, 4), (17, 1), (40, 1)])
+def test_window(record: Record, window: int, segments: int) -> None:
+    batch = make(lengths(16) if segments == 1 else decodes(16), 4, 2, 64)
+    compare(record, batch, f"window {window}, {segments} segments", window=window, segments=segments, tile=SMALL)
+
+
+@pytest.mark.parametrize("segments", [1, 4])
+def test_softcap_and_sinks(record: Record, segments: int) -> None:
+    batch = make(decodes(16), 4, 2, 64)
+    sinks = torch.tensor([0.0, 3.0, 8.0, -30.0])
+    how = {"segments": segments, "tile": SMALL}
+    compare(record, batch, f"softcap, {segments} segments", softcap=2.0, **how)
+    compare(record, batch, f"sinks, {segments} segments", sinks=sinks, **how)
+    compare(record, batch, f"window, softcap, sinks, {segments} segments", sinks=sinks, softcap=2.0, window=9, **how)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("segments", [1, 4])
+def test_tree(record: Record, segments: int, window: int | None) -> None:
+    """Two branches below a root, beside a decode and a chain; without a window nobody asks for positions."""
+    batch = make([(25, 5), (33, 1), (19, 3)], 4, 2, 64, padding=2)
+    tree = torch.zeros(len(batch.q), 5, dtype=torch.uint8)
+    tree[:5] = torch.tensor(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], dtype=torch.uint8
+    )
+    tree[5, 0] = 1
+    tree[6:9, :3] = torch.tril(torch.ones(3, 3))
+    positions = torch.tensor([20, 21, 21, 22, 22, 32, 16, 17, 18, 0, 0], dtype=torch.int32) if window else None
+    how = {"tree": tree, "positions": positions, "window": window}
+    compare(record, batch, f"tree, window {window}, {segments} segments", segments=segments, tile=SMALL, **how)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "segments"),
+    [(torch.float8_e4m3fn, 1), (torch.float8_e4m3fn, 4), (torch.int8, 1), (torch.int8, 4), (torch.bfloat16, 1)],
+)
+def test_stored_types(record: Record, kv_dtype: torch.dtype, segments: int) -> None:
+    """Against what is stored: dequantising is exact, whatever storing lost."""
+    batch = make(decodes(16) if segments > 1 else lengths(16), 14, 2, 80, kv_dtype=kv_dtype)
+    compare(record, batch, f"14/2x80, {segments} segments", segments=segments, tile=WIDE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_activations_of_two_bytes(record: Record, dtype: torch.dtype) -> None:
+    """Rounded once, on the way out: half a unit of the last place (the interpreter truncates bfloat16: a whole one)."""
+    batch = make(decodes(16), 9, 3, 64, dtype=dtype)
+    compare(record, batch, "9/3x64", tile=SMALL, bound={torch.bfloat16: 2.0**-6, torch.float16: 2.0**-10}[dtype])
+
+
+@settings(max_examples=6)
+@given(cuts=st.lists(st.integers(1, 36), max_size=4), window=st.sampled_from([None, 7]))
+def test_a_prompt_in_chunks_is_the_prompt(cuts: list[int], window: int | None) -> None:
+    whole = make([(37, 37)], 4, 2, 64)
+    at_once = run(whole, tile=SMALL, window=window)
+    edges = sorted({0, 37, *cuts})
+    for start, end in pairwise(edges):
+        chunk = Paged(
+            q=whole.q[start:end].contiguous(),
+            pool=whole.pool,
+            block_table=whole.block_table,
+            query_start=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_len=torch.tensor([end], dtype=torch.int32),
+        )
+        torch.testing.assert_close(run(chunk, tile=SMALL, window=window), at_once[start:end], atol=EXACT, rtol=0)
+
+
+def test_segments_fill_the_card_and_no_more() -> None:
+    card = {"kv_heads": 8, "processors": 132}
+    assert segments_for(sequences=1, longest=131072, **card) == 32
+    assert segments_for(sequences=1, longest=2048, **card) == 8
+    assert segments_for(sequences=4, longest=131072, **card) == 8
+    assert segments_for(sequences=64, longest=131072, **card) == 1
+    assert segments_for(sequences=1, longest=100, **card) == 1
+    assert segments_for(sequences=0, longest=100, **card) == 1
+
+
+@pytest.mark.parametrize("group", [1, 3, 7, 8, 20])
+def test_default_tiles_hold_a_group(group: int) -> None:
+    for tokens in (4, 400):
+        tile = attention_tile(128, group, tokens, 4, torch.bfloat16)
+        assert tile.rows >= group
+        assert tile.rows.bit_count() == tile.keys.bit_count() == 1

@@ -1,0 +1,33 @@
+"""The one piece of host memory that weights pass through on their way to the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as Torch
+
+
+class Staging:
+    """Two halves of `size` bytes each, pinned for a GPU: while one is being copied the other is filled."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        gpu = device.type == "cuda"
+        self._halves = [torch.empty(size, dtype=torch.uint8, pin_memory=gpu) for _ in range(2)]
+        self._copied = [torch.cuda.Event() if gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._next = 0
+
+    def send(self, array: NDArray[np.generic], target: Torch) -> None:
+        """Copy the bytes of an array into a contiguous tensor as large; `array` may be changed as soon as this returns.
+
+        The tensor holds the values once the device has caught up with the current stream.
+        """
+        half, copied = self._halves[self._next], self._copied[self._next]
+        self._next = 1 - self._next
+        if copied is not None:
+            copied.synchronize()
+        staged = half[: target.nbytes]
+        np.copyto(staged.numpy().view(array.dtype).reshape(array.shape), array)
+        target.copy_(staged.view(target.dtype).view(target.shape), non_blocking=True)
+        if copied is not None:
+            copied.record()

@@ -1,0 +1,31 @@
+"""Stored bytes of weights to float32, in registers. Helpers of `linear` and `embedding`.
+
+Converting an integer costs a GPU several times what an addition does, so small integers are written into the mantissa
+of 2**23, which is then subtracted: exact, in two cheap operations. float8_e4m3fn has float32's order of bits with a
+shorter exponent: shifted into place it is the number times 2**-120. Neither needs a card that knows the type.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def integers(raw, ZERO: tl.constexpr):
+    """Int32 from 0 to 2**23 - 1 to float32, less ZERO."""
+    return (raw | 0x4B000000).to(tl.float32, bitcast=True) - (8388608 + ZERO)
+
+
+@triton.jit
+def e4m3(raw):
+    """Bits of float8_e4m3fn, in int32, to float32. There is no NaN among weights: its bits give 480."""
+    bits = ((raw & 0x80) << 24) | ((raw & 0x7F) << 20)
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
+
+
+@triton.jit
+def spread(x, GROUP: tl.constexpr):
+    """Each column of x [rows, groups] GROUP times: [rows, groups * GROUP] in float32."""
+    wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (x.shape[0], x.shape[1], GROUP))
+    return wide.reshape(x.shape[0], x.shape[1] * GROUP)

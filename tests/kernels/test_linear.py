@@ -1,0 +1,233 @@
+"""Products with packed weights, and rows of packed tables, against the dequantised weights in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as Torch
+
+from octavo_inference.model.weights import Format, Tensor, dequantize
+from octavo_inference.ops.cuda.linear import Embedding, Linear, Matrix, quantize_rows
+from octavo_inference.ops.cuda.packing import Layout, layout_of, pack
+from octavo_inference.ops.triton.linear import WORKSPACE, Tile, choose_tile, linear
+
+from .stored import FORMATS, stored
+
+K_FORMATS = {"q4_k", "q5_k", "q6_k"}
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+@pytest.fixture(scope="session")
+def workspace() -> Torch:
+    return torch.full((WORKSPACE,), float("nan"))
+
+
+def on_device(tensor: Tensor) -> Matrix:
+    layout = layout_of(tensor, "bf16" if tensor.format == "bf16" else "f32", "auto")
+    planes = {name: torch.from_numpy(np.array(plane)) for name, plane in pack(tensor, layout).items()}
+    if layout.form == "bf16":
+        planes["values"] = planes["values"].view(torch.bfloat16)
+    return Matrix(layout, tensor.shape[1], **planes)
+
+
+def floats(matrix: Matrix) -> NDArray[np.float64]:
+    """What the planes of int4 and int8 mean."""
+    layout, cols = matrix.layout, matrix.cols
+    values = matrix.values.numpy()
+    if layout.form == "int4":
+        values = np.concatenate([values & 15, values >> 4], axis=1)[:, :cols]
+    scales = np.repeat(matrix.scales.numpy().astype(np.float64), layout.group, axis=1)
+    result = (values.astype(np.float64) - layout.zero) * scales
+    if matrix.minimums is not None:
+        result += np.repeat(matrix.minimums.numpy().astype(np.float64), layout.group, axis=1)
+    return result
+
+
+def tolerance(x: Torch, weights: NDArray[np.float32], relative: float) -> NDArray[np.float64]:
+    """`relative` of the sum of all terms' magnitudes, so that terms that cancel each other ask for no more."""
+    return relative * (np.abs(x.double().numpy()) @ np.abs(weights.astype(np.float64)).T) + 1e-30
+
+
+def compare(out: Torch, expected: NDArray[Any], bound: NDArray[np.float64]) -> float:
+    error = np.abs(out.double().numpy() - expected)
+    assert (error <= bound).all(), f"{(error / bound).max():.1f} times the bound"
+    return float(error.max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("format_", FORMATS[2:])
+def test_planes_hold_what_the_file_says(rng: np.random.Generator, format_: Format) -> None:
+    # An odd number of groups: the upper half of an int4 row is shorter than the lower one.
+    tensor = stored(rng, format_, 9, 512 if format_ in K_FORMATS else 288)
+    exact = dequantize(tensor)
+    error = np.abs(floats(on_device(tensor)) - exact)
+    if format_ in K_FORMATS:
+        # fp16 keeps 11 bits of scale and minimum, which cancel each other in part.
+        assert error.max() <= 2**-10 * np.abs(exact).max()
+        assert error.max() > 0
+    else:
+        assert not error.any()
+
+
+# Rows, outputs, columns: no size but 128 is a multiple of its tile. 896 and 576 are no multiples of 256.
+SHAPES = [(1, 70, 512), (3, 33, 1536), (17, 130, 256), (33, 33, 512)]
+MORE = [(1, 33, 576), (3, 130, 896), (17, 70, 96), (33, 33, 576), (65, 70, 96)]
+
+
+@pytest.mark.parametrize(
+    ("format_", "m", "n", "k"),
+    [(f, *SHAPES[(i + j) % 4]) for i, f in enumerate(FORMATS) for j in (0, 2)]
+    + [(f, *MORE[(2 * i + j) % 5]) for i, f in enumerate(["q4_0", "q4_1", "q5_1", "q8_0", "bf16"]) for j in (0, 1)],
+)
+def test_linear(
+    rng: np.random.Generator, workspace: Torch, record: Any, format_: Format, m: int, n: int, k: int
+) -> None:
+    tensor = stored(rng, format_, n, k)
+    matrix = on_device(tensor)
+    x = torch.from_numpy(rng.standard_normal((m, k), np.float32))
+    bias = torch.from_numpy(rng.standard_normal(n, np.float32)) if m % 2 else None
+    wide = torch.full((m, n + 8), float("nan"))
+    run(x, matrix, bias, wide[:, 3 : n + 3], workspace)
+    assert wide[:, :3].isnan().all()
+    assert wide[:, n + 3 :].isnan().all()
+    weights = dequantize(tensor)
+    expected = x.double().numpy() @ weights.T.astype(np.float64) + (0 if bias is None else bias.double().numpy())
+    # float32 sums; in k formats the rounding of scales to fp16.
+    bound = tolerance(x, weights, 2**-10 if format_ in K_FORMATS else 2e-6) + 1e-6
+    error = compare(wide[:, 3 : n + 3], expected, bound)
+    record(f"linear {format_}", (m, n, k), "float32", error)
+
+
+def run(x: Torch, matrix: Matrix, bias: Torch | None, out: Torch, workspace: Torch, tile: Tile | None = None) -> None:
+    linear(
+        x,
+        matrix.values,
+        matrix.scales,
+        matrix.minimums,
+        bias,
+        out,
+        workspace,
+        form=matrix.form,
+        group=matrix.layout.group,
+        zero=matrix.layout.zero,
+        tile=tile,
+    )
+
+
+@pytest.mark.parametrize("format_", ["q4_k", "q6_k", "q8_0", "f32"])
+def test_sums_cut_in_parts_are_added_up_in_order(rng: np.random.Generator, workspace: Torch, format_: Format) -> None:
+    matrix = on_device(stored(rng, format_, 40, 1280))
+    x = torch.from_numpy(rng.standard_normal((5, 1280), np.float32))
+    bias = torch.from_numpy(rng.standard_normal(40, np.float32))
+    outs = []
+    # 7 parts of 10 or 20 steps: some parts have less to add, the last ones nothing.
+    for split in (1, 7, 7):
+        outs.append(torch.empty(5, 40))
+        run(x, matrix, bias, outs[-1], workspace, Tile(16, 64, 64, split, 4, 1))
+    assert torch.equal(outs[1], outs[2])
+    assert not torch.equal(outs[0], outs[1]) or format_ == "f32"
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-4)
+
+
+def test_few_rows_are_cut_and_many_are_not() -> None:
+    assert choose_tile(1, 4096, 2048).split == 4
+    assert choose_tile(64, 1024, 4096).split == 16
+    assert choose_tile(65, 64, 4096).split == 1
+    assert choose_tile(1, 128256, 4096).split == 1
+    for m in (1, 16, 17, 32, 33, 64):
+        for n in (1, 64, 576, 1000, 4096, 28672):
+            for width in (32, 576, 2048, 14336):
+                assert choose_tile(m, n, width).split * m * n <= WORKSPACE or choose_tile(m, n, width).split == 1
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 33, 576), (3, 70, 896), (33, 65, 96)])
+def test_linear_fp8(rng: np.random.Generator, workspace: Torch, record: Any, m: int, n: int, k: int) -> None:
+    dense = torch.from_numpy(rng.standard_normal((n, k), np.float32)) * torch.logspace(-6, 3, n)[:, None]
+    dense[5] = 0
+    values, scales = quantize_rows(dense)
+    matrix = Matrix(Layout("fp8"), k, values, scales)
+    stored_values = values.view(torch.float8_e4m3fn).float() * scales[:, None]
+    # Three bits of mantissa: half a step is a sixteenth; below 2**-6 of 448, steps are 2**-9.
+    assert ((stored_values - dense).abs() <= dense.abs() / 16 + scales[:, None] * 2**-10).all()
+    assert not stored_values[5].any()
+    x, bias = torch.from_numpy(rng.standard_normal((m, k), np.float32)), torch.ones(n)
+    out = torch.empty(m, n)
+    run(x, matrix, bias, out, workspace)
+    expected = x.double().numpy() @ stored_values.double().numpy().T + 1
+    error = compare(out, expected, tolerance(x, stored_values.numpy(), 2e-6) + 1e-6)
+    record("linear fp8", (m, n, k), "float32", error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16])
+@pytest.mark.parametrize("format_", ["q4_1", "q6_k", "q8_0", "bf16"])
+def test_linear_of_short_floats(
+    rng: np.random.Generator, workspace: Torch, record: Any, format_: Format, dtype: torch.dtype
+) -> None:
+    tensor = stored(rng, format_, 40, 256)
+    x = torch.from_numpy(rng.standard_normal((3, 256), np.float32)).to(dtype)
+    out = torch.empty((3, 40), dtype=dtype)
+    matrix = on_device(tensor)
+    if format_ == "bf16":
+        matrix = Matrix(matrix.layout, 256, matrix.values.to(dtype))
+    run(x, matrix, None, out, workspace)
+    weights = dequantize(tensor)
+    expected = x.double().numpy() @ weights.T.astype(np.float64)
+    # Weights are rounded to the type before the product, and the sum after it.
+    unit = torch.finfo(dtype).eps
+    error = compare(out, expected, tolerance(x, weights, 2 * unit) + unit * np.abs(expected))
+    record(f"linear {format_}", (3, 40, 256), dtype, error)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(rng: np.random.Generator, workspace: Torch) -> None:
+    matrix = on_device(stored(rng, "q4_k", 40, 256))
+    x = torch.from_numpy(rng.standard_normal((16, 256), np.float32))
+    others, together = torch.empty(16, 40), torch.empty(16, 40)
+    run(x, matrix, None, together, workspace)
+    run(torch.where(torch.arange(16)[:, None] == 7, x, -x), matrix, None, others, workspace)
+    assert torch.equal(others[7], together[7])
+
+
+def test_parts_of_different_layouts_stand_side_by_side(rng: np.random.Generator, workspace: Torch) -> None:
+    tensors = [stored(rng, f, n, 256) for f, n in (("q4_k", 48), ("q6_k", 20), ("f32", 12))]
+    biases = [torch.from_numpy(rng.standard_normal(t.shape[0], np.float32)) for t in tensors]
+    layer = Linear(tuple(map(on_device, tensors)), tuple(biases), workspace)
+    x = torch.from_numpy(rng.standard_normal((5, 256), np.float32))
+    weights = np.concatenate([dequantize(t) for t in tensors])
+    expected = x.double().numpy() @ weights.T.astype(np.float64) + torch.cat(biases).double().numpy()
+    compare(layer(x), expected, tolerance(x, weights, 2**-10) + 1e-6)
+    out = torch.empty(5, 80)
+    assert layer(x, out) is out
+    assert torch.equal(out, layer(x))
+    assert layer(x[:0]).shape == (0, 80)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("tokens_type", [torch.int32, torch.int64])
+def test_embedding(rng: np.random.Generator, record: Any, format_: Format, tokens_type: torch.dtype) -> None:
+    # More than one program wide for int32, an odd number of groups for int64.
+    cols = 1280 if tokens_type is torch.int32 else 256 if format_ in K_FORMATS else 96
+    tensor = stored(rng, format_, 11, cols)
+    tokens = torch.tensor([10, 0, 3, 3], dtype=tokens_type)
+    out = torch.full((4, cols), float("nan"))
+    assert Embedding(on_device(tensor))(tokens, out, scale=3.0) is out
+    expected = 3.0 * dequantize(tensor)[tokens.numpy()]
+    bound = 2**-10 * np.abs(expected).max() if format_ in K_FORMATS else 1e-6 * np.abs(expected)
+    error = compare(out, expected, np.broadcast_to(bound, expected.shape) + 1e-12)
+    record(f"embed {format_}", (4, 11, cols), "float32", error)
+
+
+def test_every_byte_of_fp8_means_what_torch_says() -> None:
+    table = Matrix(Layout("fp8"), 256, torch.arange(256, dtype=torch.uint8).repeat(2, 1), torch.tensor([1.0, 0.5]))
+    rows = Embedding(table)(torch.tensor([0, 1]))
+    expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = ~expected.isnan()
+    assert numbers.sum() == 254
+    assert torch.equal(rows[0][numbers], expected[numbers])
+    assert torch.equal(rows[1][numbers], expected[numbers] / 2)

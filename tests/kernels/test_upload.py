@@ -1,0 +1,277 @@
+"""Weights on the device: what they are, how much they take there, and how little on the host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor as Torch
+
+from octavo_inference.errors import SettingsError
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, dequantize
+from octavo_inference.ops.cuda import upload as module
+from octavo_inference.ops.cuda.packing import Quantization
+from octavo_inference.ops.cuda.upload import DeviceWeights, device_bytes, upload
+
+from .stored import stored, vector
+
+CPU = torch.device("cpu")
+HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB = 256, 4, 2, 64, 512, 77
+
+
+def model(
+    kind: Format, *, v: Format | None = None, tied: bool = True, biases: bool = False
+) -> tuple[ModelConfig, Weights]:
+    """Two layers with matrices of a kind, v of another."""
+    rng = np.random.default_rng(3)
+
+    def layer() -> LayerWeights:
+        given = {
+            "q_bias": vector(rng, HEADS * DIM),
+            "k_bias": vector(rng, KV_HEADS * DIM),
+            "v_bias": vector(rng, KV_HEADS * DIM),
+            "q_norm": vector(rng, DIM),
+            "mlp_output_norm": vector(rng, HIDDEN),
+        }
+        return LayerWeights(
+            input_norm=vector(rng, HIDDEN),
+            q=stored(rng, kind, HEADS * DIM, HIDDEN),
+            k=stored(rng, kind, KV_HEADS * DIM, HIDDEN),
+            v=stored(rng, v or kind, KV_HEADS * DIM, HIDDEN),
+            o=stored(rng, kind, HIDDEN, HEADS * DIM),
+            post_norm=vector(rng, HIDDEN),
+            gate=stored(rng, kind, FFN, HIDDEN),
+            up=stored(rng, kind, FFN, HIDDEN),
+            down=stored(rng, v or kind, HIDDEN, FFN),
+            **(given if biases else {}),
+        )
+
+    embedding = stored(rng, v or kind, VOCAB, HIDDEN)
+    head = embedding if tied else stored(rng, kind, VOCAB, HIDDEN)
+    config = ModelConfig(
+        "llama", 2, HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB, 128, 10000.0, 1e-5, tied, (2,), qkv_bias=biases
+    )
+    return config, Weights(embedding, (layer(), layer()), vector(rng, HIDDEN), head)
+
+
+def memory(weights: DeviceWeights) -> int:
+    """Bytes of all tensors that can be reached, each once."""
+    found: dict[int, int] = {}
+
+    def visit(value: object) -> None:
+        if isinstance(value, Torch):
+            found[value.data_ptr()] = value.nbytes
+        elif isinstance(value, tuple):
+            for item in value:
+                visit(item)
+        elif hasattr(value, "__slots__"):
+            for name in value.__slots__:
+                visit(getattr(value, name))
+
+    visit(weights)
+    return sum(found.values())
+
+
+CASES: list[tuple[Format, Format | None, bool, bool, torch.dtype, Quantization]] = [
+    ("bf16", None, True, True, torch.bfloat16, "auto"),
+    ("bf16", "f32", False, False, torch.float32, "auto"),
+    ("f32", None, False, True, torch.bfloat16, "auto"),
+    ("q4_k", "q6_k", True, True, torch.float32, "auto"),
+    ("q4_0", "q4_1", False, False, torch.bfloat16, "auto"),
+    ("q8_0", None, True, False, torch.float32, "fp8"),
+    ("bf16", None, False, True, torch.bfloat16, "fp8"),
+    ("f32", "q5_k", True, False, torch.float32, "fp8"),
+]
+
+
+@pytest.mark.parametrize(("kind", "v", "tied", "biases", "dtype", "quantization"), CASES)
+def test_as_many_bytes_as_said(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Format,
+    v: Format | None,
+    tied: bool,
+    biases: bool,
+    dtype: torch.dtype,
+    quantization: Quantization,
+) -> None:
+    monkeypatch.setattr(module, "_PIECE", 40 * HIDDEN)
+    config, weights = model(kind, v=v, tied=tied, biases=biases)
+    told: list[tuple[int, int]] = []
+    loaded = upload(
+        config,
+        weights,
+        device=CPU,
+        dtype=dtype,
+        quantization=quantization,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    said = device_bytes(config, weights, dtype=dtype, quantization=quantization)
+    assert said == loaded.nbytes == memory(loaded)
+    done = [done for done, _ in told]
+    assert done == sorted(set(done))
+    assert {total for _, total in told} == {done[-1]}
+    assert len(done) > 40
+    assert (loaded.lm_head.parts[0] is loaded.embedding.table) == tied
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("piece", [1, 100 * HIDDEN, 1 << 20])
+def test_dense_weights_arrive_whole(
+    monkeypatch: pytest.MonkeyPatch, kind: Format, dtype: torch.dtype, piece: int
+) -> None:
+    monkeypatch.setattr(module, "_PIECE", piece)
+    config, weights = model(kind, tied=False, biases=True)
+    loaded = upload(config, weights, device=CPU, dtype=dtype)
+
+    def same(stored: list[Tensor], found: Torch) -> None:
+        expected = torch.from_numpy(np.concatenate([dequantize(tensor) for tensor in stored]))
+        assert torch.equal(found, expected.to(found.dtype))
+
+    for layer, device in zip(weights.layers, loaded.layers, strict=True):
+        same([layer.q, layer.k, layer.v], device.qkv.parts[0].values)
+        same([layer.o], device.o.parts[0].values)
+        same([layer.gate, layer.up], device.gate_up.parts[0].values)
+        same([layer.down], device.down.parts[0].values)
+        assert device.qkv.parts[0].values.dtype is dtype
+        assert device.qkv.biases[0] is not None
+        assert device.qkv.biases[0].dtype is dtype
+        same([layer.q_bias, layer.k_bias, layer.v_bias], device.qkv.biases[0])
+        assert device.o.biases == (None,)
+        same([layer.input_norm], device.input_norm)
+        same([layer.post_norm], device.post_norm)
+        same([layer.q_norm], device.q_norm)
+        same([layer.mlp_output_norm], device.mlp_output_norm)
+        assert device.k_norm is device.attention_output_norm is None
+        assert device.input_norm.dtype is torch.float32
+    same([weights.embedding], loaded.embedding.table.values)
+    same([weights.lm_head], loaded.lm_head.parts[0].values)
+    same([weights.final_norm], loaded.final_norm)
+
+
+@pytest.mark.parametrize(("kind", "v"), [("q4_k", "q6_k"), ("q4_0", "q8_0"), ("bf16", "f32")])
+def test_layers_multiply_by_the_stored_weights(kind: Format, v: Format) -> None:
+    config, weights = model(kind, v=v, biases=True)
+    weights = replace(weights, layers=weights.layers[:1])
+    loaded = upload(replace(config, layers=1), weights, device=CPU, dtype=torch.float32)
+    layer, device = weights.layers[0], loaded.layers[0]
+    x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0))
+    rows = np.concatenate([dequantize(t) for t in (layer.q, layer.k, layer.v)])
+    bias = np.concatenate([dequantize(b) for b in (layer.q_bias, layer.k_bias, layer.v_bias) if b is not None])
+    expected = x.double().numpy() @ rows.T.astype(np.float64) + bias
+    # Scales of k formats are rounded to fp16: 2**-11 of each term.
+    np.testing.assert_allclose(device.qkv(x).numpy(), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    assert len(device.qkv.parts) == (1 if kind == "bf16" else 2)
+    tokens = torch.tensor([76, 0, 5], dtype=torch.int32)
+    np.testing.assert_allclose(
+        loaded.embedding(tokens).numpy(), dequantize(weights.embedding)[[76, 0, 5]], rtol=2e-3, atol=1e-4
+    )
+
+
+def test_fp8_is_for_matrices_of_layers_that_are_floats() -> None:
+    config, weights = model("bf16", v="q8_0", tied=False)
+    loaded = upload(config, weights, device=CPU, dtype=torch.bfloat16, quantization="fp8")
+    qkv = loaded.layers[0].qkv
+    assert [part.layout.form for part in qkv.parts] == ["fp8", "int8"]
+    assert loaded.layers[0].gate_up.parts[0].layout.form == "fp8"
+    assert loaded.lm_head.parts[0].layout.form == "bf16"
+    assert loaded.embedding.table.layout.form == "int8"
+    exact = np.concatenate([dequantize(weights.layers[0].q), dequantize(weights.layers[0].k)])
+    scales = qkv.parts[0].scales
+    assert scales is not None
+    found = qkv.parts[0].values.view(torch.float8_e4m3fn).float() * scales[:, None]
+    np.testing.assert_allclose(found.numpy(), exact, rtol=1 / 16, atol=np.abs(exact).max() / 448 / 1024)
+
+
+def test_other_types_are_refused() -> None:
+    config, weights = model("f32")
+    with pytest.raises(SettingsError, match="float16"):
+        upload(config, weights, device=CPU, dtype=torch.float16)
+    with pytest.raises(SettingsError, match="float16"):
+        device_bytes(config, weights, dtype=torch.float16)
+
+
+LOAD = """
+import sys
+from pathlib import Path
+import torch
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.from_gguf import weights_from_gguf
+from octavo_inference.model.from_hf import weights_from_hf
+from octavo_inference.model.gguf import read_gguf
+from octavo_inference.model.safetensors import read_checkpoint
+from octavo_inference.ops.cuda.upload import upload
+
+def resident(field="VmRSS"):
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(field + ":")[1].split()[0]) * 1024
+
+path = Path(sys.argv[1])
+config = ModelConfig("qwen2", 2, 1024, 16, 4, 64, 4096, 24000, 128, 1e4, 1e-5, True, (2,))
+weights = (
+    weights_from_gguf(read_gguf(path), config)
+    if path.is_file()
+    else weights_from_hf(path, read_checkpoint(path), config)
+)
+before = resident()
+seen = []
+loaded = upload(config, weights, device=torch.device("cpu"), dtype=torch.bfloat16,
+                progress=lambda done, total: seen.append(resident() - done))
+peak = resident("VmHWM")
+# What a device would hold is in this process too.
+print(loaded.nbytes, peak - loaded.nbytes - before, max(seen) - before)
+"""
+
+
+def tensors() -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the model of `LOAD`."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (24000, 1024), "model.norm.weight": (1024,)}
+    for number in range(2):
+        p = f"model.layers.{number}."
+        shapes |= {p + "input_layernorm.weight": (1024,), p + "post_attention_layernorm.weight": (1024,)}
+        shapes |= {p + f"self_attn.{n}_proj.weight": (r, 1024) for n, r in (("q", 1024), ("k", 256), ("v", 256))}
+        shapes |= {p + "self_attn.o_proj.weight": (1024, 1024), p + "mlp.down_proj.weight": (1024, 4096)}
+        shapes |= {p + f"mlp.{name}_proj.weight": (4096, 1024) for name in ("gate", "up")}
+    return shapes
+
+
+def write_folder(folder: Path) -> Path:
+    values = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in tensors().items()}
+    save_file(values, folder / "model.safetensors")
+    return folder
+
+
+def write_file(folder: Path) -> Path:
+    rng = np.random.default_rng(1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, 2)
+    writer = gguf.GGUFWriter(folder / "model.gguf", "qwen2")
+    for name, shape in tensors().items():
+        target = names.get_name(name, try_suffixes=(".weight",))
+        if len(shape) == 1:
+            writer.add_tensor(target, rng.standard_normal(shape, np.float32))
+        else:
+            writer.add_tensor(target, stored(rng, "q8_0", *shape).data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "model.gguf"
+
+
+@pytest.mark.parametrize(("write", "whole"), [(write_folder, 100e6), (write_file, 55e6)], ids=["safetensors", "gguf"])
+def test_the_host_never_holds_the_whole(tmp_path: Path, write: Callable[[Path], Path], whole: float) -> None:
+    ran = subprocess.run([sys.executable, "-c", LOAD, write(tmp_path)], check=True, capture_output=True, text=True)
+    on_device, peak, between = map(int, ran.stdout.split())
+    assert on_device > whole
+    # 16 MiB of staging, the packing of one piece, and what libraries take when they are first used.
+    assert peak < 45e6, f"{peak / 1e6:.0f} MB more than before at the worst"
+    assert between < 40e6, f"{between / 1e6:.0f} MB more than before between pieces"

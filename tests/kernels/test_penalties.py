@@ -1,0 +1,92 @@
+"""Penalties, bans and grammar masks: equal to the rule in numpy to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_inference.ops.cuda.sampling import Sampler
+from octavo_inference.ops.sampling import adjust_logits, sample
+from octavo_inference.ops.triton.bitmask import apply_bitmask
+from octavo_inference.ops.triton.penalties import penalize
+from octavo_inference.run.batch import LogitAdjust, SampleRows
+
+
+def adjustment(
+    prompt: np.ndarray | list[int],
+    output: np.ndarray | list[int],
+    banned: list[int],
+    repetition: float = 1.0,
+    frequency: float = 0.0,
+    presence: float = 0.0,
+) -> LogitAdjust:
+    return LogitAdjust(
+        prompt=np.array(prompt, np.int32),
+        output=np.array(output, np.int32),
+        banned=np.array(banned, np.int32),
+        repetition_penalty=repetition,
+        frequency_penalty=frequency,
+        presence_penalty=presence,
+    )
+
+
+@pytest.mark.parametrize("vocab", [32, 99, 1000])
+def test_penalize(vocab: int, record: Callable[..., None]) -> None:
+    random = np.random.default_rng(vocab)
+    logits = random.standard_normal((5, vocab)).astype(np.float32)
+    logits[3, 7] = -np.inf
+    long = random.integers(0, vocab, 2500, dtype=np.int32)  # more than two tiles, all ids many times
+    given = {
+        3: adjustment(long[:1500], long[1500:], [0, vocab - 1], repetition=1.3, frequency=0.1, presence=0.7),
+        0: adjustment([5, 5, 9], [9, 9, 9, 2], [], repetition=0.8, frequency=-0.5),
+        4: adjustment([], [], [1, 1, 3]),
+        1: adjustment([1, 2], [3], [3], presence=-1.0),
+    }
+    headers, ids = [], []
+    for row, a in given.items():
+        starts = np.cumsum([len(ids), len(a.prompt), len(a.output), len(a.banned)])
+        factors = np.array([a.repetition_penalty, a.frequency_penalty, a.presence_penalty], np.float32)
+        headers.append([row, *starts, *factors.view(np.int32)])
+        ids += [*a.prompt, *a.output, *a.banned]
+    expected = [adjust_logits(logits[i], given[i]) if i in given else logits[i] for i in range(5)]
+    changed, counts = torch.from_numpy(logits.copy()), torch.zeros(6, vocab, dtype=torch.int32)
+    penalize(changed, torch.tensor(headers, dtype=torch.int32), torch.tensor(ids, dtype=torch.int32), counts)
+    np.testing.assert_array_equal(changed.numpy(), np.stack(expected))
+    assert not counts.any(), "scratch is clean for the next batch"
+    record("penalize", (4, vocab), torch.float32, 0.0)
+
+
+@pytest.mark.parametrize("max_model_len", [8, 10_000])
+def test_any_number_of_penalized_rows(max_model_len: int) -> None:
+    """More than one group of them, by their number and by the length of their histories."""
+    vocab, count = 32, 40
+    random = np.random.default_rng(0)
+    logits = random.standard_normal((count, vocab)).astype(np.float32)
+    greedy = SampleRows.greedy(np.arange(count, dtype=np.int32), np.zeros(count, np.int32))
+    for i in range(count):
+        likely = np.argsort(-logits[i])[:6]
+        kinds = [
+            None,
+            adjustment(likely[:2], likely[2:4], [int(likely[5])], repetition=50.0),
+            adjustment([], [], likely[:3]),
+        ]
+        greedy.adjust[i] = kinds[min(i % 7, 2)]
+    chooser = Sampler(torch.device("cpu"), vocab=vocab, max_rows=count, max_model_len=max_model_len, max_logprobs=0)
+    for _ in range(2):  # the second batch finds the scratch as the first did
+        found = chooser.sample(torch.from_numpy(logits.copy()), greedy)
+        assert found.tokens.tolist() == sample(logits, greedy).tokens.tolist()
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 32), (3, 99), (2, 1000), (2, 2049)])
+def test_bitmask(rows: int, vocab: int, record: Callable[..., None]) -> None:
+    random = np.random.default_rng(vocab)
+    allowed = random.random((rows, -(-vocab // 32) * 32)) < 0.3
+    words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    logits = random.standard_normal((rows, vocab)).astype(np.float32)
+    masked = torch.from_numpy(logits.copy())
+    apply_bitmask(masked, torch.from_numpy(words))
+    np.testing.assert_array_equal(masked.numpy(), np.where(allowed[:, :vocab], logits, -np.inf))
+    record("apply_bitmask", (rows, vocab), torch.float32, 0.0)

@@ -1,0 +1,186 @@
+"""The sampler's kernels choose, token for token, what the rule in numpy chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_inference.ops.cuda.sampling import Sampler, sampler_bytes
+from octavo_inference.ops.sampling import sample
+from octavo_inference.ops.triton.sample import choose
+from octavo_inference.run.batch import Float32, LogitAdjust, SampleRows, StepResult
+
+CPU = torch.device("cpu")
+INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row's parameters, neutral by default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    position: int = 0
+    logprobs: int = -1
+    adjust: LogitAdjust | None = None
+
+
+def sample_rows(rows: list[Row]) -> SampleRows:
+    def column(name: str, dtype: type[np.generic]) -> np.ndarray:
+        return np.array([getattr(row, name) for row in rows], dtype)
+
+    return SampleRows(
+        row=np.arange(len(rows), dtype=np.int32),
+        position=column("position", np.int32),
+        seed=column("seed", np.uint64),
+        temperature=column("temperature", np.float32),
+        top_p=column("top_p", np.float32),
+        top_k=column("top_k", np.int32),
+        min_p=column("min_p", np.float32),
+        logprobs=column("logprobs", np.int32),
+        adjust=[row.adjust for row in rows],
+    )
+
+
+def sampler(vocab: int, rows: int, max_model_len: int = 64) -> Sampler:
+    return Sampler(CPU, vocab=vocab, max_rows=rows, max_model_len=max_model_len, max_logprobs=20)
+
+
+def both(logits: Float32, rows: list[Row]) -> tuple[StepResult, StepResult]:
+    """What the kernels choose, and what the rule does."""
+    given = sample_rows(rows)
+    found = sampler(logits.shape[1], len(rows)).sample(torch.from_numpy(logits.copy()), given)
+    return found, sample(logits, given)
+
+
+def logits_of(kind: str, vocab: int, seed: int) -> Float32:
+    random = np.random.default_rng(seed)
+    logits = (random.standard_normal(vocab) * 3).astype(np.float32)
+    if kind == "tied":
+        logits = np.round(logits)
+    elif kind == "flat":
+        logits[:] = -1.5
+    elif kind == "sparse":  # as after a grammar's mask
+        logits[random.random(vocab) < 0.9] = -np.inf
+        logits[vocab // 2] = 1.0
+    return logits
+
+
+row_strategy = st.builds(
+    Row,
+    temperature=st.sampled_from([0.01, 0.7, 1.0, 2.5]),
+    top_p=st.one_of(st.just(1.0), st.floats(0.0, 1.0, width=32, exclude_max=True)),
+    top_k=st.sampled_from([0, 0, 1, 2, 7, 40, 5000]),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0, width=32)),
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 2**31 - 1),
+)
+
+
+@settings(max_examples=25)
+@given(
+    vocab=st.sampled_from([32, 99, 1000]),
+    cases=st.lists(st.tuples(row_strategy, st.sampled_from(["normal", "tied", "flat", "sparse"])), max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_any_row_gets_the_rules_token(vocab: int, cases: list[tuple[Row, str]], seed: int) -> None:
+    logits = np.stack([logits_of("normal", vocab, seed), *(logits_of(kind, vocab, seed) for _, kind in cases)])
+    found, expected = both(logits, [Row(seed=seed), *(row for row, _ in cases)])
+    assert found.tokens.tolist() == expected.tokens.tolist()
+
+
+EDGES: list[tuple[str, list[float], Row, int | None]] = [
+    ("greedy takes the lowest of equals", [1, 3, 3, 3], Row(temperature=0), 1),
+    ("greedy sees minus infinity", [-INF, -INF, -5, -INF], Row(temperature=0), 2),
+    ("one that is possible", [-INF, -INF, -5, -INF], Row(top_p=0.5, top_k=3), 2),
+    ("none that is possible", [-INF] * 4, Row(), -1),
+    ("a NaN", [1, 2, float("nan"), 0], Row(), -1),
+    ("a NaN, greedily", [float("nan"), 2, 1, 0], Row(temperature=0), -1),
+    ("infinity", [1, INF, 2, 0], Row(temperature=0), -1),
+    ("top_k of one", [0, 1, 2, 1], Row(top_k=1, temperature=9), 2),
+    ("top_p that is tiny", [0, 1, 2, 1], Row(top_p=1e-6, temperature=9), 2),
+    ("top_p of nothing", [0, 2, 2, 1], Row(top_p=0.0, temperature=9), 1),
+    ("min_p of one", [0, 1, 2, 1], Row(min_p=1.0, temperature=9), 2),
+    ("cold", [0, 1, 2, 1.99], Row(temperature=1e-4), 2),
+    ("ties at the edge of top-k stay", [2, 1, 1, 0], Row(top_k=2), None),
+    ("ties at the edge of top-p go by id", [1, 1, 1, 1], Row(top_p=0.5), None),
+    ("both", [0, 0, 1, 1], Row(top_k=3, top_p=0.9, min_p=0.1), None),
+    ("hot", [0, 1, 2, 3], Row(temperature=1e6), None),
+]
+
+
+def test_edges() -> None:
+    for seed in range(2):
+        rows = [
+            Row(**{name: getattr(row, name) for name in ("temperature", "top_p", "top_k", "min_p")}, seed=seed)
+            for _, _, row, _ in EDGES
+        ]
+        logits = np.array([values for _, values, _, _ in EDGES], np.float32)
+        with np.errstate(invalid="ignore"):
+            found, expected = both(logits, rows)
+        for (name, _, _, token), chosen, ruled in zip(EDGES, found.tokens, expected.tokens, strict=True):
+            assert chosen == ruled, name
+            assert token is None or chosen == token, name
+
+
+@pytest.mark.parametrize("kind", ["normal", "tied"])
+def test_a_vocabulary_of_several_tiles(kind: str) -> None:
+    """99 ids in tiles of 32; the last is not full, and ties lie on both sides of each seam."""
+    logits = logits_of(kind, 99, 5)
+    rows = sample_rows([Row(seed=i, top_p=(1.0, 0.8)[i % 2], top_k=(0, 0, 9)[i % 3], temperature=2) for i in range(6)])
+    tokens, scratch = torch.empty(6, dtype=torch.int32), torch.empty(6, 99)
+    columns = {
+        name: torch.from_numpy(getattr(rows, name)) for name in ("position", "temperature", "top_p", "top_k", "min_p")
+    }
+    table = torch.from_numpy(np.tile(logits, (6, 1)))
+    choose(table, scratch, tokens, seed=torch.from_numpy(rows.seed.view(np.int64)), tile=32, **columns)
+    assert tokens.tolist() == sample(np.tile(logits, (6, 1)), rows).tokens.tolist()
+
+
+def test_draws_follow_the_distribution(record: Callable[..., None]) -> None:
+    """Chi-square of one seed's draws over positions, at a level of one in 10,000."""
+    draws = 150
+    logits = np.tile(np.log(np.array([0.3, 0.05, 0.25, 0.1, 0.3], np.float32)), (draws, 1))
+    found = sampler(5, draws).sample(
+        torch.from_numpy(logits), sample_rows([Row(seed=7, position=i) for i in range(draws)])
+    )
+    expected = draws * np.array([0.3, 0.05, 0.25, 0.1, 0.3])
+    chi_square = float(((np.bincount(found.tokens, minlength=5) - expected) ** 2 / expected).sum())
+    assert chi_square < 23.5  # 4 degrees of freedom
+    record("sample", f"chi-square of {draws} draws", torch.float32, chi_square)
+
+
+def test_a_batch_can_be_launched_before_the_one_before_is_collected() -> None:
+    chooser = sampler(32, 4)
+    logits = [logits_of("normal", 32, seed)[None] for seed in (1, 2)]
+    rows = sample_rows([Row(temperature=0, logprobs=2)])
+    launched = [chooser.launch(torch.from_numpy(values.copy()), rows) for values in logits]
+    for values, batch in zip(logits, launched, strict=True):
+        expected, found = sample(values, rows), batch.collect()
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        assert found.rank.tolist() == [1]
+        top, ruled = found.top[0], expected.top[0]
+        assert top is not None
+        assert ruled is not None
+        assert top[0].tolist() == ruled[0].tolist()
+
+
+def test_no_rows() -> None:
+    found = sampler(32, 4).sample(torch.empty(0, 32), sample_rows([]))
+    assert found.tokens.tolist() == []
+    assert found.top == []
+
+
+def test_memory_is_what_was_said() -> None:
+    chooser = sampler(99, 5, max_model_len=1000)
+    held = [value for value in vars(chooser).values() if isinstance(value, torch.Tensor)]
+    assert sum(t.nbytes for t in held) == sampler_bytes(vocab=99, max_rows=5, max_model_len=1000, max_logprobs=20)

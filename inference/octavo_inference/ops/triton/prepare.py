@@ -9,7 +9,8 @@ from torch import Tensor as Torch
 _TILE = 128
 
 
-@triton.jit
+# What changes from step to step makes no variants of the kernel.
+@triton.jit(do_not_specialize=["sequences", "tokens", "table_stride", "steps"])
 def _prepare(
     query_start,
     seq_len,
@@ -20,14 +21,14 @@ def _prepare(
     tokens,
     table_stride,
     block_size,
-    STEPS: tl.constexpr,
+    steps,
     TILE: tl.constexpr,
 ):
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     # The last sequence that starts at or before the token: one with no token starts where the next one does.
     low = tl.zeros([TILE], tl.int32)
     high = tl.full([TILE], 0, tl.int32) + sequences
-    for _ in range(STEPS):  # halves the distance from low to high, which ends as 1
+    for _ in range(steps):  # halves the distance from low to high, which ends as 1
         middle = (low + high) // 2
         before = tl.load(query_start + middle) <= token
         low = tl.where(before, middle, low)
@@ -62,6 +63,6 @@ def prepare(
             tokens,
             block_table.stride(0),
             block_size,
-            STEPS=(sequences - 1).bit_length(),
+            (sequences - 1).bit_length(),
             TILE=_TILE,
         )

@@ -148,8 +148,9 @@ def expected(
         query = torch.arange(context, len(k))
         seen = key[None] <= query[:, None]
         if tree is not None:
-            seen = torch.ones(end - start, len(k), dtype=torch.bool)
-            seen[:, context:] = tree[start:end, : end - start].bool()
+            seen = (torch.arange(len(k)) < context).repeat(end - start, 1)
+            mask = tree[start:end, : end - start].bool()
+            seen[:, context : context + mask.shape[1]] = mask
             if positions is not None:
                 query = positions[start:end].long()
                 key = torch.cat([key[:context], query])

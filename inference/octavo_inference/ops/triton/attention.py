@@ -11,7 +11,11 @@ from octavo_inference.ops.triton.reduce import Partial, reduce_segments
 from octavo_inference.ops.triton.tiles import AttentionTile, attention_tile, dot_type
 
 
-@triton.jit(do_not_specialize=["num_seqs", "table_width", "tree_width"])
+# What differs from step to step must not choose another variant: that would compile while requests wait.
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_width", "tree_width"],
+    do_not_specialize_on_alignment=["block_table", "query_start", "seq_len", "positions", "top_out", "total_out"],
+)
 def _attend(
     q, kv, scales, block_table, query_start, seq_len, sinks, tree, positions, out, acc_out, top_out, total_out,
     scale, softcap, num_seqs, table_width, tree_width,
@@ -59,9 +63,8 @@ def _attend(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks is not None:  # a logit without a value, counted once
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
-        top = tl.where(segment == 0, sink, top)
-        total = tl.where(segment == 0, 1.0, total)
+        top = tl.load(sinks + head).to(tl.float32) * LOG2E
+        total += tl.where(segment == 0, 1.0, 0.0)
     acc = tl.zeros([BLOCK_M, D], tl.float32)
     table = block_table + seq.to(tl.int64) * table_width
     for tile in range(begin + segment * share, tl.minimum(begin + (segment + 1) * share, end)):
@@ -155,7 +158,7 @@ def attend(
     _, _, kv_heads, block_size, _ = kv.shape
     group = heads // kv_heads
     sequences = len(seq_len)
-    tile = tile or attention_tile(dim, group, tokens, sequences, q.dtype)
+    tile = tile or attention_tile(dim, group, tokens, sequences, q.dtype, tree=tree is not None)
     segments = 1 if partial is None else partial.acc.shape[2]
     grid = (tokens // (tile.rows // group) + sequences, kv_heads, segments)
     acc, top, total = partial or (None, None, None)

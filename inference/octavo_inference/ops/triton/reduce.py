@@ -37,7 +37,7 @@ def partial_views(buffer: Torch, *, tokens: int, heads: int, head_dim: int, segm
     )
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["top", "total", "query_start"])
 def _reduce(
     acc, top, total, query_start, out, num_seqs, HEADS: tl.constexpr, DIM: tl.constexpr, SEGMENTS: tl.constexpr,
     D: tl.constexpr,

@@ -21,17 +21,25 @@ class AttentionTile:
     stages: int
 
 
-def attention_tile(head_dim: int, group: int, tokens: int, sequences: int, dtype: torch.dtype) -> AttentionTile:
+def attention_tile(
+    head_dim: int, group: int, tokens: int, sequences: int, dtype: torch.dtype, *, tree: bool = False
+) -> AttentionTile:
     """The tile for `tokens` query tokens of `sequences` sequences whose heads share keys in groups of `group`.
 
     Decides by shapes alone: a batch with no more tokens than sequences has one token each and wants few rows; a longer
-    one wants many, as each program reads all keys anew. Sized for the 99 KiB of shared memory of the smallest card.
+    one wants many, as each program reads all keys anew. Trees are small, and their mask takes registers. float32 has no
+    tensor core, so its products take registers too: small tiles keep them from spilling. The interpreter pays for
+    operations, not elements. All fit the 99 KiB of shared memory of the smallest card.
     """
-    keys = (64 if head_dim <= 128 else 32) // (2 if dtype == torch.float32 else 1)
     least = max(_MMA_ROWS, triton.next_power_of_2(group))
+    if triton.knobs.runtime.interpret:
+        return AttentionTile(rows=max(least, 64), keys=64, warps=4, stages=2)
+    if dtype == torch.float32:
+        return AttentionTile(rows=least, keys=16, warps=8, stages=2)
+    keys = 64 if head_dim <= 128 else 32
     if tokens <= sequences:
         return AttentionTile(rows=least, keys=keys, warps=4, stages=2)
-    return AttentionTile(rows=max(least, 64), keys=keys, warps=4, stages=2)
+    return AttentionTile(rows=max(least, 32 if tree else 64), keys=keys, warps=4 if head_dim <= 128 else 8, stages=2)
 
 
 def segments_for(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -120,10 +120,7 @@ EDGES: list[tuple[str, list[float], Row, int | None]] = [
 
 def test_edges() -> None:
     for seed in range(2):
-        rows = [
-            Row(**{name: getattr(row, name) for name in ("temperature", "top_p", "top_k", "min_p")}, seed=seed)
-            for _, _, row, _ in EDGES
-        ]
+        rows = [replace(row, seed=seed) for _, _, row, _ in EDGES]
         logits = np.array([values for _, values, _, _ in EDGES], np.float32)
         with np.errstate(invalid="ignore"):
             found, expected = both(logits, rows)
@@ -135,15 +132,17 @@ def test_edges() -> None:
 @pytest.mark.parametrize("kind", ["normal", "tied"])
 def test_a_vocabulary_of_several_tiles(kind: str) -> None:
     """99 ids in tiles of 32; the last is not full, and ties lie on both sides of each seam."""
-    logits = logits_of(kind, 99, 5)
-    rows = sample_rows([Row(seed=i, top_p=(1.0, 0.8)[i % 2], top_k=(0, 0, 9)[i % 3], temperature=2) for i in range(6)])
-    tokens, scratch = torch.empty(6, dtype=torch.int32), torch.empty(6, 99)
-    columns = {
-        name: torch.from_numpy(getattr(rows, name)) for name in ("position", "temperature", "top_p", "top_k", "min_p")
-    }
-    table = torch.from_numpy(np.tile(logits, (6, 1)))
-    choose(table, scratch, tokens, seed=torch.from_numpy(rows.seed.view(np.int64)), tile=32, **columns)
-    assert tokens.tolist() == sample(np.tile(logits, (6, 1)), rows).tokens.tolist()
+    row = logits_of(kind, 99, 5)
+    row[[72, 40, 8]] = row.max()
+    limits = [Row(temperature=0), Row(), Row(top_p=0.2), Row(top_k=9, top_p=0.8), Row(top_p=0.9), Row(top_k=2)]
+    rows = sample_rows([replace(limit, seed=i) for i, limit in enumerate(limits)])
+    logits = np.tile(row, (len(limits), 1))
+    names = ("position", "temperature", "top_p", "top_k", "min_p")
+    columns = {name: torch.from_numpy(getattr(rows, name)) for name in names}
+    tokens, scratch = torch.empty(len(limits), dtype=torch.int32), torch.empty(logits.shape)
+    seed = torch.from_numpy(rows.seed.view(np.int64))
+    choose(torch.from_numpy(logits), scratch, tokens, seed=seed, tile=32, **columns)
+    assert tokens.tolist() == sample(logits, rows).tokens.tolist()
 
 
 def test_draws_follow_the_distribution(record: Callable[..., None]) -> None:

@@ -74,6 +74,16 @@ COPY inference/octavo_inference/ops/native/build.py \
      inference/octavo_inference/ops/native/*.cpp inference/octavo_inference/ops/native/*.h ./
 RUN python3 build.py
 
+# What Triton would compile in a pod at its first use, where there is neither a compiler nor Python's headers. The
+# builder's Python must be the base's.
+FROM ${BUILDER_IMAGE} AS driver-stub
+RUN (command -v gcc && test -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h") \
+ || (apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev)
+COPY --from=dependencies-server /opt/venv/lib/python3*/site-packages/triton/backends/nvidia/driver.c /triton/
+COPY --from=dependencies-server /opt/venv/lib/python3*/site-packages/triton/backends/nvidia/include /triton/include/
+COPY inference/octavo_inference/ops/cuda/driver_stub.py ./
+RUN python3 driver_stub.py /triton /stub
+
 FROM wheel AS code-server
 COPY inference inference
 COPY --from=kernels /native/*.so inference/octavo_inference/ops/native/
@@ -123,7 +133,10 @@ LABEL org.opencontainers.image.title="octavo-server" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# What NVIDIA's runtime is to bring: the driver's library, and nvidia-smi. Some clouds mount both instead, here.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64
 USER 65532:65532
 EXPOSE 8000 9000
 ENTRYPOINT ["octavo-server"]
+COPY --from=driver-stub /stub /opt/venv/lib/octavo
 COPY --from=code-server /install /opt/venv

@@ -23,7 +23,7 @@ PUBLIC = "python:3.12-slim"
 _PUBLIC_REGISTRY = "https://registry-1.docker.io/v2/"
 _PROBE_SECONDS = 3.0
 _RUNTIME_PACKAGES = ("ca-certificates", "libstdc++6", "python3", "python3-venv")
-_BUILDER_PACKAGES = (*_RUNTIME_PACKAGES, "g++")
+_BUILDER_PACKAGES = (*_RUNTIME_PACKAGES, "g++", "python3-dev")
 # Part of the key: raise it when the way the image is made changes.
 _RECIPE = "1"
 _CLEAN = (

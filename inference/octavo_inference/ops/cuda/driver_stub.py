@@ -1,0 +1,99 @@
+"""Triton's driver stub, compiled when an image is built, because pods have no compiler.
+
+Triton speaks to the CUDA driver through a small extension of Python, `cuda_utils`, which it compiles from a driver.c of
+its own when a process first needs it: with gcc and Python's headers, a third of a gigabyte that no inference image
+should carry. The image's build compiles it instead (`python driver_stub.py FROM TO`, with no GPU and no driver at
+hand), and `prepare` has Triton take it where it would compile (`triton.knobs.build.impl`, its own hook for this).
+
+Only the standard library is imported at the top: the file is run before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+NAME = "cuda_utils"
+# Where the image has it: below the environment that the server runs in.
+FOLDER = Path(sys.prefix) / "lib" / "octavo"
+_DRIVER = "libcuda.so.1"
+
+
+class CompilerMissingError(RuntimeError):
+    """Neither a compiled stub nor what compiles one; the message says what to install."""
+
+
+def file_name(source: bytes) -> str:
+    """Name of the stub compiled from `source` (driver.c) for this Python: another Triton or Python needs another."""
+    return f"{NAME}-{hashlib.sha256(source).hexdigest()[:16]}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def build(backend: Path, folder: Path) -> Path:
+    """Compile the stub of Triton's folder backends/nvidia into `folder`; its path.
+
+    Raises CompilerMissingError, or CalledProcessError where the compiler fails.
+    """
+    compiler, headers = _compiler(), sysconfig.get_paths()["include"]
+    if compiler is None or not Path(headers, "Python.h").is_file():
+        raise CompilerMissingError("needed: a C compiler and Python's headers (apt-get install gcc python3-dev)")
+    source = backend / "driver.c"
+    target = folder / file_name(source.read_bytes())
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        # The driver comes with the node. An empty library of its name is enough to say that it will be needed.
+        empty = Path(scratch, "empty.c")
+        empty.touch()
+        shared = [compiler, "-shared", "-fPIC"]
+        driver = Path(scratch, _DRIVER)
+        subprocess.run([*shared, f"-Wl,-soname,{_DRIVER}", "-o", str(driver), str(empty)], check=True)
+        includes = [f"-I{backend / 'include'}", f"-I{headers}"]
+        command = [*shared, "-O3", "-Wno-psabi", *includes, "-o", str(target), str(source)]
+        subprocess.run([*command, "-Wl,--no-as-needed", str(driver)], check=True)
+    return target
+
+
+def prepare(folder: Path = FOLDER) -> None:
+    """Have Triton take the stub in `folder` instead of compiling one; without a stub, see that it can compile.
+
+    To be called before the first kernel runs. Raises CompilerMissingError.
+    """
+    import triton  # noqa: PLC0415 - not there when an image's build runs this file
+
+    source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
+    stub = folder / file_name(source.read_bytes())
+    if stub.is_file():
+        triton.knobs.build.impl = _Stub(stub)
+    elif _compiler() is None:
+        raise CompilerMissingError(
+            "--device cuda: Triton compiles a part of itself at its first use, and there is no C compiler: use the "
+            "image octavo-server, which brings it compiled, or install gcc and Python's headers (apt-get install gcc "
+            "python3-dev)"
+        )
+
+
+class _Stub:
+    """What Triton calls in place of a compiler."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, name: str, source: str, *_: object) -> str:
+        """Path of the compiled extension `name`. Raises CompilerMissingError for any but the stub."""
+        if name == NAME and file_name(Path(source).read_bytes()) == self._path.name:
+            return str(self._path)
+        raise CompilerMissingError(f"Triton asks to compile {name}, which was not compiled ahead")
+
+
+def _compiler() -> str | None:
+    """The C compiler that Triton would find."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]), Path(sys.argv[2])))

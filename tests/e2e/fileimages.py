@@ -81,7 +81,7 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o644
+            entry.size, entry.mode = len(content), 0o755
             tar.addfile(entry, io.BytesIO(content))
     return out.getvalue()
 

@@ -87,6 +87,7 @@ TOOLS: dict[str, Tool] = {
             "-X helm.sh/helm/v4/internal/version.version={version}",
         ),
         Tool("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, "sigs.k8s.io/kwok"),
+        Tool("fakegpu", {"fakegpu": "octavo.dev/tools/fakegpu"}, "k8s.io/kubelet"),
     )
 }
 

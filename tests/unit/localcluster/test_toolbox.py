@@ -46,7 +46,7 @@ def test_ready_binaries_are_used_and_a_missing_one_is_named(tmp_path: Path) -> N
 def test_an_unknown_program_is_refused_with_the_known_ones() -> None:
     with pytest.raises(build.ToolError, match=r"known are .*kubectl"):
         build.program("minikube")
-    assert len(OWNER) == 15
+    assert len(OWNER) == 16
 
 
 def test_the_folders_follow_the_environment(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ CASES: list[tuple[Format, Format | None, bool, bool, torch.dtype, Quantization]]
     ("q4_k", "q6_k", True, True, torch.float32, "auto"),
     ("q4_0", "q4_1", False, False, torch.bfloat16, "auto"),
     ("q8_0", None, True, False, torch.float32, "fp8"),
+    ("q4_k", "q6_k", False, True, torch.bfloat16, "dense"),
     ("bf16", None, False, True, torch.bfloat16, "fp8"),
     ("f32", "q5_k", True, False, torch.float32, "fp8"),
 ]
@@ -124,14 +125,13 @@ def test_as_many_bytes_as_said(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["f32", "bf16"])
-@pytest.mark.parametrize("piece", [1, 100 * HIDDEN, 1 << 20])
+@pytest.mark.parametrize(("kind", "piece"), [("f32", 1), ("bf16", 100 * HIDDEN), ("q5_k", 1 << 20)])
 def test_dense_weights_arrive_whole(
     monkeypatch: pytest.MonkeyPatch, kind: Format, dtype: torch.dtype, piece: int
 ) -> None:
     monkeypatch.setattr(module, "_PIECE", piece)
     config, weights = model(kind, tied=False, biases=True)
-    loaded = upload(config, weights, device=CPU, dtype=dtype)
+    loaded = upload(config, weights, device=CPU, dtype=dtype, quantization="dense")
 
     def same(stored: list[Tensor], found: Torch) -> None:
         expected = torch.from_numpy(np.concatenate([dequantize(tensor) for tensor in stored]))

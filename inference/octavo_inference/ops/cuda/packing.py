@@ -17,17 +17,17 @@ float32 scale per row) is made on the device, by `linear.quantize_rows`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.model.blocks import split_blocks
-from octavo_inference.model.weights import Format, Tensor, bf16_bits, bf16_values
+from octavo_inference.model.blocks import BlockFormat, Blocks, split_blocks
+from octavo_inference.model.weights import Format, Tensor, bf16_bits, dequantize
 
 Dense = Literal["f32", "bf16"]
 Form = Literal["f32", "bf16", "int4", "int8", "fp8"]
-Quantization = Literal["auto", "fp8"]
+Quantization = Literal["auto", "dense", "fp8"]
 Planes = dict[str, NDArray[Any]]
 PlaneType = Literal["f32", "bf16", "f16", "u8"]
 
@@ -62,8 +62,9 @@ LAYOUTS: dict[Format, Layout] = {
 
 
 def layout_of(tensor: Tensor, dense: Dense, quantization: Quantization) -> Layout:
-    """Quantised tensors stay so; floats become `dense`, or fp8 where that is asked for."""
-    return LAYOUTS.get(tensor.format) or Layout("fp8" if quantization == "fp8" else dense)
+    """Floats become `dense`, or fp8 where that is asked for. Quantised tensors stay so, but for "dense"."""
+    kept = None if quantization == "dense" else LAYOUTS.get(tensor.format)
+    return kept or Layout("fp8" if quantization == "fp8" else dense)
 
 
 def half_columns(cols: int, group: int) -> int:
@@ -86,14 +87,16 @@ def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneT
 
 def pack(tensor: Tensor, layout: Layout) -> Planes:
     """The planes of a matrix in a layout of `layout_of`, but fp8; bfloat16 as bits. Views where nothing changes."""
-    if tensor.format == "f32":
-        floats = tensor.data.astype(np.float32, copy=False)
-        return {"values": bf16_bits(np.ascontiguousarray(floats)) if layout.form == "bf16" else floats}
-    if tensor.format == "bf16":
-        bits = tensor.data.astype(np.uint16, copy=False)
-        return {"values": bits if layout.form == "bf16" else bf16_values(bits)}
-    rows, cols = tensor.shape
-    blocks = split_blocks(tensor.format, tensor.data)
+    if tensor.format == layout.form:
+        return {"values": tensor.data}
+    if layout.form == "f32":
+        return {"values": dequantize(tensor)}
+    if layout.form == "bf16":
+        return {"values": bf16_bits(np.ascontiguousarray(dequantize(tensor)))}
+    return _integers(split_blocks(cast("BlockFormat", tensor.format), tensor.data), layout, *tensor.shape)
+
+
+def _integers(blocks: Blocks, layout: Layout, rows: int, cols: int) -> Planes:
     values = blocks.values.reshape(rows, cols)
     if layout.zero != blocks.zero:
         values = values + np.uint8(layout.zero - blocks.zero)

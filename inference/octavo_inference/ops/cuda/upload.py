@@ -140,8 +140,9 @@ def upload(
     """All weights of a decoder on the device, `device_bytes` in all; some tens of MB on the host while it goes on.
 
     Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", embedding and lm_head excepted: they
-    are read by the row, or decide between words. Quantised tensors stay so. `progress` is told the bytes done, and all
-    of them, after each piece. Pages of mapped files are given back once read. Raises SettingsError for another dtype.
+    are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense".
+    `progress` is told the bytes done, and all of them, after each piece. Pages of mapped files are given back once
+    read. Raises SettingsError for another dtype.
     """
     plan = _plan(config, weights, dtype, quantization)
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
@@ -179,7 +180,7 @@ def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantizatio
     dense, layers = _DENSE[dtype], weights.layers[: config.layers]
 
     def alone(tensor: Tensor) -> _Part:
-        return _Part(layout_of(tensor, dense, "auto"), (tensor,), (None,))
+        return _Part(layout_of(tensor, dense, "auto" if quantization == "fp8" else quantization), (tensor,), (None,))
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[_Part, ...]]:
         return {

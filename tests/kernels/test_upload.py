@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,24 +210,20 @@ from octavo_inference.model.gguf import read_gguf
 from octavo_inference.model.safetensors import read_checkpoint
 from octavo_inference.ops.cuda.upload import upload
 
-def resident(field="VmRSS"):
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(field + ":")[1].split()[0]) * 1024
+def resident():
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
 
-path = Path(sys.argv[1])
 config = ModelConfig("qwen2", 2, 1024, 16, 4, 64, 4096, 24000, 128, 1e4, 1e-5, True, (2,))
-weights = (
-    weights_from_gguf(read_gguf(path), config)
-    if path.is_file()
-    else weights_from_hf(path, read_checkpoint(path), config)
-)
-before = resident()
-seen = []
-loaded = upload(config, weights, device=torch.device("cpu"), dtype=torch.bfloat16,
-                progress=lambda done, total: seen.append(resident() - done))
-peak = resident("VmHWM")
-# What a device would hold is in this process too.
-print(loaded.nbytes, peak - loaded.nbytes - before, max(seen) - before)
+folder = Path(sys.argv[1])
+for weights in (
+    weights_from_hf(folder, read_checkpoint(folder), config),
+    weights_from_gguf(read_gguf(folder / "model.gguf"), config),
+):
+    before, seen = resident(), []
+    loaded = upload(config, weights, device=torch.device("cpu"), dtype=torch.bfloat16,
+                    progress=lambda done, total: seen.append(resident() - done))
+    # What a device would hold is in this process too, and not counted.
+    print(loaded.nbytes, max(seen) - before)
 """
 
 
@@ -244,16 +239,10 @@ def tensors() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_folder(folder: Path) -> Path:
-    values = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in tensors().items()}
-    save_file(values, folder / "model.safetensors")
-    return folder
-
-
-def write_file(folder: Path) -> Path:
+def write_gguf(path: Path) -> None:
     rng = np.random.default_rng(1)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, 2)
-    writer = gguf.GGUFWriter(folder / "model.gguf", "qwen2")
+    writer = gguf.GGUFWriter(path, "qwen2")
     for name, shape in tensors().items():
         target = names.get_name(name, try_suffixes=(".weight",))
         if len(shape) == 1:
@@ -264,14 +253,15 @@ def write_file(folder: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return folder / "model.gguf"
 
 
-@pytest.mark.parametrize(("write", "whole"), [(write_folder, 100e6), (write_file, 55e6)], ids=["safetensors", "gguf"])
-def test_the_host_never_holds_the_whole(tmp_path: Path, write: Callable[[Path], Path], whole: float) -> None:
-    ran = subprocess.run([sys.executable, "-c", LOAD, write(tmp_path)], check=True, capture_output=True, text=True)
-    on_device, peak, between = map(int, ran.stdout.split())
-    assert on_device > whole
-    # 16 MiB of staging, the packing of one piece, and what libraries take when they are first used.
-    assert peak < 45e6, f"{peak / 1e6:.0f} MB more than before at the worst"
-    assert between < 40e6, f"{between / 1e6:.0f} MB more than before between pieces"
+def test_the_host_never_holds_the_whole(tmp_path: Path) -> None:
+    bits = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in tensors().items()}
+    save_file(bits, tmp_path / "model.safetensors")
+    write_gguf(tmp_path / "model.gguf")
+    ran = subprocess.run([sys.executable, "-c", LOAD, tmp_path], check=True, capture_output=True, text=True)
+    for line, whole in zip(ran.stdout.splitlines(), (100e6, 55e6), strict=True):
+        on_device, host = map(int, line.split())
+        assert on_device > whole
+        # 16 MiB of staging, the packing of one piece, and what libraries take when they are first used.
+        assert host < 40e6, f"{host / 1e6:.0f} MB more than before"

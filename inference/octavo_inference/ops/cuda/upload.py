@@ -27,7 +27,7 @@ from octavo_inference.ops.cuda.packing import (
 )
 from octavo_inference.ops.cuda.staging import Staging
 from octavo_inference.ops.native.memory import release
-from octavo_inference.ops.triton.linear import WORKSPACE
+from octavo_inference.ops.triton.tiles import WORKSPACE
 
 Progress = Callable[[int, int], None]
 

@@ -19,8 +19,9 @@ def integers(raw, ZERO: tl.constexpr):
 
 @triton.jit
 def e4m3(raw):
-    """Bits of float8_e4m3fn, in int32, to float32. There is no NaN among weights: its bits give 480."""
-    bits = ((raw & 0x80) << 24) | ((raw & 0x7F) << 20)
+    """Bits of float8_e4m3fn, as uint8, to float32. There is no NaN among weights: its bits give 480."""
+    # Widened with its sign, shifted, and the copies of the sign cut out: three operations where masks take five.
+    bits = (raw.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000
     return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
 
 

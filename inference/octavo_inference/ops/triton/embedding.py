@@ -25,7 +25,7 @@ def _embed(tokens, table, scales, minimums, out, factor, hidden, width, groups, 
     elif FORM == "int8":
         values = integers(tl.load(table + token * width + at, mask=mask, other=0).to(tl.int32), ZERO)
     elif FORM == "fp8":
-        values = e4m3(tl.load(table + token * width + at, mask=mask, other=0).to(tl.int32)) * tl.load(scales + token)
+        values = e4m3(tl.load(table + token * width + at, mask=mask, other=0)) * tl.load(scales + token)
     else:
         values = tl.load(table + token * width + at, mask=mask, other=0.0).to(tl.float32)
     if GROUP > 0:

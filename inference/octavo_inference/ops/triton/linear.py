@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import triton
@@ -10,99 +9,69 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.ops.triton.decode import e4m3, integers, spread
+from octavo_inference.ops.triton.tiles import LinearTile, dot_type, linear_tile
 
 Stored = Literal["dense", "int4", "int8", "fp8"]
 
-# Programs that keep a large card busy. A constant, so that sums are split alike on every card.
-_PROGRAMS = 256
-_LEAST_STEPS = 4
 _REDUCED = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A program's share: rows of x, rows of weights, bytes of these at a time; and into how many parts sums are cut."""
-
-    rows: int
-    outputs: int
-    step: int
-    split: int
-    warps: int
-    stages: int
-
-
-def choose_tile(m: int, n: int, width: int) -> Tile:
-    """The tile for `m` rows of x and a matrix of `n` rows of `width` bytes.
-
-    Few rows make few programs, while time goes by the bytes of the weights: sums are cut so that many programs read.
-    """
-    rows = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
-    outputs, step = (64, 128) if m <= 16 else (64, 64) if m <= 64 else (128, 64)
-    steps, programs = triton.cdiv(width, step), triton.cdiv(n, outputs)
-    split = min(_PROGRAMS // programs, steps // _LEAST_STEPS) if m <= 64 else 1
-    return Tile(rows, outputs, step, max(1, split), 8 if rows == 128 else 4, 3)
-
-
-WORKSPACE = _PROGRAMS * 64 * 64
-"""Floats that partial sums of any `linear` need at most."""
-
-
 @triton.jit
-def _add_product(acc, x, present, weights, scales, minimums, known, step, limit, GROUP: tl.constexpr,
-                 MINIMUM: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
-    """Sums plus x @ weights.T over the columns of a step below `limit`; x and scales point to the starts of rows."""
+def _add_product(acc, x, present, weights, scales, minimums, known, step, limit, UNIT: tl.constexpr,
+                 GROUP: tl.constexpr, MINIMUM: tl.constexpr, DOT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+    """Sums plus x @ weights.T over the columns of a step below `limit`; x and scales point to the starts of rows.
+
+    Weights come in multiples of 1 / UNIT.
+    """
     at = step * STEP + tl.arange(0, STEP)[None, :]
-    rows = tl.load(x + at, mask=present & (at < limit), other=0.0)
+    rows = tl.load(x + at, mask=present & (at < limit), other=0.0).to(DOT)
     if GROUP > 0:
         group = step * (STEP // GROUP) + tl.arange(0, STEP // GROUP)[None, :]
         mask = known & (group * GROUP < limit)
-        weights *= spread(tl.load(scales + group, mask=mask, other=0.0), GROUP)
+        weights *= spread(tl.load(scales + group, mask=mask, other=0.0).to(tl.float32) * UNIT, GROUP)
         if MINIMUM:
-            weights += spread(tl.load(minimums + group, mask=mask, other=0.0), GROUP)
-    return tl.dot(rows, tl.trans(weights.to(rows.dtype)), acc, input_precision="ieee")
+            weights += spread(tl.load(minimums + group, mask=mask, other=0.0).to(tl.float32), GROUP)
+    return tl.dot(rows, tl.trans(weights.to(DOT)), acc, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["m"])
 def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_stride, y_stride,
             FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
-            SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+            DOT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+            STEP: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(2)
     present, known = (row < m)[:, None], (out < n)[:, None]
     x += row[:, None] * x_stride
     w += out[:, None] * width
-    group_scales, group_minimums = scales, minimums
     if GROUP > 0:
-        group_scales = scales + out[:, None] * groups
+        scales += out[:, None] * groups
     if MINIMUM:
-        group_minimums = minimums + out[:, None] * groups
+        minimums += out[:, None] * groups
     steps = tl.cdiv(width, STEP)
     each = tl.cdiv(steps, SPLIT)
     acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for step in range(part * each, tl.minimum(part * each + each, steps)):
         at = step * STEP + tl.arange(0, STEP)[None, :]
         raw = tl.load(w + at, mask=known & (at < width), other=0)
-        if FORM == "dense":
-            acc = _add_product(acc, x, present, raw, scales, minimums, known, step, width, 0, False, STEP)
-        elif FORM == "fp8":
-            acc = _add_product(
-                acc, x, present, e4m3(raw.to(tl.int32)), scales, minimums, known, step, width, 0, False, STEP
-            )
-        elif FORM == "int8":
-            acc = _add_product(
-                acc, x, present, integers(raw.to(tl.int32), ZERO), group_scales, group_minimums, known, step, width,
-                GROUP, MINIMUM, STEP,
-            )  # fmt: skip
+        if FORM == "int4":
+            both = raw.to(tl.int32)
+            acc = _add_product(acc, x, present, integers(both & 15, ZERO), scales, minimums, known, step, width,
+                               1.0, GROUP, MINIMUM, DOT, STEP)  # fmt: skip
+            # The high nibble stays where it is: sixteen times the value, with a sixteenth of the scale.
+            acc = _add_product(acc, x + width, present, integers(both & 240, 16 * ZERO), scales + width // GROUP,
+                               minimums + width // GROUP if MINIMUM else None, known, step, k - width,
+                               0.0625, GROUP, MINIMUM, DOT, STEP)  # fmt: skip
         else:
-            acc = _add_product(
-                acc, x, present, integers(raw.to(tl.int32) & 15, ZERO), group_scales, group_minimums, known, step,
-                width, GROUP, MINIMUM, STEP,
-            )  # fmt: skip
-            acc = _add_product(
-                acc, x + width, present, integers(raw.to(tl.int32) >> 4, ZERO), group_scales + width // GROUP,
-                group_minimums + width // GROUP if MINIMUM else None, known, step, k - width, GROUP, MINIMUM, STEP,
-            )  # fmt: skip
+            if FORM == "int8":
+                weights = integers(raw.to(tl.int32), ZERO)
+            elif FORM == "fp8":
+                weights = e4m3(raw)
+            else:
+                weights = raw
+            acc = _add_product(acc, x, present, weights, scales, minimums, known, step, width,
+                               1.0, GROUP, MINIMUM, DOT, STEP)  # fmt: skip
     mask = present & (out < n)[None, :]
     if SPLIT > 1:
         tl.store(partial + (part * m + row[:, None]) * n + out[None, :], acc, mask=mask)
@@ -141,7 +110,7 @@ def linear(
     form: Stored,
     group: int = 0,
     zero: int = 0,
-    tile: Tile | None = None,
+    tile: LinearTile | None = None,
 ) -> None:
     """Write x @ weights.T + bias to `out`, for weights of rows [N, K] as `ops.cuda.packing` lays them out.
 
@@ -149,19 +118,19 @@ def linear(
     Dense `values` [N, K] in a float type. int4: uint8 [N, bytes], low nibbles before high ones in the row; int8: uint8
     [N, K]; weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16. fp8: uint8
     [N, K], the bits of float8_e4m3fn, `scales` [N] float32. Weights are rounded to the type of x and multiplied in it,
-    sums are float32. `workspace`: `WORKSPACE` floats for sums that are cut, which a second launch adds in order:
+    sums are float32. `workspace`: `tiles.WORKSPACE` floats for sums that are cut, which a second launch adds in order:
     results depend on the shapes alone.
     """
     (m, k), (n, width) = x.shape, values.shape
     if m == 0:
         return
-    tile = tile or choose_tile(m, n, width)
+    tile = tile or linear_tile(m, n, width, x.dtype)
     grid = (triton.cdiv(m, tile.rows), triton.cdiv(n, tile.outputs), tile.split)
     _linear[grid](
         x, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0, x.stride(0),
         out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None, BIAS=bias is not None,
-        SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs, STEP=tile.step, num_warps=tile.warps,
-        num_stages=tile.stages,
+        DOT=dot_type(x.dtype), SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs, STEP=tile.step,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if tile.split > 1:
         _reduce[m, triton.cdiv(n, _REDUCED)](

@@ -9,6 +9,11 @@ import triton
 import triton.language as tl
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
+_PROGRAMS = 256  # about two for each multiprocessor of a large card
+_LEAST_STEPS = 4
+
+WORKSPACE = _PROGRAMS * 64 * 64
+"""Floats that partial sums of any `linear.linear` need at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,31 @@ def segments_for(
     """
     wanted = min(2 * processors // max(1, sequences * kv_heads), longest // keys_per_segment, most)
     return 1 << (max(1, wanted).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTile:
+    """Rows of x, rows of weights and columns of bytes at a time of one program; into how many parts sums are cut."""
+
+    rows: int
+    outputs: int
+    step: int
+    split: int
+    warps: int
+    stages: int
+
+
+def linear_tile(m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
+    """The tile for `m` rows of x in `dtype` and weights of `n` rows of `width` values, or bytes of two.
+
+    Few rows make few programs, while time goes by the bytes of the weights: sums are cut so that many programs read.
+    Their number is a constant, so that sums are cut alike on every card. Sized for 99 KiB of shared memory.
+    """
+    rows = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
+    outputs, step = (64, 128) if m <= 16 else (64, 64) if m <= 64 else (128, 64)
+    step //= 2 if dtype == torch.float32 else 1
+    parts = min(_PROGRAMS // triton.cdiv(n, outputs), width // (step * _LEAST_STEPS)) if m <= 64 else 1
+    return LinearTile(rows, outputs, step, max(1, parts), warps=8 if rows == 128 else 4, stages=2 if rows == 128 else 3)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

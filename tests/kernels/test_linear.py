@@ -140,7 +140,7 @@ def test_sums_cut_in_parts_are_added_up_in_order(rng: np.random.Generator, works
         run(x, matrix, bias, outs[-1], workspace, LinearTile(16, 64, 32, split, 4, 1))
     assert torch.equal(outs[1], outs[2])
     assert not torch.equal(outs[0], outs[1])
-    torch.testing.assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(outs[0], outs[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

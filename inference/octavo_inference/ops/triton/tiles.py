@@ -78,10 +78,11 @@ def linear_tile(m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
     Their number is a constant, so that sums are cut alike on every card. Sized for 99 KiB of shared memory.
     """
     rows = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
-    outputs, step = (64, 128) if m <= 16 else (64, 64) if m <= 64 else (128, 64)
-    step //= 2 if dtype == torch.float32 else 1
+    outputs, step = (64, 128) if m <= 16 else (64, 64) if m <= 64 else (128, 32)
+    wide = dtype == torch.float32
+    step = max(32, step // 2) if wide else step
     parts = min(_PROGRAMS // triton.cdiv(n, outputs), width // (step * _LEAST_STEPS)) if m <= 64 else 1
-    return LinearTile(rows, outputs, step, max(1, parts), warps=8 if rows == 128 else 4, stages=2 if rows == 128 else 3)
+    return LinearTile(rows, outputs, step, max(1, parts), warps=8 if rows == 128 else 4, stages=2 if wide else 3)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_inference.ops.cuda.sampling import Sampler, sampler_bytes
 from octavo_inference.ops.sampling import sample
-from octavo_inference.ops.triton.sample import choose
+from octavo_inference.ops.triton.passes import first_past
+from octavo_inference.ops.triton.sample import choose, edge
 from octavo_inference.run.batch import Float32, LogitAdjust, SampleRows, StepResult
 
 CPU = torch.device("cpu")
@@ -134,8 +137,8 @@ def test_edges(record: Callable[..., None]) -> None:
 def test_a_vocabulary_of_several_tiles(kind: str, record: Callable[..., None]) -> None:
     """99 ids in tiles of 32; the last is not full, and ties lie on both sides of each seam."""
     row = logits_of(kind, 99, 5)
-    row[[72, 40, 8]] = row.max()
-    limits = [Row(temperature=0), Row(), Row(top_p=0.2), Row(top_k=9, top_p=0.8), Row(top_p=0.9), Row(top_k=2)]
+    row[[72, 40]] = row.max() + 1
+    limits = [Row(temperature=0), Row(), Row(top_p=0.0), Row(top_k=9, top_p=0.8), Row(top_p=0.9), Row(top_k=2)]
     rows = sample_rows([replace(limit, seed=i) for i, limit in enumerate(limits)])
     logits = np.tile(row, (len(limits), 1))
     names = ("position", "temperature", "top_p", "top_k", "min_p")
@@ -145,6 +148,51 @@ def test_a_vocabulary_of_several_tiles(kind: str, record: Callable[..., None]) -
     choose(torch.from_numpy(logits), scratch, tokens, seed=seed, tile=32, **columns)
     assert tokens.tolist() == sample(logits, rows).tokens.tolist()
     record("sample: tokens that differ", f"{logits.shape} in tiles of 32", torch.float32, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("logits", "limits", "kept"),
+    [
+        # Ties that are cut stand before a heavier id: a sum that had them in it would end elsewhere.
+        ([1, 1, 1, 1, 1.1], Row(top_p=0.5), {0, 1, 4}),
+        ([2, 1, 1, 1, 2], Row(min_p=0.5), {0, 4}),
+    ],
+)
+def test_what_is_dropped_has_no_part_in_the_draw(logits: list[float], limits: Row, kept: set[int]) -> None:
+    rows = [replace(limits, seed=seed) for seed in range(12)]
+    found, expected = both(np.tile(np.array(logits, np.float32), (len(rows), 1)), rows)
+    assert set(expected.tokens.tolist()) == kept
+    assert found.tokens.tolist() == expected.tokens.tolist()
+
+
+@triton.jit
+def _edge(weights, limit, given, vocab, TILE: tl.constexpr):
+    mass = tl.load(given)
+    goal = tl.load(given + 1)
+    found, _, _, _, _ = edge(weights, vocab, tl.load(weights), vocab, mass, goal, False, TILE)
+    tl.store(limit, found)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+def test_an_edge_is_found_among_weights_a_unit_in_the_last_place_apart(k: int) -> None:
+    ascending = torch.tensor([5, 0x3F7FFFFD, 0x3F7FFFFE, 0x3F7FFFFF, 0x3F800000], dtype=torch.int32).view(torch.float32)
+    limit = torch.empty(1)
+    given = torch.tensor([float(ascending.double().sum()), k], dtype=torch.float64)
+    _edge[(1,)](ascending, limit, given, 5, TILE=4)
+    assert limit.item() == ascending[5 - k].item()
+
+
+@triton.jit
+def _first_past(weights, token, vocab, goal, TILE: tl.constexpr):
+    tl.store(token, first_past(weights, vocab, 0.0, vocab, tl.load(goal), False, TILE))
+
+
+@pytest.mark.parametrize(("goal", "token"), [(0.0, 2), (1.0, 5), (2.5, 5), (4.0, 5), (7.0, 5)])
+def test_a_draw_that_rounding_puts_behind_the_sum_takes_the_last_kept_id(goal: float, token: int) -> None:
+    """The last tile, and the end of the one before, have no weight."""
+    weights, found = torch.tensor([0.0, 0, 1, 0, 0, 3, 0, 0, 0, 0]), torch.empty(1, dtype=torch.int32)
+    _first_past[(1,)](weights, found, len(weights), torch.tensor([goal], dtype=torch.float64), TILE=4)
+    assert found.item() == token
 
 
 def test_draws_follow_the_distribution(record: Callable[..., None]) -> None:

@@ -52,7 +52,7 @@ def _weigh(logits, weights, vocab, peak, temperature, floor, TILE: tl.constexpr)
 
 
 @triton.jit
-def _edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: tl.constexpr):
+def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: tl.constexpr):
     """The largest weight such that the weights not below it are `goal` or more in number, or in sum.
 
     `count` and `mass` are those of the weights not below `floor`, which reach the goal. Returns that weight, the count
@@ -94,13 +94,11 @@ def _sample(
             count, mass = _weigh(logits, weights, vocab, peak, heat, limit, TILE)
             tl.debug_barrier()  # other threads read the weights now
             if (k > 0) & (k < count):
-                limit, count, mass, _, _ = _edge(weights, vocab, limit, count, mass, k, False, TILE)
+                limit, count, mass, _, _ = edge(weights, vocab, limit, count, mass, k, False, TILE)
             if (p < 1) & (count > 1):
                 # At least one id, whatever the share: more than nothing.
                 goal = tl.maximum(p.to(tl.float64) * mass, 1e-300)
-                limit, count, mass, count_above, mass_above = _edge(
-                    weights, vocab, limit, count, mass, goal, True, TILE
-                )
+                limit, count, mass, count_above, mass_above = edge(weights, vocab, limit, count, mass, goal, True, TILE)
                 share = limit.to(tl.float64)
                 quota = tl.ceil((goal - mass_above) / share)  # how many of the weights equal to the limit are needed
                 if quota < count - count_above:

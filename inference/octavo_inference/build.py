@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo_inference.built import Built
 from octavo_inference.config import PROFILES, BackendName, Dtype, EngineSettings
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.errors import SettingsError
@@ -20,14 +20,14 @@ from octavo_inference.model.load import ForeignModel, LoadedModel, TextModel, lo
 from octavo_inference.model.weights import Weights
 from octavo_inference.ops.base import Backend
 from octavo_inference.ops.native.cores import usable_cores
+from octavo_inference.ops.visible import absent_libraries, gpu_visible
 from octavo_inference.run.memory import MemoryPlan, available_memory, require_memory, resident_memory
+from octavo_inference.sizes import Sizes, fit
 
 log = logging.getLogger(__name__)
 
 # Of the memory still free before weights are packed: a machine is shared, and packing takes its part too.
 _KV_SHARE = 0.25
-# Of the pool's size: a few preempted sequences are all there is to keep at a time.
-_SWAP_SHARE = 0.25
 # A token in the row table.
 _TOKEN_BYTES = 4
 
@@ -45,34 +45,10 @@ class LoadedEngine:
     memory: MemoryPlan | None
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How the KV pool and the batch were cut."""
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    max_running: int
-    max_batched_tokens: int
-    kv_memory: int
-    host_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    backend: Backend
-    config: Description
-    sizes: Sizes
-    name: BackendName
-    dtype: Dtype
-    threads: int
-    memory: MemoryPlan | None = None
-
-
 def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
     """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault."""
     model = load_model(settings.model, native=settings.backend != "transformers")
-    built = _build_foreign(settings, model) if isinstance(model, ForeignModel) else _build_native(settings, model)
+    built = _build(settings, model)
     sizes = built.sizes
     limits = EngineLimits(
         max_model_len=sizes.max_model_len,
@@ -102,19 +78,38 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
     return LoadedEngine(engine, model.text, resolved, built.memory)
 
 
-def _build_native(settings: EngineSettings, model: LoadedModel) -> _Built:
+def _build(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built:
+    if settings.backend == "cuda" or (settings.backend == "auto" and isinstance(model, LoadedModel) and gpu_visible()):
+        absent = absent_libraries()
+        if absent:
+            raise SettingsError(
+                f"device cuda needs {' and '.join(absent)}, not installed here: use the image octavo-server instead of "
+                "octavo-server-cpu, or pip install 'octavo[inference]'",
+                "device",
+            )
+        from octavo_inference.build_cuda import build_cuda  # noqa: PLC0415 -- imports torch
+
+        return build_cuda(settings, model)
+    for field in ("quantization", "kv_dtype"):
+        value = getattr(settings, field)
+        if value != "auto":
+            raise SettingsError(f"{field} {value} needs a GPU (device cuda); without one leave it at auto", field)
+    return _build_foreign(settings, model) if isinstance(model, ForeignModel) else _build_native(settings, model)
+
+
+def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     name = _choose_backend(settings.backend)
     dtype = _choose_dtype(settings, name)
     element_bytes, default_block = _element_bytes(name, dtype)
     free = available_memory()
     require_memory(model.text.path, _weight_bytes(model.weights, name, dtype), free)
-    sizes = fit(settings, model.config, element_bytes, default_block, free)
+    sizes = _fit(settings, model.config, element_bytes, default_block, free)
     # The reference's tiles are too small to share: forks and joins cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     process = resident_memory(os.getpid())
     backend = _create(name, dtype, threads, model, sizes)
     memory = _plan(backend, model, sizes, process, free)
-    return _Built(backend, model.config, sizes, name, dtype, threads, memory)
+    return Built(backend, model.config, sizes, name, dtype, threads, memory)
 
 
 def _plan(backend: Backend, model: LoadedModel, sizes: Sizes, process: int, free: int) -> MemoryPlan | None:
@@ -134,7 +129,7 @@ def _plan(backend: Backend, model: LoadedModel, sizes: Sizes, process: int, free
     )
 
 
-def _build_foreign(settings: EngineSettings, model: ForeignModel) -> _Built:
+def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
     """A model that only transformers describes. Its KV is sized by what its attention stores in a probe."""
     if settings.backend == "reference":
         raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
@@ -152,13 +147,13 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> _Built:
     torch.set_num_threads(threads)
     module = load_module(model.folder, model.config, getattr(torch, dtype))
     config, shapes = prepare(module, model.config, model.folder)
-    sizes = fit(settings, config, element_bytes, hf.DEFAULT_BLOCK_SIZE, available_memory())
+    sizes = _fit(settings, config, element_bytes, hf.DEFAULT_BLOCK_SIZE, available_memory())
     name = f"transformers ({config.architecture}, {dtype}, {threads} thread{'s' if threads > 1 else ''})"
     log.warning("%s is computed by transformers, slower than native kernels: %s", model.text.name, config.missing)
     backend = hf.TransformersBackend(
         name, module, shapes, vocab=config.vocab, num_blocks=sizes.num_blocks, block_size=sizes.block_size
     )
-    return _Built(backend, config, sizes, "transformers", dtype, threads)
+    return Built(backend, config, sizes, "transformers", dtype, threads)
 
 
 def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
@@ -168,77 +163,15 @@ def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
     return "bfloat16" if machine_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"  # the last is ARM's
 
 
-def fit(
-    settings: EngineSettings, config: Description, element_bytes: int, default_block: int, free_memory: int
-) -> Sizes:
-    """Settle all sizes. Raises `SettingsError` with the numbers when the wishes contradict each other or the memory."""
-    profile = PROFILES[settings.profile]
-    block_size = settings.block_size or default_block
-    wanted_len = settings.max_model_len or config.max_positions
-    if wanted_len > config.max_positions:
-        raise SettingsError(
-            f"max_model_len {wanted_len} is more than the {config.max_positions} positions the model was trained for",
-            "max_model_len",
-        )
-    max_running = settings.max_running_requests or profile.max_running_requests
-    block_bytes = config.kv_bytes_per_token(element_bytes) * block_size
-    kv_memory = settings.kv_memory
-    if kv_memory is None:
-        # More than all rows at full length could ever hold is of no use.
-        useful = max_running * math.ceil(wanted_len / block_size) * block_bytes
-        kv_memory = min(int(free_memory * _KV_SHARE), useful)
-    num_blocks = kv_memory // block_bytes
-    if num_blocks < 2:
-        raise SettingsError(
-            f"kv_memory {kv_memory} bytes holds {num_blocks} blocks of {block_bytes} bytes; at least 2 are needed",
-            "kv_memory",
-        )
-    capacity = num_blocks * block_size
-    if capacity < wanted_len and settings.max_model_len is not None:
-        raise SettingsError(
-            f"max_model_len {wanted_len} does not fit kv_memory: {kv_memory} bytes hold {capacity} tokens; "
-            f"{math.ceil(wanted_len / block_size) * block_bytes} bytes are needed",
-            "max_model_len",
-        )
-    if capacity < wanted_len:
-        log.warning("max_model_len is %d of the model's %d: that is what kv_memory holds", capacity, wanted_len)
-        wanted_len = capacity
-    max_batched = settings.max_batched_tokens
-    if max_batched is None:
-        max_batched = max(profile.max_batched_tokens, max_running, 0 if settings.chunked_prefill else wanted_len)
-    if max_batched < max_running:
-        raise SettingsError(
-            f"max_batched_tokens {max_batched} is less than max_running_requests {max_running}: one token each",
-            "max_batched_tokens",
-        )
-    if max_batched < wanted_len and not settings.chunked_prefill:
-        raise SettingsError(
-            f"max_batched_tokens {max_batched} is less than max_model_len {wanted_len}, needed without chunked_prefill",
-            "max_batched_tokens",
-        )
-    return Sizes(
-        num_blocks,
-        block_size,
-        wanted_len,
-        max_running,
-        max_batched,
-        num_blocks * block_bytes,
-        _host_blocks(settings, num_blocks, block_bytes),
+def _fit(settings: EngineSettings, config: Description, element_bytes: int, block_size: int, free: int) -> Sizes:
+    return fit(
+        settings,
+        PROFILES[settings.profile],
+        max_positions=config.max_positions,
+        token_bytes=config.kv_bytes_per_token(element_bytes),
+        block_size=block_size,
+        room=lambda *_: int(free * _KV_SHARE),
     )
-
-
-def _host_blocks(settings: EngineSettings, num_blocks: int, block_bytes: int) -> int:
-    if settings.preemption == "recompute":
-        if settings.swap_memory is not None:
-            raise SettingsError("swap_memory needs preemption swap: recompute keeps nothing", "swap_memory")
-        return 0
-    if settings.swap_memory is None:
-        return max(1, int(num_blocks * _SWAP_SHARE))
-    if settings.swap_memory < block_bytes:
-        raise SettingsError(
-            f"swap_memory {settings.swap_memory} bytes holds no block of {block_bytes} bytes", "swap_memory"
-        )
-    return settings.swap_memory // block_bytes
 
 
 def _choose_backend(wanted: BackendName) -> Literal["cpu", "reference"]:

@@ -7,8 +7,10 @@ from typing import Literal
 
 from octavo_inference.core.policy import PolicyName
 
-BackendName = Literal["auto", "cpu", "reference", "transformers"]
+BackendName = Literal["auto", "cpu", "cuda", "reference", "transformers"]
 Dtype = Literal["auto", "bfloat16", "float32"]
+KvDtype = Literal["auto", "fp8", "int8"]
+Quantization = Literal["auto", "fp8"]
 Preemption = Literal["recompute", "swap"]
 Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]
@@ -33,13 +35,20 @@ PROFILES: dict[ProfileName, Profile] = {
     "balanced": Profile(max_running_requests=64, max_batched_tokens=512, prefill_slowdown=1.5),
     "throughput": Profile(max_running_requests=256, max_batched_tokens=1024, prefill_slowdown=4.0),
 }
+# A GPU reads its weights for hundreds of rows in the time it reads them for one.
+GPU_PROFILES: dict[ProfileName, Profile] = {
+    "latency": Profile(max_running_requests=32, max_batched_tokens=512, prefill_slowdown=1.3),
+    "balanced": Profile(max_running_requests=256, max_batched_tokens=2048, prefill_slowdown=1.5),
+    "throughput": Profile(max_running_requests=512, max_batched_tokens=8192, prefill_slowdown=4.0),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """One field per engine knob. Lengths in tokens, `kv_memory` in bytes, counts of sequences.
 
-    `profile` sets what is None and has a default in `PROFILES`. `static_wait_ms` counts with static batching only,
+    `profile` sets what is None and has a default in `PROFILES` or `GPU_PROFILES`. `quantization` and `kv_dtype` other
+    than "auto" (as the model has them) are for GPUs. `static_wait_ms` counts with static batching only,
     `swap_memory` (bytes) with preemption by swap. `prefill_slowdown` None: prompts are computed as fast as they can be,
     whoever waits.
     """
@@ -47,6 +56,8 @@ class EngineSettings:
     model: str = "smollm2"
     backend: BackendName = "auto"
     dtype: Dtype = "auto"
+    quantization: Quantization = "auto"
+    kv_dtype: KvDtype = "auto"
     max_model_len: int | None = None
     kv_memory: int | None = None
     block_size: int | None = None

@@ -26,10 +26,11 @@ from octavo_inference.config import PROFILES, EngineSettings
 from octavo_inference.core.blocks import PoolError
 from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.engine_loop import Engine, EngineLoop, report
-from octavo_inference.errors import OctavoError
+from octavo_inference.errors import DeviceLostError, OctavoError
 from octavo_inference.ipc import (
     DUMP_SIGNAL,
     EXIT_CORRUPT,
+    EXIT_DEVICE_LOST,
     EngineInfo,
     Failure,
     FrameReader,
@@ -96,6 +97,10 @@ def serve(connection: socket.socket, load: Loader, prepare: Callable[[], object]
         _load_and_run(channel, load)
     except _PeerGoneError:
         return 0
+    except DeviceLostError as error:
+        log.exception("the GPU is lost")
+        _last_words(channel, str(error), EXIT_DEVICE_LOST)
+        return EXIT_DEVICE_LOST
     except OctavoError as error:
         _last_words(channel, str(error))
     except PoolError as error:
@@ -141,6 +146,8 @@ def engine_settings(settings: Settings) -> EngineSettings:
         model=settings.model,
         backend=settings.device,
         dtype=settings.dtype,
+        quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
         max_model_len=settings.max_model_len,
         kv_memory=settings.kv_memory,
         block_size=settings.block_size,

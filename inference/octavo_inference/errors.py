@@ -33,3 +33,11 @@ class RequestError(OctavoError):
 
 class QueueFullError(OctavoError):
     """The waiting queue is at its bound: try again later or elsewhere."""
+
+
+class DeviceError(OctavoError):
+    """A GPU that cannot be used: no driver, too old, too small, taken. The message says what to do."""
+
+
+class DeviceLostError(DeviceError):
+    """The GPU failed while in use, and every call to it fails from now on: only a new process can go on."""

@@ -27,6 +27,9 @@ DUMP_SIGNAL = signal.SIGUSR1
 EXIT_CORRUPT = 71
 """Exit status of an engine whose books are wrong, and of its server: better no answers than someone else's."""
 
+EXIT_DEVICE_LOST = 72
+"""Exit status of an engine whose GPU failed for good, and of its server: nothing it could still say would be true."""
+
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process loads."""

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from octavo_inference.build import load_engine
-from octavo_inference.config import BackendName, Batching, Dtype, EngineSettings, Preemption, ProfileName
+from octavo_inference.config import (
+    BackendName,
+    Batching,
+    Dtype,
+    EngineSettings,
+    KvDtype,
+    Preemption,
+    ProfileName,
+    Quantization,
+)
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.errors import OctavoError, RequestError
 from octavo_inference.settings import quantity
@@ -66,6 +75,8 @@ class LLM:
         *,
         backend: BackendName = "auto",
         dtype: Dtype = "auto",
+        quantization: Quantization = "auto",
+        kv_dtype: KvDtype = "auto",
         max_model_len: int | None = None,
         kv_memory: int | str | None = None,
         block_size: int | None = None,
@@ -84,6 +95,8 @@ class LLM:
                 model=model,
                 backend=backend,
                 dtype=dtype,
+                quantization=quantization,
+                kv_dtype=kv_dtype,
                 max_model_len=max_model_len,
                 kv_memory=quantity(kv_memory) if isinstance(kv_memory, str) else kv_memory,
                 block_size=block_size,

@@ -232,7 +232,9 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
     memory = {part: f"{size / 2**20:,.0f} MiB" for part, size in service.memory().items()}
     if memory:
         log.info(
-            "memory: weights %s, KV pool %s, activations %s, swap %s, processes %s; %s when all is in use; reserve %s",
+            "memory of %s: weights %s, KV pool %s, activations %s, swap %s, processes %s; %s when all is in use; "
+            "reserve %s",
+            (info.memory and info.memory.device) or "the host",
             *(memory[part] for part in ("weights", "kv_pool", "activations", "swap", "processes", "in_all", "reserve")),
         )
     key = " -H 'Authorization: Bearer KEY'" if settings.api_key_file else ""

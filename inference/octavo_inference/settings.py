@@ -29,7 +29,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: tuple[str, ...] = ()
     max_model_len: int | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    device: Literal["auto", "cpu"] = "auto"
+    quantization: Literal["auto", "fp8"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
     kv_memory: int | None = None
     block_size: int | None = None
     prefix_caching: bool = True
@@ -141,7 +143,18 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
         default=d.dtype,
         help="auto keeps quantised weights as they are; bfloat16 converts them: more exact, more memory, slower",
     )
-    model.add_argument("--device", choices=("auto", "cpu"), default=d.device)
+    model.add_argument(
+        "--quantization",
+        choices=("auto", "fp8"),
+        default=d.quantization,
+        help="auto: as the checkpoint is; fp8 rounds whole weights to 8 bits as they are loaded (GPU)",
+    )
+    model.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default=d.device,
+        help="auto takes a GPU where one is visible (default: auto)",
+    )
 
     engine = parser.add_argument_group("engine")
     engine.add_argument(
@@ -151,7 +164,16 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
         help="memory for KV blocks, for example 512Mi (default: sized from free memory)",
     )
     engine.add_argument(
-        "--block-size", type=_block_size, metavar="TOKENS", help="tokens per KV block: 16, 32, 64 or 128 (default: 32)"
+        "--block-size",
+        type=_block_size,
+        metavar="TOKENS",
+        help="tokens per KV block: 16, 32, 64 or 128 (default: 16 on a GPU, else 32)",
+    )
+    engine.add_argument(
+        "--kv-dtype",
+        choices=("auto", "fp8", "int8"),
+        default=d.kv_dtype,
+        help="how K and V are kept: fp8 and int8 hold twice as many tokens (GPU; default: as activations)",
     )
     engine.add_argument(
         "--prefix-caching",

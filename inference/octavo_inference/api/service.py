@@ -114,7 +114,10 @@ class Service:
         return {name: str(getattr(info, name)) for name in names}
 
     def memory(self) -> dict[str, int]:
-        """Bytes planned at start, by part; `in_all` is their sum, `reserve` what it leaves. Empty without a plan."""
+        """Bytes planned at start, by part; `in_all` is their sum, `reserve` what it leaves. Empty without a plan.
+
+        On a GPU both count its memory alone, without swap and processes.
+        """
         plan = None if self.loaded is None else self.loaded.info.memory
         if plan is None:
             return {}
@@ -125,7 +128,7 @@ class Service:
             "activations": plan.activations,
             "swap": plan.swap,
             "processes": processes,
-            "in_all": plan.grows + processes,
+            "in_all": plan.grows + (0 if plan.device else processes),
             "reserve": max(0, plan.available - plan.grows),
         }
 

@@ -19,7 +19,7 @@ from octavo_inference.core.policy import POLICIES, PolicyName
 from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.sequence import Sequence, State
-from octavo_inference.errors import QueueFullError, RequestError
+from octavo_inference.errors import DeviceLostError, QueueFullError, RequestError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.description import Description
 from octavo_inference.ops.base import Backend
@@ -193,6 +193,8 @@ class Engine:
                 self.backend.copy_blocks(plan.copies)
             batch = self._rows.gather(plan)
             result = self.backend.step(batch)
+        except DeviceLostError:
+            raise  # no step can succeed any more
         except Exception:
             log.exception("step %d failed", self.heartbeat)
             if self._gives_up():

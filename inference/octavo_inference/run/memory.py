@@ -12,8 +12,10 @@ from octavo_inference.errors import ModelError
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process will have in RAM once all of it is used, in bytes.
+    """What the engine process will have in memory once all of it is used, in bytes.
 
+    With a `device`, weights, KV pool and activations are in its memory, and `available` is what was free there; swap
+    and process are in RAM.
     `process` is the interpreter and its libraries before the model was loaded; `available` what could be had then.
     `weights` counts the embedding although it may stay in the mapped file: its rows come into RAM as they are read.
     """
@@ -24,11 +26,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     swap: int = 0
     process: int = 0
     available: int = 0
+    device: str = ""
 
     @property
     def grows(self) -> int:
         """Taken of what was available."""
-        return self.weights + self.kv_pool + self.activations + self.swap
+        return self.weights + self.kv_pool + self.activations + (0 if self.device else self.swap)
 
 
 def available_memory(root: Path = Path("/")) -> int:

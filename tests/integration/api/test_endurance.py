@@ -44,7 +44,7 @@ def full_server(start):
 def test_memory_in_use_is_what_was_planned(full_server):
     planned = measured(full_server, "memory_budget_bytes", "part")
     in_use = sum(measured(full_server, "process_resident_bytes", "process").values())
-    assert "memory: weights " in full_server.log
+    assert "memory of the host: weights " in full_server.log
     assert planned["in_all"] == sum(planned[p] for p in ("weights", "kv_pool", "activations", "swap", "processes"))
     assert in_use == pytest.approx(planned["in_all"], rel=0.05)
 

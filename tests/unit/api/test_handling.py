@@ -9,6 +9,7 @@ from octavo_inference.api.auth import Keys
 from octavo_inference.client import ProcessClient
 from octavo_inference.core.blocks import PoolError
 from octavo_inference.core.request import DEADLINE, Output
+from octavo_inference.errors import DeviceLostError
 from octavo_inference.streams import EngineDiedError
 
 from .test_process import INFO, Child, request
@@ -109,3 +110,19 @@ async def test_wrong_books_end_the_engine_with_a_status_of_their_own(fake_engine
     assert isinstance(error, EngineDiedError)
     assert (error.status, child.status) == (71, engine_process.EXIT_CORRUPT)
     assert "block 3 has ref 1" in str(error)
+
+
+async def test_a_lost_gpu_ends_the_engine_with_a_status_of_its_own(fake_engine):
+    def lost():
+        raise DeviceLostError("the GPU failed and stays failed: an illegal memory access")
+
+    fake_engine.step = lost
+    child = Child(lambda _: (fake_engine, INFO))
+    client = ProcessClient(child, stall_seconds=30)
+    await client.start()
+    client.hub.open_stream().submit(request("a"))
+    error = await client.hub.failed()
+    child.thread.join(5)
+    await client.close()
+    assert (error.status, child.status) == (72, engine_process.EXIT_DEVICE_LOST)
+    assert "an illegal memory access" in str(error)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from octavo_inference import build
-from octavo_inference.build import fit
-from octavo_inference.config import EngineSettings
+from octavo_inference.config import PROFILES, EngineSettings
 from octavo_inference.errors import ModelError, SettingsError
 from octavo_inference.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.run.memory import available_memory
+from octavo_inference.sizes import fit
 
 from .echo import CONFIG
 
@@ -20,8 +20,16 @@ BLOCK_BYTES = 2 * 2 * 2 * 8 * 2 * 32  # K and V, layers, heads, dim, bytes, toke
 GIB = 2**30
 
 
-def sizes(free: int = GIB, **wishes: Any) -> Any:
-    return fit(EngineSettings(**wishes), CONFIG, 2, 32, free)
+def sizes(room: int = GIB, **wishes: Any) -> Any:
+    settings = EngineSettings(**wishes)
+    return fit(
+        settings,
+        PROFILES[settings.profile],
+        max_positions=CONFIG.max_positions,
+        token_bytes=CONFIG.kv_bytes_per_token(2),
+        block_size=32,
+        room=lambda *_: room,
+    )
 
 
 def test_defaults_take_what_is_useful_and_no_more() -> None:
@@ -31,7 +39,7 @@ def test_defaults_take_what_is_useful_and_no_more() -> None:
 
 
 def test_little_memory_makes_the_pool_and_the_longest_sequence_smaller() -> None:
-    got = sizes(free=4 * 5 * BLOCK_BYTES + 100)
+    got = sizes(room=5 * BLOCK_BYTES + 100)
     assert got.num_blocks == 5
     assert got.max_model_len == 160
     assert got.kv_memory == 5 * BLOCK_BYTES

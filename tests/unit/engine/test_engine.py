@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_inference.core.request import Request, SamplingParams
-from octavo_inference.errors import QueueFullError, RequestError
+from octavo_inference.errors import DeviceLostError, QueueFullError, RequestError
 from octavo_inference.failpoints import Failpoints
 
 Make = Callable[..., Any]
@@ -330,6 +330,19 @@ def test_an_id_in_use_is_refused(runner: Make) -> None:
     run.submit("a", [1])
     with pytest.raises(RequestError, match="already in use"):
         run.submit("a", [2])
+
+
+def test_a_lost_device_is_no_failed_step(runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner()
+    run.submit("a", [1])
+
+    def lost(_: object) -> None:
+        raise DeviceLostError("the GPU failed")
+
+    monkeypatch.setattr(run.engine.backend, "step", lost)
+    with pytest.raises(DeviceLostError):
+        run.step()
+    assert "a" not in {name for name, _ in run.final}, "nobody is told of an end that another process may change"
 
 
 def test_a_failed_step_ends_its_requests_and_no_others(runner: Make) -> None:

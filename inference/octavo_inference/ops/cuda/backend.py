@@ -1,0 +1,172 @@
+"""The CUDA backend: `Decoder` and `Sampler` behind the protocol that all backends share.
+
+Under TRITON_INTERPRET=1 the same code runs on the CPU, its kernels interpreted one program after the other: slow, and
+the proof that everything but the speed is right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo_inference.config import KvDtype, Quantization
+from octavo_inference.core.request import MAX_LOGPROBS
+from octavo_inference.errors import ModelError, SettingsError
+from octavo_inference.failpoints import Failpoints
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import Weights
+from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
+from octavo_inference.ops.cuda.decoder import Decoder
+from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, watched
+from octavo_inference.ops.cuda.inputs import Stage
+from octavo_inference.ops.cuda.pool import allocate_pool
+from octavo_inference.ops.cuda.rehearsal import rehearsal
+from octavo_inference.ops.cuda.sampling import Sampler
+from octavo_inference.ops.cuda.transfer import Transfer
+from octavo_inference.ops.cuda.upload import upload
+from octavo_inference.ops.triton.blocks import copy_blocks
+from octavo_inference.run.batch import Batch, Float32, StepResult
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BLOCK_SIZE = 16
+_KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+class CudaBackend:
+    """`Backend` on one GPU. All its memory is allocated when it is made."""
+
+    def __init__(self, device: Device, decoder: Decoder, sampler: Sampler, failpoints: Failpoints) -> None:
+        kind = f", {decoder.pool.data.dtype} KV".replace("torch.", "")
+        self.name = f"cuda ({device.name}{kind})"
+        self.block_size = decoder.limits.block_size
+        self.num_blocks = decoder.pool.data.shape[1]
+        self.vocab_size = decoder.config.vocab
+        self._device = device.torch
+        self._failpoints = failpoints
+        self._decoder = decoder
+        self._sampler = sampler
+        self._stage = Stage(decoder.buffers["inputs"])
+        self._transfer = Transfer(decoder.pool)
+
+    @classmethod
+    def create(
+        cls,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        device: Device,
+        num_blocks: int,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        max_batched_tokens: int,
+        max_running: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        kv_dtype: KvDtype = "auto",
+        quantization: Quantization = "auto",
+        progress: Callable[[int, int], None] | None = None,
+        failpoints: Failpoints | None = None,
+    ) -> CudaBackend:
+        """Load the weights onto the device and allocate everything else there.
+
+        `progress` is told the bytes of weights that are there and that there will be. Raises `ModelError` and
+        `SettingsError` for what the kernels or the card cannot do.
+        """
+        check(config, device, kv_dtype, quantization)
+        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size)
+        ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
+        tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
+        decoder = Decoder(
+            config,
+            upload(config, weights, device=device.torch, dtype=dtype, quantization=quantization, progress=progress),
+            allocate_pool(
+                layers=config.layers,
+                num_blocks=num_blocks,
+                kv_heads=config.kv_heads,
+                block_size=block_size,
+                head_dim=config.head_dim,
+                dtype=kv_type(kv_dtype, dtype),
+                device=device.torch,
+            ),
+            tuple(None if rope is None else tables[rope] for rope in map(config.rope, range(config.layers))),
+            allocate(buffer_shapes(config, limits, dtype), device.torch),
+            limits,
+        )
+        sampler = Sampler(
+            device.torch,
+            vocab=config.vocab,
+            max_rows=max_running,
+            max_model_len=max_model_len,
+            max_logprobs=MAX_LOGPROBS,
+        )
+        return cls(device, decoder, sampler, failpoints or Failpoints(""))
+
+    def warm_up(self) -> None:
+        """Have all kernels compiled and loaded: the first requests are not to wait for that."""
+        with watched(self._synchronize):
+            for batch in rehearsal(self._decoder.limits):
+                self._sampler.sample(self._decoder.forward(self._stage.load(batch)), batch.sample)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model over the batch, store K and V, sample. Raises `DeviceLostError` when the GPU is gone."""
+        with watched(self._synchronize):
+            self._failpoints.hit("gpu.step")
+            return self._sampler.sample(self._decoder.forward(self._stage.load(batch)), batch.sample)
+
+    def logits(self, batch: Batch) -> Float32:
+        """The step without sampling: logits [R, vocab] of the sample rows."""
+        with watched(self._synchronize):
+            logits: Float32 = self._decoder.forward(self._stage.load(batch)).cpu().numpy().copy()
+            return logits
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks (source, destination), all layers."""
+        with watched(self._synchronize):
+            on_device = torch.tensor(pairs, dtype=torch.int32).to(self._device)
+            pool = self._decoder.pool
+            for tensor in (pool.data, pool.scales):
+                if tensor is not None:
+                    copy_blocks(tensor, on_device)
+
+    def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
+        """A copy of whole blocks, all layers: [block, bytes]."""
+        with watched(self._synchronize):
+            return self._transfer.to_host(blocks)
+
+    def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
+        with watched(self._synchronize):
+            self._transfer.from_host(saved, blocks)
+
+    def _synchronize(self) -> None:
+        self._failpoints.hit("gpu.sync")
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def limits_of(device: Device, tokens: int, rows: int, max_model_len: int, block_size: int) -> Limits:
+    """The largest step of these settings."""
+    return Limits(tokens, rows, -(-max_model_len // block_size), block_size, device.multiprocessors)
+
+
+def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
+    """What K and V are kept as: "auto" is as activations are."""
+    return dtype if kv_dtype == "auto" else _KV_TYPES[kv_dtype]
+
+
+def check(config: ModelConfig, device: Device, kv_dtype: KvDtype, quantization: Quantization) -> None:
+    """Refuse what the kernels or the card cannot do. Raises `ModelError` or `SettingsError`."""
+    if config.heads % config.kv_heads:
+        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+    for field, value in (("kv_dtype", kv_dtype), ("quantization", quantization)):
+        if value == "fp8" and device.torch.type == "cuda" and device.capability < FP8_CAPABILITY:
+            raise SettingsError(
+                f"{field} fp8 needs a card of compute capability {'.'.join(map(str, FP8_CAPABILITY))} (L4, H100 and "
+                f"newer); {device.name} has {'.'.join(map(str, device.capability))}: leave it at auto"
+                + (", or use int8" if field == "kv_dtype" else ""),
+                field,
+            )

@@ -1,0 +1,113 @@
+"""The decoder op by op: Triton kernels and matrix products over buffers that are there already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor as Torch
+
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.ops.cuda.buffers import Limits
+from octavo_inference.ops.cuda.inputs import Inputs
+from octavo_inference.ops.cuda.pool import KvPool
+from octavo_inference.ops.cuda.upload import DeviceLayer, DeviceWeights
+from octavo_inference.ops.triton.activation import gated
+from octavo_inference.ops.triton.attention import attend
+from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
+from octavo_inference.ops.triton.prepare import prepare
+from octavo_inference.ops.triton.reduce import Partial, partial_views
+from octavo_inference.ops.triton.rope_store import rope_store
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model on the device with its pool and buffers (`buffers.buffer_shapes`).
+
+    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None.
+    """
+
+    config: ModelConfig
+    weights: DeviceWeights
+    pool: KvPool
+    ropes: tuple[Torch | None, ...]
+    buffers: dict[str, Torch]
+    limits: Limits
+
+    def forward(self, inputs: Inputs) -> Torch:
+        """Logits [R, vocab] in float32 of the sample rows, until the next call. K and V of all tokens are stored."""
+        config, weights, tokens = self.config, self.weights, len(inputs.tokens)
+        residual, normed = self._first("residual", tokens), self._first("normed", tokens)
+        positions, slots = self._first("positions", tokens), self._first("slots", tokens)
+        prepare(inputs.query_start, inputs.seq_len, inputs.table, self.limits.block_size, positions, slots)
+        weights.embedding(inputs.tokens, residual, scale=config.embedding_scale)
+        rms_norm(residual, weights.layers[0].input_norm, config.norm_eps, normed)
+        for number, layer in enumerate(weights.layers):
+            attended = self._attention(number, layer, normed, inputs)
+            self._add(residual, attended, layer.attention_output_norm, layer.post_norm, normed)
+            mixed = self._mlp(layer, normed)
+            following = weights.layers[number + 1].input_norm if number + 1 < config.layers else weights.final_norm
+            self._add(residual, mixed, layer.mlp_output_norm, following, normed)
+        return self._logits(normed, inputs.rows)
+
+    def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
+        config, tokens, sequences = self.config, len(x), len(inputs.seq_len)
+        q, attended = self._first("q", tokens), self._first("attended", tokens)
+        kv, scales = self.pool.layer(number)
+        rope_store(
+            layer.qkv(x, self._first("qkv", tokens)),
+            self._first("positions", tokens),
+            self._first("slots", tokens),
+            self.ropes[number],
+            layer.q_norm,
+            layer.k_norm,
+            config.norm_eps,
+            q,
+            kv,
+            scales,
+        )
+        attend(
+            q,
+            kv,
+            scales,
+            inputs.table,
+            inputs.query_start,
+            inputs.seq_len,
+            attended,
+            scale=config.score_scale,
+            window=config.window(number),
+            softcap=config.attention_softcap,
+            partial=self._partial(tokens, sequences),
+        )
+        return layer.o(attended.view(tokens, -1), self._first("projected", tokens))
+
+    def _partial(self, tokens: int, sequences: int) -> Partial | None:
+        """Where the keys of decoding sequences are split; prompts have programs enough."""
+        segments = self.limits.segments(self.config, sequences)
+        if tokens > sequences or segments == 1:
+            return None
+        heads, dim = self.config.heads, self.config.head_dim
+        return partial_views(self.buffers["partial"], tokens=tokens, heads=heads, head_dim=dim, segments=segments)
+
+    def _mlp(self, layer: DeviceLayer, x: Torch) -> Torch:
+        tokens = len(x)
+        activated = self._first("activated", tokens)
+        gated(layer.gate_up(x, self._first("gate_up", tokens)), activated, self.config.activation)
+        return layer.down(activated, self._first("projected", tokens))
+
+    def _add(self, residual: Torch, x: Torch, x_norm: Torch | None, norm: Torch, out: Torch) -> None:
+        add_rms_norm(residual, x, self.config.residual_scale, norm, self.config.norm_eps, out, x_norm)
+
+    def _logits(self, normed: Torch, rows: Torch) -> Torch:
+        count, config = len(rows), self.config
+        sampled = self._first("sampled", count)
+        torch.index_select(normed, 0, rows, out=sampled)
+        logits = self.weights.lm_head(sampled, self._first("logits", count))
+        if config.logit_scale != 1.0:
+            logits.mul_(config.logit_scale)
+        if config.logit_softcap is not None:
+            logits.div_(config.logit_softcap).tanh_().mul_(config.logit_softcap)
+        return logits
+
+    def _first(self, name: str, count: int) -> Torch:
+        return self.buffers[name][:count]

@@ -1,0 +1,110 @@
+"""What is said of a GPU that cannot be used, decided from what driver and card say of themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo_inference.errors import DeviceError, DeviceLostError
+from octavo_inference.ops.cuda import device
+from octavo_inference.ops.cuda.device import Device, Driver, explain, judge, judge_capability, require_room, watched
+
+GIB = 2**30
+SOUND = Driver(status=0, version=13020, devices=1)
+
+
+def h200(free: float = 139.0) -> Device:
+    return Device(torch.device("cpu"), "NVIDIA H200", (9, 0), 132, 140 * GIB, int(free * GIB))
+
+
+@pytest.mark.parametrize(
+    ("driver", "wheel", "sentence"),
+    [
+        (SOUND, None, "torch was built without CUDA"),
+        (None, "13.2", "no NVIDIA driver: libcuda.so.1 is not there"),
+        (Driver(0, 12080, 1), "13.2", "too old: it knows CUDA 12.8, and torch was built for CUDA 13.2"),
+        (Driver(803, 13020, 0), "13.2", "the NVIDIA driver is too old"),
+        (Driver(100, 13020, 0), "13.2", "sees no GPU"),
+        (Driver(0, 13020, 0), "13.2", "sees no GPU"),
+        (Driver(999, 13020, 0), "13.2", r"does not start \(cuInit gives 999\)"),
+    ],
+)
+def test_each_thing_wrong_with_a_driver_has_its_sentence(driver: Driver | None, wheel: str, sentence: str) -> None:
+    refusal = judge(driver, wheel)
+    assert refusal is not None
+    assert "\n" not in refusal
+    with pytest.raises(DeviceError, match=sentence):
+        raise DeviceError(refusal)
+
+
+@pytest.mark.parametrize("version", [13000, 13020, 14010])
+def test_a_driver_of_the_same_or_a_later_major_version_is_sound(version: int) -> None:
+    assert judge(Driver(0, version, 1), "13.2") is None
+
+
+def test_what_hides_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
+    assert "visible devices are set to 'void'" in str(judge(Driver(100, 13020, 0), "13.2"))
+
+
+@pytest.mark.parametrize(("capability", "sound"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((12, 0), True)])
+def test_old_cards_are_refused_by_name(capability: tuple[int, int], sound: bool) -> None:
+    refusal = judge_capability("Tesla T4", capability)
+    assert (refusal is None) == sound
+    if refusal:
+        assert "Tesla T4 has compute capability 7.5, and the kernels need 8.0" in refusal
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("CUDA error: all CUDA-capable devices are busy or unavailable\nmore", "taken: another process has it"),
+        ("CUDA error: out of memory", "taken: other processes left no memory"),
+        ("CUDA error: initialization error", "cannot be used: CUDA error: initialization error"),
+        ("", "cannot be used: no reason given"),
+    ],
+)
+def test_a_gpu_that_is_there_and_cannot_begin(said: str, sentence: str) -> None:
+    told = explain(said)
+    assert sentence in told
+    assert "\n" not in told
+
+
+def test_a_model_that_would_fit_an_empty_card_names_the_others() -> None:
+    with pytest.raises(DeviceError, match=r"needs 30.0 GiB and 20.0 of 140.0 GiB are free .* other processes hold 120"):
+        require_room(h200(free=20), 30 * GIB)
+
+
+def test_a_model_that_never_fits_names_what_could_be_smaller() -> None:
+    with pytest.raises(DeviceError, match=r"needs 200.0 GiB and 139.0 of 140.0 GiB .*choose a larger GPU"):
+        require_room(h200(), 200 * GIB)
+
+
+def test_what_fits_is_not_refused() -> None:
+    require_room(h200(), 139 * GIB)
+
+
+def test_an_error_that_passes_is_a_requests_own() -> None:
+    with pytest.raises(ValueError, match="one bad request"), watched(lambda: None):
+        raise ValueError("one bad request")
+
+
+def test_an_error_that_stays_is_the_end_of_the_device() -> None:
+    def check() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+
+    sentence = "an illegal memory access was encountered; the process ends"
+    with pytest.raises(DeviceLostError, match=sentence) as lost, watched(check):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert "\n" not in str(lost.value)
+
+
+def test_this_machine_is_told_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine this is: with a GPU that torch can use one is found, else a sentence says why not."""
+    monkeypatch.delenv("TRITON_INTERPRET")
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= device.MIN_CAPABILITY:
+        assert device.find_device().free > 0
+        return
+    with pytest.raises(DeviceError) as refused:
+        device.find_device()
+    assert "\n" not in str(refused.value)

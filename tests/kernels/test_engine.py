@@ -1,0 +1,196 @@
+"""The whole engine on the CUDA backend, its kernels interpreted: token for token what the reference gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import Tensor, Weights
+from octavo_inference.ops.base import Backend
+from octavo_inference.ops.cuda.backend import CudaBackend
+from octavo_inference.ops.cuda.device import find_device
+from octavo_inference.ops.reference import ReferenceBackend
+from octavo_inference.run.batch import Batch, SampleRows
+
+from ..unit.engine.echo import Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
+
+Model = tuple[ModelConfig, Weights]
+BLOCK, LONGEST = 8, 32
+PROMPTS = [np.random.default_rng(i).integers(0, 60, size).tolist() for i, size in enumerate((3, 13, 18))]
+
+
+def cuda(model: Model, blocks: int = 32, **given: Any) -> CudaBackend:
+    return CudaBackend.create(
+        *model,
+        device=find_device(),
+        num_blocks=blocks,
+        block_size=BLOCK,
+        max_batched_tokens=128,
+        max_running=32,
+        max_model_len=LONGEST,
+        dtype=torch.float32,
+        **given,
+    )
+
+
+def reference(model: Model, blocks: int = 32) -> ReferenceBackend:
+    return ReferenceBackend(*model, num_blocks=blocks, block_size=BLOCK, max_model_len=LONGEST)
+
+
+def with_everything() -> Model:
+    """The model with biases, windows, norms and caps in all places that have one."""
+    config, weights = tiny_model()
+    rng = np.random.default_rng(2)
+
+    def vector(size: int, around: float) -> Tensor:
+        return Tensor("f32", (size,), (around + 0.3 * rng.standard_normal(size)).astype(np.float32))
+
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    layers = tuple(
+        replace(
+            layer,
+            **{f"{name}_bias": vector(getattr(layer, name).shape[0], 0.0) for name in names},
+            q_norm=vector(config.head_dim, 1.0),
+            k_norm=vector(config.head_dim, 1.0),
+            attention_output_norm=vector(config.hidden, 1.0),
+            mlp_output_norm=vector(config.hidden, 1.0),
+        )
+        for layer in weights.layers
+    )
+    config = replace(
+        config,
+        windows=(5, None),
+        local_rope_theta=100.0,
+        rotary_dim=4,
+        attention_softcap=4.0,
+        logit_softcap=6.0,
+        logit_scale=0.9,
+        embedding_scale=1.5,
+        residual_scale=0.8,
+        activation="gelu_tanh",
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        qk_norm=True,
+        output_norms=True,
+    )
+    return config, replace(weights, layers=layers)
+
+
+MODELS: dict[str, Callable[[], Model]] = {"plain": tiny_model, "with everything": with_everything}
+NO_CACHE = {"caching": False}
+
+
+def run(backend: Backend, **limits: Any) -> Runner:
+    """All prompts together: half greedy, half sampled, one with two answers and log-probabilities."""
+    runner = make_runner(backend, max_model_len=LONGEST, **({"budget": 40, "max_running": 8} | limits))
+    for i, prompt in enumerate(PROMPTS):
+        runner.submit(str(i), prompt, temperature=i % 2, seed=i, max_tokens=5, ignore_eos=True)
+    runner.submit("two", PROMPTS[1], temperature=1.0, top_p=0.9, seed=9, n=2, max_tokens=5, ignore_eos=True)
+    runner.finish()
+    return runner
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, dict[tuple[str, int], list[int]]]:
+    return {name: run(reference(make()), **NO_CACHE).tokens for name, make in MODELS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "limits"),
+    [
+        ("plain", 32, NO_CACHE),
+        ("with everything", 32, NO_CACHE),
+        ("with everything", 32, {"caching": False, "budget": 7, "max_running": 3}),
+        ("plain", 4, {}),
+        ("with everything", 4, {"host_blocks": 20}),
+    ],
+    ids=["company", "company, with everything", "chunks", "preemption by recompute", "preemption by swap"],
+)
+def test_the_engine_gives_the_tokens_of_the_reference(
+    expected: dict[str, dict[tuple[str, int], list[int]]], name: str, blocks: int, limits: dict[str, Any]
+) -> None:
+    runner = run(cuda(MODELS[name](), blocks), **limits)
+    assert runner.tokens == expected[name]
+    scheduler = runner.engine.scheduler
+    assert (scheduler.preemptions > 0) == (blocks < 32)
+    assert (scheduler.swaps > 0) == ("host_blocks" in limits)
+
+
+def test_prefix_hits_change_no_token(expected: dict[str, dict[tuple[str, int], list[int]]]) -> None:
+    runner = run(cuda(with_everything()))
+    runner.submit("again", PROMPTS[2], temperature=0, seed=2, max_tokens=5, ignore_eos=True)
+    runner.finish()
+    assert runner.engine.scheduler.hit_tokens > 0
+    assert runner.tokens["again", 0] == runner.tokens["2", 0] == expected["with everything"]["2", 0]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Model:
+    return MODELS[request.param]()
+
+
+def test_logits_are_those_of_the_reference(model: Model, record: Callable[..., None]) -> None:
+    tokens = np.random.default_rng(1).integers(0, 60, 30).astype(np.int32)
+    batch = prompt(tokens, [3, 1, 4, 0])
+    found, wanted = cuda(model).logits(batch), reference(model).logits(batch)
+    error = float(np.abs(found - wanted).max())
+    record("engine: logits", "4/2 heads of 8, 2 layers", "float32", error)
+    # Sums of a few dozen float32 products in another order.
+    assert error < 2e-5 * float(np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_eight_bit_keys_and_values_are_close(model: Model, kv_dtype: str, record: Callable[..., None]) -> None:
+    tokens = np.random.default_rng(1).integers(0, 60, 30).astype(np.int32)
+    batch = prompt(tokens, [3, 1, 4, 0])
+    found, wanted = cuda(model, kv_dtype=kv_dtype).logits(batch), reference(model).logits(batch)
+    divergence = kl(wanted, found)
+    record(f"engine: KL of logits, {kv_dtype} KV", "4/2 heads of 8, 2 layers", "float32", divergence)
+    assert 0 < divergence < (0.05 if kv_dtype == "fp8" else 0.005)
+
+
+def test_swapped_blocks_come_back_as_they_were() -> None:
+    backend = cuda(tiny_model(), kv_dtype="int8")
+    tokens = np.random.default_rng(1).integers(0, 60, 30).astype(np.int32)
+    backend.logits(prompt(tokens, [3, 1, 4, 0]))
+    saved = backend.to_host([3, 1, 4, 0])
+    backend.from_host(np.zeros_like(saved), [3, 1, 4, 0])
+    assert not backend.to_host([3, 1, 4, 0]).any()
+    backend.from_host(saved, [17, 18, 19, 20])
+    backend.copy_blocks([(17, 10), (20, 12)])
+    assert np.array_equal(backend.to_host([10, 18, 19, 12]), saved)
+
+
+def prompt(tokens: np.ndarray, blocks: list[int]) -> Batch:
+    """All of one sequence, logits of each token."""
+    count = len(tokens)
+    at = np.arange(count, dtype=np.int32)
+    table = np.array([blocks], np.int32)
+    return Batch(
+        tokens=tokens,
+        positions=at,
+        slots=(table[0, at // BLOCK] * BLOCK + at % BLOCK).astype(np.int32),
+        query_start=np.array([0, count], np.int32),
+        seq_len=np.array([count], np.int32),
+        block_table=table,
+        sample=SampleRows.greedy(at, at + 1),
+    )
+
+
+def kl(wanted: np.ndarray, found: np.ndarray) -> float:
+    """Mean Kullback-Leibler divergence of rows of logits, in nats."""
+
+    def log_softmax(x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float64)
+        x = x - x.max(axis=1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+    p, q = log_softmax(wanted), log_softmax(found)
+    return float((np.exp(p) * (p - q)).sum(axis=1).mean())

@@ -18,7 +18,7 @@ _BLOCK_SIZE = 32
 _KV_SHARE = 0.25
 _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
-# Running requests and tokens of a step, by profile.
+# Running requests and tokens of a step, by profile, on a CPU.
 _PROFILES = {"latency": (16, 256), "balanced": (64, 512), "throughput": (256, 1024)}
 # Flags of octavo-server that change what memory is for: where they are given, the server alone knows.
 _SIZING = (

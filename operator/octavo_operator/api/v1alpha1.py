@@ -494,6 +494,20 @@ class Availability(Block):
 _MEMORY = "(has(self.resources.memory) ? string(self.resources.memory) : has(self.resources.profile) ? '' : '16Gi')"
 
 
+def _by_profile(latency: int, balanced: int, throughput: int) -> str:
+    profile = "self.engine.profile"
+    return (
+        f"(!has({profile}) || {profile} == 'balanced' ? {balanced} : {profile} == 'latency' ? {latency} : {throughput})"
+    )
+
+
+_ROWS = (
+    "(has(self.engine.scheduler.maxRunningRequests) ? self.engine.scheduler.maxRunningRequests : "
+    f"self.resources.gpu.count > 0 ? {_by_profile(32, 256, 512)} : {_by_profile(16, 64, 256)})"
+)
+_BATCHED = "self.engine.scheduler.maxBatchedTokens"
+
+
 class Spec(Block):
     """The wanted state of one served model."""
 
@@ -519,6 +533,13 @@ class Spec(Block):
         Rule(
             rule="self.resources.gpu.count > 0 || !has(self.engine.kv.blockSize) || self.engine.kv.blockSize != 16",
             message="engine.kv.blockSize is 16: a CPU reads 32 keys at a time; use 32, 64 or 128, or leave it out",
+        ),
+        Rule(
+            rule=f"!has({_BATCHED}) || {_BATCHED} >= {_ROWS}",
+            message="scheduler.maxBatchedTokens must not be less than scheduler.maxRunningRequests (or the profile's): "
+            "every running sequence needs one token in a step",
+            found="'scheduler.maxBatchedTokens is %d and %d sequences may run: each needs a token in a step; raise "
+            f"maxBatchedTokens or lower maxRunningRequests'.format([{_BATCHED}, {_ROWS}])",
         ),
         Rule(
             rule="self.resources.gpu.count > 0 || !has(self.engine.kv.dtype) || self.engine.kv.dtype == 'auto'",

@@ -177,12 +177,6 @@ class EnvFrom(Block):
     config_map_ref: ObjectRef | None = Field(default=None, description="A ConfigMap.")
 
 
-_ROWS = (
-    "(has(self.scheduler.maxRunningRequests) ? self.scheduler.maxRunningRequests : "
-    "!has(self.profile) || self.profile == 'balanced' ? 64 : self.profile == 'latency' ? 16 : 256)"
-)
-
-
 class Engine(Block):
     """How the inference server runs."""
 
@@ -198,14 +192,6 @@ class Engine(Block):
             rule="!has(self.cachePolicy) || self.prefixCaching",
             message="engine.cachePolicy needs engine.prefixCaching: it says how long cached prefixes are kept; set "
             "prefixCaching to true, or leave cachePolicy out",
-        ),
-        Rule(
-            rule="!has(self.scheduler) || !has(self.scheduler.maxBatchedTokens) || "
-            f"self.scheduler.maxBatchedTokens >= {_ROWS}",
-            message="scheduler.maxBatchedTokens must not be less than scheduler.maxRunningRequests (or the profile's): "
-            "every running sequence needs one token in a step",
-            found="'scheduler.maxBatchedTokens is %d and %d sequences may run: each needs a token in a step; raise "
-            f"maxBatchedTokens or lower maxRunningRequests'.format([self.scheduler.maxBatchedTokens, {_ROWS}])",
         ),
         Rule(
             rule="!has(self.scheduler) || self.scheduler.chunkedPrefill || !has(self.scheduler.maxBatchedTokens) || "
@@ -228,7 +214,8 @@ class Engine(Block):
     profile: Literal["latency", "balanced", "throughput"] | None = Field(
         default=None,
         description="What scheduler.maxRunningRequests, maxBatchedTokens and prefillSlowdownPercent are when they are "
-        "not given: 16, 256, 130 (`latency`), 64, 512, 150 (`balanced`, the default) or 256, 1024, 400 (`throughput`).",
+        "not given: 16, 256, 130 (`latency`), 64, 512, 150 (`balanced`, the default) or 256, 1024, 400 (`throughput`); "
+        "on a GPU 32, 512, 130 (`latency`), 256, 2048, 150 (`balanced`) or 512, 8192, 400 (`throughput`).",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo_inference.config import PROFILES
+from octavo_inference.config import GPU_PROFILES, PROFILES
 from octavo_operator.api.generate import files, main
 from octavo_operator.api.resource import InvalidSpecError, LLMDeployment, parse
 from octavo_operator.api.schema import crd
@@ -98,10 +98,10 @@ def test_unset_engine_knobs_are_left_to_the_engine() -> None:
 
 
 def test_sizes_named_in_the_api_are_those_of_the_engines_profiles() -> None:
-    engine = schema()["spec"]["properties"]["engine"]
-    stated = engine["properties"]["profile"]["description"]
-    (rule,) = (r["rule"] for r in engine["x-kubernetes-validations"] if "self.profile == 'latency'" in r["rule"])
-    for name, profile in PROFILES.items():
+    spec = schema()["spec"]
+    stated = spec["properties"]["engine"]["properties"]["profile"]["description"]
+    (rule,) = (r["rule"] for r in spec["x-kubernetes-validations"] if "profile == 'latency'" in r["rule"])
+    for name, profile in (*PROFILES.items(), *GPU_PROFILES.items()):
         rows, tokens, percent = profile.max_running_requests, profile.max_batched_tokens, profile.prefill_slowdown * 100
         assert f"{rows}, {tokens}, {percent:g} (`{name}`" in stated
         assert f" {rows}" in rule

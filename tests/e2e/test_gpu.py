@@ -159,7 +159,8 @@ def test_a_server_without_cuda_says_so_in_its_log_and_in_the_resource(
     """The pod has a GPU, and nothing to compute on it with."""
     resources = {"cpu": "10m", "gpu": {"count": 1}}
     models.apply(changed(installation.example, "bare", engine={"image": cpu_image}, resources=resources, **QUICK))
-    message = eventually("bare fails", lambda: failure(models, "bare", "CrashLoop", "cuda"), timeout=TIMEOUT)
+    says = ("device cuda needs torch and triton", "use the image octavo-server")
+    message = eventually("bare fails", lambda: failure(models, "bare", "CrashLoop", *says), timeout=TIMEOUT)
     said = eventually("its log", lambda: last_line(models, "bare"), timeout=TIMEOUT)
     assert said in message
     assert "Traceback" not in message

@@ -87,6 +87,16 @@ def test_without_stub_and_compiler_the_error_says_what_to_do(driver: Path, tmp_p
     assert "apt-get install gcc python3-dev" in refused.stderr
 
 
+def test_a_server_on_a_gpu_looks_for_the_stub_before_it_touches_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = pytest.importorskip("octavo_inference.ops.cuda.device")
+    monkeypatch.setattr(device, "judge", lambda *_: None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(device.DeviceError, match="there is no C compiler: use the image octavo-server"):
+        device.find_device()
+
+
 def test_a_stub_of_another_triton_is_not_taken(stub: Path, driver: Path, tmp_path: Path) -> None:
     source = (backend() / "driver.c").read_bytes()
     (tmp_path / driver_stub.file_name(source + b"\n")).write_bytes(stub.read_bytes())

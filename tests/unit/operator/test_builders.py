@@ -260,8 +260,9 @@ def test_the_way_out_is_the_port_of_the_source(
         assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": port}]
 
 
-def test_every_setting_is_one_the_server_knows(make_owner: Callable[..., LLMDeployment]) -> None:
-    settings = config.server_settings(make_owner(SPECS["every-pod-field"]))
+@pytest.mark.parametrize("name", SPECS)
+def test_every_setting_is_one_the_server_knows(name: str, make_owner: Callable[..., LLMDeployment]) -> None:
+    settings = config.server_settings(make_owner(SPECS[name]))
     flags = {option for action in build_parser()._actions for option in action.option_strings}
     assert {f"--{name}" for name in settings} <= flags
 
@@ -278,6 +279,9 @@ def test_settings_are_read_as_they_were_meant(make_owner: Callable[..., LLMDeplo
         20,
     )
     assert (read.preemption, read.swap_memory, read.prefill_slowdown) == ("swap", 256 << 20, 2.5)
+    (tmp_path / "server.toml").write_text(config.config_map(make_owner(SPECS["gpu-hub"]))["data"]["server.toml"])
+    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
+    assert (read.device, read.kv_dtype, read.quantization, read.block_size) == ("cuda", "fp8", "fp8", 16)
 
 
 def test_given_environment_wins_over_ours(make_owner: Callable[..., LLMDeployment], installation: Installation) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo_inference.errors import DeviceError, DeviceLostError
+from octavo_inference.ops.cuda import driver_stub
 
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
@@ -61,6 +62,10 @@ def find_device() -> Device:
     refusal = judge(_ask_driver(), torch.version.cuda)
     if refusal:
         raise DeviceError(refusal)
+    try:
+        driver_stub.prepare()
+    except driver_stub.CompilerMissingError as error:
+        raise DeviceError(str(error)) from error
     try:
         free, total = torch.cuda.mem_get_info(0)  # makes the context
         properties = torch.cuda.get_device_properties(0)

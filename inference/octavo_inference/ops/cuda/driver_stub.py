@@ -71,8 +71,8 @@ def prepare(folder: Path = FOLDER) -> None:
         triton.knobs.build.impl = _Stub(stub)
     elif _compiler() is None:
         raise CompilerMissingError(
-            "--device cuda: Triton compiles a part of itself at its first use, and there is no C compiler: use the "
-            "image octavo-server, which brings it compiled, or install gcc and Python's headers (apt-get install gcc "
+            "Triton compiles a part of itself when it first uses a GPU, and there is no C compiler: use the image "
+            "octavo-server, which brings it compiled, or install gcc and Python's headers (apt-get install gcc "
             "python3-dev)"
         )
 

@@ -174,14 +174,23 @@ def test_linear_fp8(rng: np.random.Generator, workspace: Torch, record: Any, m: 
     record("linear fp8", (m, n, k), "float32", error)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("format_", ["q4_1", "q6_k", "q8_0", "bf16"])
+@pytest.mark.parametrize(
+    ("format_", "dtype", "m"),
+    [
+        ("q4_1", torch.bfloat16, 70),
+        ("q6_k", torch.float16, 33),
+        ("q8_0", torch.bfloat16, 17),
+        ("q4_k", torch.float16, 3),
+        ("bf16", torch.bfloat16, 3),
+        ("bf16", torch.float16, 70),
+    ],
+)
 def test_linear_of_short_floats(
-    rng: np.random.Generator, workspace: Torch, record: Any, format_: Format, dtype: torch.dtype
+    rng: np.random.Generator, workspace: Torch, record: Any, format_: Format, dtype: torch.dtype, m: int
 ) -> None:
     tensor = stored(rng, format_, 40, 256)
-    x = torch.from_numpy(rng.standard_normal((3, 256), np.float32)).to(dtype)
-    out = torch.empty((3, 40), dtype=dtype)
+    x = torch.from_numpy(rng.standard_normal((m, 256), np.float32)).to(dtype)
+    out = torch.empty((m, 40), dtype=dtype)
     matrix = on_device(tensor)
     if format_ == "bf16":
         matrix = Matrix(matrix.layout, 256, matrix.values.to(dtype))
@@ -191,7 +200,7 @@ def test_linear_of_short_floats(
     # The sum is rounded to the type, on a GPU the weights as well; in k formats the scales to fp16.
     unit = torch.finfo(dtype).eps
     error = compare(out, expected, tolerance(x, weights, 2**-10) + unit * np.abs(expected))
-    record(f"linear {format_}", (3, 40, 256), dtype, error)
+    record(f"linear {format_}", (m, 40, 256), dtype, error)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(rng: np.random.Generator, workspace: Torch) -> None:

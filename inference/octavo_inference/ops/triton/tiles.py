@@ -78,11 +78,11 @@ def linear_tile(m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
     Their number is a constant, so that sums are cut alike on every card. Sized for 99 KiB of shared memory.
     """
     rows = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
-    outputs, step = (64, 128) if m <= 16 else (64, 64) if m <= 64 else (128, 32)
-    wide = dtype == torch.float32
-    step = max(32, step // 2) if wide else step
+    outputs, step, warps, stages = (64, 128, 4, 3) if rows == 16 else (64, 64, 4, 3) if rows <= 64 else (128, 32, 8, 3)
+    if dtype == torch.float32:  # multiplied without tensor cores, out of registers
+        rows, outputs, step, warps, stages = min(rows, 64), 64, 32, 4 if rows <= 32 else 8, 2
     parts = min(_PROGRAMS // triton.cdiv(n, outputs), width // (step * _LEAST_STEPS)) if m <= 64 else 1
-    return LinearTile(rows, outputs, step, max(1, parts), warps=8 if rows == 128 else 4, stages=2 if wide else 3)
+    return LinearTile(rows, outputs, step, max(1, parts), warps, stages)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

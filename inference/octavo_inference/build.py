@@ -108,11 +108,11 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     process = resident_memory(os.getpid())
     backend = _create(name, dtype, threads, model, sizes)
-    memory = _plan(backend, model, sizes, process, free)
+    memory = _plan(backend, sizes, process, free)
     return Built(backend, model.config, sizes, name, dtype, threads, memory)
 
 
-def _plan(backend: Backend, model: LoadedModel, sizes: Sizes, process: int, free: int) -> MemoryPlan | None:
+def _plan(backend: Backend, sizes: Sizes, process: int, free: int) -> MemoryPlan | None:
     """What will be in use; None for the reference, which takes what it needs as it goes."""
     from octavo_inference.ops.cpu import CpuBackend  # noqa: PLC0415
 
@@ -120,7 +120,7 @@ def _plan(backend: Backend, model: LoadedModel, sizes: Sizes, process: int, free
         return None
     rows = sizes.max_running * sizes.max_model_len * _TOKEN_BYTES
     return MemoryPlan(
-        weights=backend.weight_bytes + model.weights.embedding.data.nbytes,
+        weights=backend.weight_bytes + backend.embedding_bytes,
         kv_pool=backend.kv_bytes,
         activations=backend.working_bytes + rows,
         swap=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),

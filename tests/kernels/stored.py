@@ -18,13 +18,15 @@ BLOCKS: dict[BlockFormat, tuple[int, int, tuple[int, ...]]] = {
     "q6_k": (210, 256, (208,)),
     "q8_0": (34, 32, (0,)),
 }
-FORMATS: list[Format] = ["f32", "bf16", *BLOCKS]
+FORMATS: list[Format] = ["f32", "bf16", "f16", *BLOCKS]
 
 
 def stored(rng: np.random.Generator, format_: Format, rows: int, cols: int) -> Tensor:
     """A matrix of random floats, or of blocks with every bit pattern but for their fp16 numbers."""
     if format_ == "f32":
         return Tensor("f32", (rows, cols), rng.standard_normal((rows, cols), np.float32))
+    if format_ == "f16":
+        return Tensor("f16", (rows, cols), rng.standard_normal((rows, cols), np.float32).astype(np.float16))
     if format_ == "bf16":
         return Tensor("bf16", (rows, cols), bf16_bits(rng.standard_normal((rows, cols), np.float32)))
     size, elements, halves = BLOCKS[format_]

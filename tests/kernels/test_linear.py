@@ -63,7 +63,7 @@ def compare(out: Torch, expected: NDArray[Any], bound: NDArray[np.float64]) -> f
     return float(error.max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("format_", FORMATS[2:])
+@pytest.mark.parametrize("format_", [f for f in FORMATS if f.startswith("q")])
 def test_planes_hold_what_the_file_says(rng: np.random.Generator, format_: Format) -> None:
     # An odd number of groups: the upper half of an int4 row is shorter than the lower one.
     tensor = stored(rng, format_, 9, 512 if format_ in K_FORMATS else 288)

@@ -90,6 +90,7 @@ CASES: list[tuple[Format, Format | None, bool, bool, torch.dtype, Quantization]]
     ("q4_k", "q6_k", False, True, torch.bfloat16, "dense"),
     ("bf16", None, False, True, torch.bfloat16, "fp8"),
     ("f32", "q5_k", True, False, torch.float32, "fp8"),
+    ("f16", None, False, False, torch.bfloat16, "fp8"),
 ]
 
 
@@ -124,7 +125,7 @@ def test_as_many_bytes_as_said(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kind", "piece"), [("f32", 1), ("bf16", 100 * HIDDEN), ("q5_k", 1 << 20)])
+@pytest.mark.parametrize(("kind", "piece"), [("f32", 1), ("bf16", 100 * HIDDEN), ("q5_k", 1 << 20), ("f16", 1 << 20)])
 def test_dense_weights_arrive_whole(
     monkeypatch: pytest.MonkeyPatch, kind: Format, dtype: torch.dtype, piece: int
 ) -> None:

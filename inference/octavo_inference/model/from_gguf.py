@@ -13,7 +13,7 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.gguf import GgufFile, GgufTensor
 from octavo_inference.model.gguf_header import Strings
 from octavo_inference.model.gguf_rope import read_scaling
-from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, bf16_bits, exact_half
+from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, bf16_bits
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma
 # What a matrix keeps its format in; others are converted to bfloat16.
 FORMATS: dict[str, Format] = {
     "F32": "f32",
+    "F16": "f16",
     "BF16": "bf16",
     "Q4_0": "q4_0",
     "Q4_1": "q4_1",
@@ -224,12 +225,12 @@ def _matrix(source: GgufTensor, order: NDArray[np.int64] | None) -> Tensor:
     kept = FORMATS.get(source.type_name)
     if kept == "f32":
         return Tensor("f32", source.shape, data.view(np.float32))
+    if kept == "f16":
+        return Tensor("f16", source.shape, data.view(np.float16))
     if kept == "bf16":
         return Tensor("bf16", source.shape, data.view(np.uint16))
     if kept is not None:
         return Tensor(kept, source.shape, data)
-    if source.type_name == "F16":
-        return exact_half(data.view(np.float16))
     values = _dequantize_any(GgufTensor(source.name, source.type_id, source.shape, data))
     return Tensor("bf16", source.shape, bf16_bits(values.reshape(source.shape)))
 

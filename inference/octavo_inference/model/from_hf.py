@@ -15,7 +15,7 @@ from octavo_inference.model.config import Activation, ModelConfig
 from octavo_inference.model.hf_rope import read_rope
 from octavo_inference.model.jsonfile import optional_json
 from octavo_inference.model.safetensors import Checkpoint, RawTensor
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_values, exact_half
+from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_values
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -132,7 +132,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
 
 
 def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig) -> Weights:
-    """Canonical weights: views of the files for f32 and bf16, exact conversions of f16."""
+    """Canonical weights: all matrices are views of the files."""
     # Gemma stores the difference from 1.
     tensors = _Tensors(folder, checkpoint, norm_offset=1.0 if config.architecture in _GEMMA else 0.0)
     prefix, hidden = language_prefix(checkpoint), config.hidden
@@ -163,7 +163,7 @@ class _Tensors:
     def matrix(self, name: str, rows: int, columns: int) -> Tensor:
         raw = self.take(name, (rows, columns))
         if raw.dtype == "F16":
-            return exact_half(raw.data.view(np.float16).reshape(raw.shape))
+            return Tensor("f16", raw.shape, raw.data.view(np.float16).reshape(raw.shape))
         if raw.dtype == "BF16":
             return Tensor("bf16", raw.shape, raw.data.view(np.uint16).reshape(raw.shape))
         return Tensor("f32", raw.shape, raw.data.view(np.float32).reshape(raw.shape))

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from octavo_inference.model.blocks import BlockFormat, dequantize_blocks
 
-Format = Literal["f32", "bf16"] | BlockFormat
+Format = Literal["f32", "bf16", "f16"] | BlockFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One matrix [rows, cols] or vector [rows] as stored: bf16 as uint16 bits, f32 as float32, q* as raw GGUF blocks.
+    """One matrix [rows, cols] or vector [rows] as stored: bf16 as uint16 bits, f16 and f32 as such, q* as GGUF blocks.
 
     `data` of a quantised matrix is uint8 [rows, bytes per row], blocks of 32 or 256 along the columns.
     """
@@ -86,18 +86,22 @@ def bf16_values(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def exact_half(values: NDArray[np.float16]) -> Tensor:
-    """A float16 tensor without loss: bfloat16 when every value fits its 8 bits, float32 otherwise."""
-    wide = values.astype(np.float32)
+def exact_half(tensor: Tensor) -> Tensor:
+    """An f16 tensor without loss: as bf16 when every value fits its 8 bits, else as f32. Others as they are."""
+    if tensor.format != "f16":
+        return tensor
+    wide = tensor.data.astype(np.float32)
     bits = wide.view(np.uint32)
     if not np.any(bits & np.uint32(0xFFFF)):
-        return Tensor("bf16", values.shape, (bits >> np.uint32(16)).astype(np.uint16))
-    return Tensor("f32", values.shape, wide)
+        return Tensor("bf16", tensor.shape, (bits >> np.uint32(16)).astype(np.uint16))
+    return Tensor("f32", tensor.shape, wide)
 
 
 def dequantize(tensor: Tensor) -> NDArray[np.float32]:
     """The tensor in float32, in its shape. Block formats as in ggml-quants.c: blocks along the columns."""
     if tensor.format == "f32":
+        return tensor.data.astype(np.float32, copy=False).reshape(tensor.shape)
+    if tensor.format == "f16":
         return tensor.data.astype(np.float32, copy=False).reshape(tensor.shape)
     if tensor.format == "bf16":
         return bf16_values(tensor.data.astype(np.uint16, copy=False)).reshape(tensor.shape)

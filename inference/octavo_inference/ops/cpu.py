@@ -40,7 +40,7 @@ class CpuBackend:
     """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
 
     `profile` sums the seconds each part of the steps took; `weight_bytes`, `kv_bytes` and `working_bytes` are what is
-    allocated for packed weights, KV pool and buffers.
+    allocated for packed weights, KV pool and buffers; the embedding's bytes are mostly those of a mapped file.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class CpuBackend:
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
         )
-        self.weight_bytes, self.kv_bytes = packed.size, self._kv.nbytes
+        self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
+        self.kv_bytes = self._kv.nbytes
         self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv")
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",

@@ -65,3 +65,16 @@ def test_sources_one_after_the_other_and_interleaved(kernels: Kernels, team: int
     between = linear(kernels, team, packer.matrix((stored(first), stored(second)), abi.INTERLEAVED), a)
     expected = np.stack([first.reshape(-1, half, 16), second.reshape(-1, half, 16)], axis=1).reshape(-1, 16)
     np.testing.assert_array_equal(between, expected.T)
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["fits bfloat16", "needs float32"])
+def test_half_precision_is_packed_without_loss(
+    kernels: Kernels, team: int, rng: np.random.Generator, fits: bool
+) -> None:
+    values = rng.standard_normal((48, 32), np.float32).astype(np.float16)
+    if fits:
+        values = (np.round(values * 4) / 4).astype(np.float16)
+    packed = Packed()
+    matrix = Packer(kernels, team, "f32", packed).matrix((Tensor("f16", values.shape, values),))
+    out = linear(kernels, team, matrix, np.eye(32, dtype=np.float32))
+    np.testing.assert_array_equal(out[:, :48].T, values.astype(np.float32))

@@ -16,7 +16,7 @@ from octavo_inference.errors import ModelError
 from octavo_inference.model.gguf import read_gguf
 from octavo_inference.model.load import ForeignModel, find_model, load_model, load_text
 from octavo_inference.model.rope import Llama3Scaling
-from octavo_inference.model.weights import Tensor, bf16_bits, dequantize
+from octavo_inference.model.weights import Tensor, bf16_bits, dequantize, exact_half
 
 from .conftest import safetensors_bytes, write_gguf, write_hf
 
@@ -82,8 +82,17 @@ def test_safetensors_give_the_same_weights(tmp_path: Path, tensors: Tensors, dty
 def test_half_precision_that_fits_bfloat16_is_kept_at_its_size(tmp_path: Path, tensors: Tensors) -> None:
     coarse = {name: np.round(values * 4) / 4 for name, values in tensors.items()}
     model = load_model(str(write_hf(tmp_path / "m", coarse, "F16")))
-    assert model.weights.layers[0].q.format == "bf16"
-    np.testing.assert_array_equal(dequantize(model.weights.layers[0].q), coarse[Q])
+    q = model.weights.layers[0].q
+    assert q.format == "f16"
+    assert not q.data.flags.owndata
+    assert exact_half(q).format == "bf16"
+    np.testing.assert_array_equal(dequantize(exact_half(q)), coarse[Q])
+
+
+def test_half_precision_loses_nothing(tmp_path: Path, tensors: Tensors) -> None:
+    q = load_model(str(write_hf(tmp_path / "m", tensors, "F16"))).weights.layers[0].q
+    assert exact_half(q).format == "f32"
+    np.testing.assert_array_equal(dequantize(exact_half(q)), tensors[Q].astype(np.float16).astype(np.float32))
 
 
 def test_sharded_safetensors(tmp_path: Path, tensors: Tensors) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.errors import SettingsError
 from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights, dequantize
+from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, dequantize
 from octavo_inference.ops.cuda.linear import Embedding, Linear, Matrix, quantize_rows
 from octavo_inference.ops.cuda.packing import (
     Dense,
@@ -37,6 +37,7 @@ _TYPES: dict[PlaneType, torch.dtype] = {
     "f16": torch.float16,
     "u8": torch.uint8,
 }
+_FLOATS: dict[Format, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _DENSE: dict[torch.dtype, Dense] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 _NORMS = ("input_norm", "post_norm")
@@ -271,7 +272,7 @@ class _Sender:
         return result
 
     def _quantize(self, piece: Tensor, rows: dict[str, Torch]) -> None:
-        dense = torch.empty(piece.shape, dtype=_TYPES[_stored(piece)], device=self._device)
+        dense = torch.empty(piece.shape, dtype=_FLOATS[piece.format], device=self._device)
         self._staging.send(piece.data, dense)
         for name, result in zip(("values", "scales"), quantize_rows(dense), strict=True):
             rows[name].copy_(result)
@@ -285,7 +286,3 @@ class _Sender:
 def _rows(tensor: Tensor, start: int, end: int) -> Tensor:
     data = tensor.data[start:end]
     return Tensor(tensor.format, (len(data), *tensor.shape[1:]), data)
-
-
-def _stored(tensor: Tensor) -> PlaneType:
-    return "bf16" if tensor.format == "bf16" else "f32"

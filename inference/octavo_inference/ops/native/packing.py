@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.config import Dtype
 from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Format, Tensor, Weights, dequantize
+from octavo_inference.model.weights import Format, Tensor, Weights, dequantize, exact_half
 from octavo_inference.ops.native import abi
 from octavo_inference.ops.native.library import Kernels
 from octavo_inference.ops.native.memory import allocate, release
@@ -40,7 +40,7 @@ BITS: dict[abi.PackedFormat, float] = {"f32": 32, "bf16": 16, "int8": 8.5, "int6
 class Packed:
     """Weights the kernels can run. `keep` owns the memory that the structures point into.
 
-    `size` is the bytes of all matrices; `quantized` says whether any of them is.
+    `size` is the bytes of all matrices but the embedding; `quantized` says whether any of them is.
     """
 
     layers: list[abi.Layer] = field(default_factory=list)
@@ -49,6 +49,7 @@ class Packed:
     final_norm: int | None = None
     keep: list[object] = field(default_factory=list)
     size: int = 0
+    embedding_bytes: int = 0
     quantized: bool = False
 
 
@@ -102,8 +103,9 @@ class Packer:
         given = [dequantize(b).ravel() for b in biases if b is not None]
         if given:
             result.bias = self.own(self.bias(given, rows, arrangement))
-        sources = (abi.Source * len(tensors))(*(source(t) for t in tensors))
-        self.kernels.library.octavo_pack(self.team, result, sources, len(tensors), arrangement)
+        known = [exact_half(tensor) for tensor in tensors]
+        sources = (abi.Source * len(known))(*map(source, known))
+        self.kernels.library.octavo_pack(self.team, result, sources, len(known), arrangement)
         for tensor in tensors:
             release(tensor.data)  # or the file's pages and their packed copy would be resident together
         self.own(data)
@@ -146,7 +148,7 @@ def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
 
 
 def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
-    """All weights of a decoder. The embedding is read where it lies (a memory-mapped file, usually)."""
+    """All weights of a decoder. The embedding is read where it lies (a mapped file, usually), unless it is f16."""
     packed = Packed()
     packer = Packer(kernels, team, wanted, packed)
     norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
@@ -162,6 +164,7 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
         )
     packed.final_norm = packer.vector(weights.final_norm)
     packed.lm_head = packer.matrix((weights.lm_head,))
-    packed.embedding = source(weights.embedding)
-    packed.keep.append(weights.embedding)
+    embedding = exact_half(weights.embedding)
+    packed.embedding, packed.embedding_bytes = source(embedding), embedding.data.nbytes
+    packed.keep.append(embedding)
     return packed

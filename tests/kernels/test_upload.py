@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -209,6 +210,7 @@ from octavo_inference.model.from_gguf import weights_from_gguf
 from octavo_inference.model.from_hf import weights_from_hf
 from octavo_inference.model.gguf import read_gguf
 from octavo_inference.model.safetensors import read_checkpoint
+from octavo_inference.model.weights import dequantize
 from octavo_inference.ops.cuda.upload import upload
 
 def resident():
@@ -225,6 +227,12 @@ for weights in (
                     progress=lambda done, total: seen.append(resident() - done))
     # What a device would hold is in this process too, and not counted.
     print(loaded.nbytes, max(seen) - before)
+    for layer, device in zip(weights.layers, loaded.layers):
+        part = device.down.parts[0]
+        found = part.values.float()
+        if part.scales is not None:
+            found = (found - 128) * part.scales.float().repeat_interleave(32, dim=1)
+        assert torch.equal(found, torch.from_numpy(dequantize(layer.down)))
 """
 
 
@@ -257,8 +265,11 @@ def write_gguf(path: Path) -> None:
 
 
 def test_the_host_never_holds_the_whole(tmp_path: Path) -> None:
-    bits = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in tensors().items()}
-    save_file(bits, tmp_path / "model.safetensors")
+    values = {
+        name: torch.arange(math.prod(shape)).remainder(251).to(torch.bfloat16).view(shape)
+        for name, shape in tensors().items()
+    }
+    save_file(values, tmp_path / "model.safetensors")
     write_gguf(tmp_path / "model.gguf")
     ran = subprocess.run([sys.executable, "-c", LOAD, tmp_path], check=True, capture_output=True, text=True)
     for line, whole in zip(ran.stdout.splitlines(), (100e6, 55e6), strict=True):

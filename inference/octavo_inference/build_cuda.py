@@ -19,6 +19,7 @@ from octavo_inference.model.rope import Rope
 from octavo_inference.ops.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, check, kv_type, limits_of
 from octavo_inference.ops.cuda.buffers import buffer_shapes, shapes_bytes
 from octavo_inference.ops.cuda.device import INTERPRETER, find_device, require_room
+from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import block_bytes
 from octavo_inference.ops.cuda.sampling import sampler_bytes
 from octavo_inference.ops.cuda.transfer import pieces
@@ -54,7 +55,8 @@ def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel) -> B
         head_dim=config.head_dim,
         dtype=kv_type(settings.kv_dtype, dtype),
     )
-    weights = device_bytes(config, model.weights, dtype=dtype, quantization=settings.quantization)
+    quantization = _quantization(settings)
+    weights = device_bytes(config, model.weights, dtype=dtype, quantization=quantization)
     longest = settings.max_model_len or config.max_positions
 
     def working(rows: int, tokens: int) -> int:
@@ -97,7 +99,7 @@ def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel) -> B
         max_model_len=sizes.max_model_len,
         dtype=dtype,
         kv_dtype=settings.kv_dtype,
-        quantization=settings.quantization,
+        quantization=quantization,
         progress=_report(model.text.name),
         failpoints=Failpoints.from_environment(),
     )
@@ -119,6 +121,11 @@ def _dtype(settings: EngineSettings, *, interpreted: bool) -> torch.dtype:
     if settings.dtype == "auto":
         return torch.float32 if interpreted else torch.bfloat16
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
+
+
+def _quantization(settings: EngineSettings) -> Quantization:
+    """A float type that is asked for holds for the weights too, whatever the file has."""
+    return "dense" if settings.quantization == "auto" and settings.dtype != "auto" else settings.quantization
 
 
 def _ropes(config: ModelConfig) -> set[Rope]:

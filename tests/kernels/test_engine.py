@@ -13,7 +13,7 @@ import torch
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Tensor, Weights
 from octavo_inference.ops.base import Backend
-from octavo_inference.ops.cuda.backend import CudaBackend
+from octavo_inference.ops.cuda.backend import CudaBackend, independent
 from octavo_inference.ops.cuda.device import find_device
 from octavo_inference.ops.reference import ReferenceBackend
 from octavo_inference.run.batch import Batch, SampleRows
@@ -166,6 +166,16 @@ def test_swapped_blocks_come_back_as_they_were() -> None:
     backend.from_host(saved, [17, 18, 19, 20])
     backend.copy_blocks([(17, 10), (20, 12)])
     assert np.array_equal(backend.to_host([10, 18, 19, 12]), saved)
+
+
+def test_copies_that_touch_the_same_block_run_one_after_the_other() -> None:
+    assert list(independent([(0, 1), (0, 2), (3, 0), (0, 4), (5, 4)])) == [
+        [(0, 1), (0, 2)],
+        [(3, 0)],
+        [(0, 4)],
+        [(5, 4)],
+    ]
+    assert list(independent([])) == []
 
 
 def prompt(tokens: np.ndarray, blocks: list[int]) -> Batch:

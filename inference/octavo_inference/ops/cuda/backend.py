@@ -7,13 +7,13 @@ the proof that everything but the speed is right.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo_inference.config import KvDtype, Quantization
+from octavo_inference.config import KvDtype
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.errors import ModelError, SettingsError
 from octavo_inference.failpoints import Failpoints
@@ -23,6 +23,7 @@ from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
 from octavo_inference.ops.cuda.decoder import Decoder
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, watched
 from octavo_inference.ops.cuda.inputs import Stage
+from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import allocate_pool
 from octavo_inference.ops.cuda.rehearsal import rehearsal
 from octavo_inference.ops.cuda.sampling import Sampler
@@ -126,11 +127,12 @@ class CudaBackend:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
         with watched(self._synchronize):
-            on_device = torch.tensor(pairs, dtype=torch.int32).to(self._device)
             pool = self._decoder.pool
-            for tensor in (pool.data, pool.scales):
-                if tensor is not None:
-                    copy_blocks(tensor, on_device)
+            for together in independent(pairs):
+                on_device = torch.tensor(together, dtype=torch.int32).to(self._device)
+                for tensor in (pool.data, pool.scales):
+                    if tensor is not None:
+                        copy_blocks(tensor, on_device)
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """A copy of whole blocks, all layers: [block, bytes]."""
@@ -146,6 +148,21 @@ class CudaBackend:
         self._failpoints.hit("gpu.sync")
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Copies in order, in groups that may run at once: none writes what another of its group reads or writes.
+
+    A block that one copy reads may have been given away since, and be another's target.
+    """
+    group: list[tuple[int, int]] = []
+    for source, target in pairs:
+        if any(target in pair or source == pair[1] for pair in group):
+            yield group
+            group = []
+        group.append((source, target))
+    if group:
+        yield group
 
 
 def limits_of(device: Device, tokens: int, rows: int, max_model_len: int, block_size: int) -> Limits:

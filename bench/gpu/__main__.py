@@ -1,0 +1,139 @@
+"""The GPU's kernels, proven: `compile` without a GPU, `check` on one.
+
+    python bench/gpu compile             # every kernel for the cards we name, no GPU needed; a table beside the JSON
+    python bench/gpu check --out FILE    # every kernel against a reference on this machine's GPU
+    python bench/gpu check --interpret   # the same at tiny sizes on the CPU: proves the check itself
+
+Needs torch, triton, numpy and Octavo's inference part (PYTHONPATH=protocol:inference where it is not installed).
+No network. What fails is in the JSON with its traceback, and the rest goes on; the exit status is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+RESULTS = HERE.parent / "results"
+CAPABILITIES = (80, 89, 90, 100)
+
+
+def main() -> None:
+    given = arguments()
+    # Compiled kernels are kept by content, between clones.
+    cache = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "triton"
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache))
+    os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
+    # Said rather than left open: the default of Triton 3.9, which 3.10 will change, and warns of.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    interpret = given.command == "check" and given.interpret
+    # Triton reads this when it is imported, which is why the rest of this program is imported late.
+    os.environ["TRITON_INTERPRET"] = "1" if interpret else "0"
+    began = time.monotonic()
+    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    report |= check_all(given) if given.command == "check" else compile_all(given)
+    report["seconds"] = round(time.monotonic() - began, 1)
+    rows = [row for part in ("kernels", "engine") for row in report.get(part, [])]
+    bad = [row for row in rows if row["verdict"] not in {"ok", "compiled", "refused"}]
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(rows) - len(bad)} of {len(rows)} good in {report['seconds']} s{f', {given.out}' if given.out else ''}")
+    sys.exit(1 if bad or not rows else 0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("compile", help="compile every kernel for GPUs that are not here")
+    one.add_argument(
+        "--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES), metavar="CC",
+        help="90 is 9.0 (default: 80 89 90 100)",
+    )  # fmt: skip
+    other = commands.add_parser("check", help="run every kernel against a reference")
+    other.add_argument("--interpret", action="store_true", help="tiny sizes on the CPU, by Triton's interpreter")
+    for command in (one, other):
+        command.add_argument("--quick", action="store_true", help="few cases of each kernel, as in the tests")
+        command.add_argument("--only", nargs="+", default=[], metavar="KERNEL", help="these kernels")
+        command.add_argument("--out", type=Path, help="result file (JSON)")
+    return parser.parse_args()
+
+
+def compile_all(given: argparse.Namespace) -> dict[str, Any]:
+    from cases import chosen  # noqa: PLC0415  see main
+    from compiling import STACK_BOUND, compile_cases, table  # noqa: PLC0415
+
+    rows = compile_cases(chosen(given.only, quick=given.quick), given.capability, say)
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+    return {"versions": versions(), "stack_bound": STACK_BOUND, "kernels": rows}
+
+
+def check_all(given: argparse.Namespace) -> dict[str, Any]:
+    import torch  # noqa: PLC0415  see main
+
+    if not given.interpret and not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA GPU: run this on a machine that has one, or with --interpret on the CPU")
+    from case import Place  # noqa: PLC0415
+    from cases import chosen  # noqa: PLC0415
+    from checking import check_cases  # noqa: PLC0415
+    from host import host  # noqa: PLC0415
+
+    device = torch.device("cpu" if given.interpret else "cuda")
+    dtype = torch.float32 if given.interpret else torch.bfloat16
+    if not given.interpret:
+        torch.cuda.set_device(0)
+        torch.backends.cuda.matmul.allow_tf32 = False  # or the references would not be in float32
+    report: dict[str, Any] = {"host": host(), "gpu": gpu(), "versions": versions(), "interpreted": given.interpret}
+    say(f"{report['gpu'] or 'no GPU: interpreted on the CPU'}; {report['versions']}")
+    place = Place(device, dtype, tiny=given.interpret)
+    return report | {"kernels": check_cases(chosen(given.only, quick=given.quick), place, say)}
+
+
+def gpu() -> dict[str, Any] | None:
+    """The card and its driver, None where there is none."""
+    import torch  # noqa: PLC0415  see main
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "multiprocessors": properties.multi_processor_count,
+        "driver": driver_version(),
+    }
+
+
+def driver_version() -> str:
+    """As nvidia-smi says it."""
+    if shutil.which("nvidia-smi") is None:
+        return "unknown: nvidia-smi is not on PATH"
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else f"unknown: {found.stdout.strip() or found.stderr.strip()}"
+
+
+def versions() -> dict[str, str]:
+    import torch  # noqa: PLC0415  see main
+    import triton  # noqa: PLC0415
+
+    return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "triton": triton.__version__}
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

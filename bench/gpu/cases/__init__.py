@@ -1,0 +1,23 @@
+"""Every kernel at the shapes of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from case import Case
+
+from cases import attention, elementwise, linear
+
+
+def every() -> list[Case]:
+    """All cases, by kernel."""
+    return [*elementwise.CASES, *attention.CASES, *linear.CASES]
+
+
+def chosen(kernels: Collection[str], *, quick: bool) -> list[Case]:
+    """Those of the kernels named (of all, when none is), or of them the quick ones. SystemExit on an unknown name."""
+    cases = every()
+    known = sorted({case.kernel for case in cases})
+    if unknown := sorted(set(kernels) - set(known)):
+        raise SystemExit(f"no kernel {', '.join(unknown)}; there are {', '.join(known)}")
+    return [case for case in cases if (not kernels or case.kernel in kernels) and (case.quick or not quick)]

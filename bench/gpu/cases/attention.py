@@ -1,0 +1,196 @@
+"""Paged attention, the joining of its segments, and what puts K and V into the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from case import Case, Pair, Place, Trial, rounding, size_of
+from torch import Tensor
+
+from octavo_inference.ops.cuda.pool import allocate_pool
+from octavo_inference.ops.triton.attention import attend
+from octavo_inference.ops.triton.reduce import partial_size, partial_views
+from octavo_inference.ops.triton.tiles import segments_for
+
+POOL_TYPES = {"dense": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A batch: (query tokens, tokens before them) of each sequence, over a pool of a model's heads."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    batch: tuple[tuple[int, int], ...]
+    pool: str = "dense"
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    tree: bool = False
+    split: bool = False
+    block_size: int = 16
+
+    def __str__(self) -> str:
+        queries, contexts = [q for q, _ in self.batch], [c for _, c in self.batch]
+        flags = [self.pool, f"window {self.window}" * bool(self.window), "softcap" * bool(self.softcap)]
+        flags += ["sinks" * self.sinks, "tree" * self.tree, "split" * self.split]
+        text = f"{self.heads}/{self.kv_heads}x{self.dim} B={len(self.batch)} q={max(queries)} ctx={max(contexts)} "
+        return text + " ".join(flag for flag in flags if flag)
+
+    def tiny(self) -> Attention:
+        """Few sequences, blocks and heads; the group and the flags stay."""
+        group = min(3, self.heads // self.kv_heads)
+        kv_heads = min(2, self.kv_heads)
+        batch = tuple((min(q, 5), min(c, 37)) for q, c in self.batch[:2])
+        dim = {64: 16, 80: 20, 96: 24, 128: 32, 256: 32}[self.dim]
+        window = 7 if self.window else None
+        return replace(self, heads=group * kv_heads, kv_heads=kv_heads, dim=dim, batch=batch, window=window)
+
+    def prepare(self, place: Place) -> Trial:
+        """For `Case`."""
+        shape = self.tiny() if place.tiny else self
+        return attention(shape, place)
+
+
+def attention(shape: Attention, place: Place) -> Trial:
+    lengths = [q + c for q, c in shape.batch]
+    starts = [sum(q for q, _ in shape.batch[:i]) for i in range(len(shape.batch) + 1)]
+    tokens, sequences, size = starts[-1], len(lengths), shape.block_size
+    width = max(-(-length // size) for length in lengths)
+    blocks = sequences * width
+    table = torch.randperm(blocks).to(torch.int32).view(sequences, width)
+    kv, scales = filled_pool(place, blocks, shape)
+    q, out = place.randn(tokens, shape.heads, shape.dim), place.empty(tokens, shape.heads, shape.dim)
+    query_start, seq_len = place.ints(starts), place.ints(lengths)
+    sinks = place.randn(shape.heads, dtype=torch.float32) if shape.sinks else None
+    tree, positions = None, None
+    if shape.tree:
+        longest = max(queries for queries, _ in shape.batch)
+        # Each token sees itself, the first one and some of the others.
+        tree = torch.eye(longest, dtype=torch.uint8).repeat(len(shape.batch), 1)[:tokens]
+        tree = (tree | (torch.rand(tokens, longest) < 0.3)).to(torch.uint8).to(place.device)
+        positions = place.ints([c + min(i, 4) for q, c in shape.batch for i in range(q)])
+    partial = None
+    if shape.split:
+        segments = segments_for(
+            sequences=sequences, kv_heads=shape.kv_heads, longest=width * size, processors=place.processors,
+            keys_per_segment=place.pick(256, 8),
+        )  # fmt: skip
+        sizes = {"tokens": tokens, "heads": shape.heads, "head_dim": shape.dim, "segments": segments}
+        partial = partial_views(place.empty(partial_size(**sizes), dtype=torch.float32), **sizes)
+    on_device = table.to(place.device)
+
+    def launch() -> None:
+        attend(
+            q, kv, scales, on_device, query_start, seq_len, out, scale=shape.dim**-0.5, window=shape.window,
+            softcap=shape.softcap, sinks=sinks, tree=tree, positions=positions, partial=partial,
+        )  # fmt: skip
+
+    def pairs() -> list[Pair]:
+        dense = kv.float() if scales is None else kv.float() * scales[..., None]
+        expected = [
+            reference(shape, q[starts[i] : starts[i + 1]].float(), context(dense, table[i], lengths[i]), sinks,
+                      None if tree is None else tree[starts[i] : starts[i + 1]],
+                      None if positions is None else positions[starts[i] : starts[i + 1]])
+            for i in range(sequences)
+        ]  # fmt: skip
+        return [(out, torch.cat(expected))]
+
+    read = sum(lengths) * size_of(kv[0]) // size
+    # Weights are rounded to the type of the values that they multiply, the sum once more.
+    return Trial(launch, pairs, rounding(place.dtype, 2), read + size_of(q, out))
+
+
+def filled_pool(place: Place, blocks: int, shape: Attention) -> tuple[Tensor, Tensor | None]:
+    """One layer of a pool with values of about size 1."""
+    kind = POOL_TYPES[shape.pool] or place.dtype
+    pool = allocate_pool(
+        layers=1, num_blocks=blocks, kv_heads=shape.kv_heads, block_size=shape.block_size, head_dim=shape.dim,
+        dtype=kind, device=place.device,
+    )  # fmt: skip
+    values = place.randn(*pool.data.shape, dtype=torch.float32)
+    if pool.scales is None:
+        pool.data.copy_(values)
+    else:
+        pool.data.copy_((values * 30).round().clamp(-127, 127))
+        pool.scales.copy_((1 + torch.rand_like(pool.scales)) / 30)
+    return pool.layer(0)
+
+
+def context(kv: Tensor, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """K and V [length, kv_heads, dim] of a sequence, in order."""
+    rows = kv[blocks.to(kv.device).long()]  # [blocks, 2, kv_heads, block_size, dim]
+    ordered = rows.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
+    return ordered[0], ordered[1]
+
+
+def reference(
+    shape: Attention, q: Tensor, kv: tuple[Tensor, Tensor], sinks: Tensor | None, tree: Tensor | None,
+    positions: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """One sequence: q [queries, heads, dim] in float32 over all its keys and values [length, kv_heads, dim]."""
+    group = shape.heads // shape.kv_heads
+    key, value = (x.repeat_interleave(group, dim=1) for x in kv)
+    queries, length = len(q), len(key)
+    scores = torch.einsum("qhd,khd->hqk", q, key) * shape.dim**-0.5
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    at = torch.arange(length, device=q.device)
+    own = at[length - queries :] if positions is None else positions
+    where = at if positions is None else torch.cat([at[: length - queries], positions])
+    seen = where[None] <= own[:, None]
+    if tree is not None:
+        seen = torch.ones(queries, length, dtype=torch.bool, device=q.device)
+        seen[:, length - queries :] = tree[:, :queries].bool()
+    if shape.window is not None:
+        seen = seen & (own[:, None] - where[None] < shape.window)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, queries, 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length]
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def batch(sequences: int, queries: int, before: int, step: int = 37) -> tuple[tuple[int, int], ...]:
+    """Sequences of different lengths, none a multiple of anything."""
+    return tuple((queries, max(0, before - step * i)) for i in range(sequences))
+
+
+MODELS: Sequence[tuple[int, int, int]] = ((9, 3, 64), (14, 2, 64), (32, 8, 80), (32, 32, 96), (32, 8, 128), (8, 4, 256))
+DECODE, PREFILL, FEW = batch(32, 1, 1900), batch(1, 512, 1003), batch(4, 1, 7001)
+MIXED = (*batch(1, 400, 100), *batch(16, 1, 900))
+SHAPES = [
+    *(Attention(*model, DECODE) for model in MODELS),
+    *(Attention(*model, FEW, split=True) for model in MODELS),
+    *(Attention(*model, PREFILL) for model in MODELS),
+    Attention(32, 8, 128, MIXED, block_size=32),
+    *(
+        Attention(32, 8, 128, kind, pool=pool, split=kind is FEW)
+        for pool in ("fp8", "int8")
+        for kind in (DECODE, FEW, PREFILL)
+    ),
+    *(Attention(8, 4, 256, kind, pool=pool) for pool in ("fp8", "int8") for kind in (DECODE, PREFILL)),
+    *(Attention(8, 4, 256, kind, window=512, softcap=50.0) for kind in (DECODE, PREFILL)),
+    *(Attention(8, 4, 256, FEW, window=512, softcap=50.0, split=True, pool=pool) for pool in ("dense", "int8")),
+    *(Attention(64, 8, 64, kind, window=128, sinks=True, split=kind is FEW) for kind in (DECODE, FEW, PREFILL)),
+    *(Attention(32, 8, 128, batch(8, 12, 500), tree=True, window=window) for window in (None, 256)),
+]
+QUICK = {
+    str(shape)
+    for shape in (
+        Attention(9, 3, 64, DECODE),
+        Attention(32, 8, 80, PREFILL),
+        Attention(32, 32, 96, FEW, split=True),
+        Attention(32, 8, 128, PREFILL),
+        Attention(32, 8, 128, FEW, pool="fp8", split=True),
+        Attention(8, 4, 256, PREFILL, pool="int8"),
+        Attention(8, 4, 256, PREFILL, window=512, softcap=50.0),
+        Attention(32, 8, 128, batch(8, 12, 500), tree=True, window=256),
+    )
+}
+CASES = [
+    Case("attend", str(shape), shape.prepare, float8=shape.pool == "fp8", quick=str(shape) in QUICK) for shape in SHAPES
+]

@@ -1,0 +1,161 @@
+"""Products with packed weights, and rows of a packed embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from case import Case, Pair, Place, Trial, rounding, size_of
+from torch import Tensor
+
+from octavo_inference.ops.cuda.packing import Layout, half_columns
+from octavo_inference.ops.triton.embedding import embed
+from octavo_inference.ops.triton.linear import Stored, linear
+from octavo_inference.ops.triton.tiles import WORKSPACE
+
+LAYOUTS = {
+    "dense": Layout("bf16"),
+    "int4 q4_0": Layout("int4", 32),
+    "int4 q4_k": Layout("int4", 32, minimum=True),
+    "int8 q8_0": Layout("int8", 32),
+    "int8 q6_k": Layout("int8", 16),
+    "int8 q5_k": Layout("int8", 32, minimum=True),
+    "fp8": Layout("fp8"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """A random matrix as the device holds it, and in float32."""
+
+    form: Stored
+    values: Tensor
+    scales: Tensor | None
+    minimums: Tensor | None
+    weights: Tensor
+
+
+def planes(place: Place, layout: Layout, rows: int, cols: int) -> Planes:
+    """Weights of about size 1 / sqrt(cols), so that products are of size 1."""
+    size = cols**-0.5
+    if layout.group == 0 and layout.form != "fp8":
+        values = (place.randn(rows, cols, dtype=torch.float32) * size).to(place.dtype)
+        return Planes("dense", values, None, None, values.float())
+    if layout.form == "fp8":
+        wide = place.randn(rows, cols, dtype=torch.float32) * 50
+        kept = wide.to(torch.float8_e4m3fn)
+        scales = (0.5 + torch.rand(rows, device=place.device)) * (size / 50)
+        return Planes("fp8", kept.view(torch.uint8), scales, None, kept.float() * scales[:, None])
+    levels = 16 if layout.form == "int4" else 256
+    stored = torch.randint(0, levels, (rows, cols), device=place.device, dtype=torch.uint8)
+    spread = size * 4 / levels
+    scales = ((0.5 + torch.rand(rows, cols // layout.group, device=place.device)) * spread).half()
+    wide = stored.float() - layout.zero
+    weights = wide * scales.float().repeat_interleave(layout.group, dim=1)
+    minimums = None
+    if layout.minimum:
+        minimums = (-levels / 2 * scales.float()).half()
+        weights += minimums.float().repeat_interleave(layout.group, dim=1)
+    if layout.form == "int8":
+        return Planes("int8", stored, scales, minimums, weights)
+    half = half_columns(cols, layout.group)
+    packed = stored[:, :half].clone()
+    packed[:, : cols - half] |= stored[:, half:] << 4
+    return Planes("int4", packed, scales, minimums, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """y [m, n] = x [m, k] @ weights.T of one layout; logits are float32, all else the activations' type."""
+
+    layout: str
+    m: int
+    n: int
+    k: int
+    bias: bool = False
+    logits: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.layout} {self.m}x{self.n}x{self.k}{' bias' * self.bias}{' logits' * self.logits}"
+
+    def prepare(self, place: Place) -> Trial:
+        """For `Case`."""
+        # In groups of 32 that are no whole tile, as Qwen's 896 columns are none.
+        m, n, k = place.pick(self.m, min(self.m, 19)), place.pick(self.n, 77), place.pick(self.k, 224)
+        layout = LAYOUTS[self.layout]
+        matrix = planes(place, layout, n, k)
+        x, out = place.randn(m, k), place.empty(m, n, dtype=torch.float32 if self.logits else None)
+        bias = place.randn(n, dtype=torch.float32) if self.bias else None
+        workspace = place.empty(WORKSPACE, dtype=torch.float32)
+
+        def launch() -> None:
+            linear(
+                x, matrix.values, matrix.scales, matrix.minimums, bias, out, workspace, form=matrix.form,
+                group=layout.group, zero=layout.zero,
+            )  # fmt: skip
+
+        def pairs() -> list[Pair]:
+            # The kernel rounds unpacked weights to the type it multiplies in; so does the reference.
+            expected = x.float() @ matrix.weights.to(place.dtype).float().T
+            return [(out, expected if bias is None else expected + bias)]
+
+        kept = [t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None]
+        return Trial(launch, pairs, rounding(place.dtype, 1), size_of(x, out, *kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Rows of a table by token."""
+
+    layout: str
+    vocab: int
+    hidden: int
+
+    def __str__(self) -> str:
+        return f"{self.layout} {self.vocab}x{self.hidden}"
+
+    def prepare(self, place: Place) -> Trial:
+        """For `Case`."""
+        tokens, vocab, hidden = place.pick(2048, 5), place.pick(self.vocab, 50), place.pick(self.hidden, 224)
+        layout = LAYOUTS[self.layout]
+        matrix = planes(place, layout, vocab, hidden)
+        ids = torch.randint(0, vocab, (tokens,), device=place.device, dtype=torch.int32)
+        out = place.empty(tokens, hidden, dtype=torch.float32)
+
+        def launch() -> None:
+            embed(
+                ids, matrix.values, matrix.scales, matrix.minimums, out, form=matrix.form, group=layout.group,
+                zero=layout.zero, factor=1.5,
+            )  # fmt: skip
+
+        read = size_of(matrix.values) * tokens // vocab
+        return Trial(launch, lambda: [(out, matrix.weights[ids.long()] * 1.5)], 1e-6, read + size_of(out))
+
+
+# Llama 3.1 8B's: q, k and v; o; gate and up; down; and the head.
+SIZES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+PACKED = [name for name in LAYOUTS if name != "dense"]
+PRODUCTS = [
+    *(Product(layout, m, *SIZES["gate_up"]) for layout in PACKED for m in (1, 32, 512)),
+    *(Product(layout, 1, *SIZES["down"]) for layout in PACKED),
+    *(Product(layout, m, *SIZES["qkv"], bias=True) for layout in ("int4 q4_k", "fp8") for m in (4, 64)),
+    *(Product(layout, m, 128_256, 4096, logits=True) for layout in ("dense", "int8 q6_k", "fp8") for m in (1, 64)),
+    Product("int4 q4_0", 3, 1152, 896, bias=True),
+    Product("int8 q8_0", 17, 576, 1536),
+]
+LOOKUPS = [
+    *(Lookup(layout, 128_256, 4096) for layout in ("dense", "int4 q4_k", "int8 q6_k", "fp8")),
+    Lookup("int8 q8_0", 49_152, 576),
+]
+QUICK = {
+    "int4 q4_k 1x28672x4096",
+    "int4 q4_k 512x28672x4096",
+    "int8 q6_k 32x28672x4096",
+    "fp8 512x28672x4096",
+    "dense 64x128256x4096 logits",
+    "int8 q6_k 128256x4096",
+}
+CASES = [
+    *(Case("linear", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in PRODUCTS),
+    *(Case("embed", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in LOOKUPS),
+]

@@ -1,0 +1,88 @@
+"""Compile every kernel for GPUs that are not here: does it compile, does it fit, does it spill."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from case import Case, Place
+from null_gpu import NullGpu
+from triton.compiler.errors import CompilationError
+
+META = Place(torch.device("meta"), torch.bfloat16, tiny=False)
+STACK_BOUND = 256
+"""Bytes of stack per thread that no kernel may exceed: 64 of 255 registers; a spilled tile takes more."""
+
+Row = dict[str, Any]
+
+
+def compile_cases(cases: Iterable[Case], capabilities: Iterable[int], say: Callable[[str], None]) -> list[Row]:
+    """One row for each kernel that a case launches on a card, or for the error that it made instead."""
+    rows: list[Row] = []
+    gpu = NullGpu(0).activate()
+    chosen = list(cases)
+    for gpu.capability in capabilities:
+        for case in chosen:
+            began = time.perf_counter()
+            found = _compile(case, gpu)
+            seconds = round(time.perf_counter() - began, 2)
+            rows += [{"case": case.kernel, "variant": case.variant, "seconds": seconds} | row for row in found]
+            say(f"sm_{gpu.capability} {case.kernel:14} {case.variant:44} {seconds:6.1f} s  {_short(found)}")
+    return rows
+
+
+def _compile(case: Case, gpu: NullGpu) -> list[Row]:
+    before = len(gpu.loaded)
+    refused = case.float8 and gpu.capability < 89
+    try:
+        case.prepare(META).launch()
+    except CompilationError as error:
+        if refused and "fp8e4nv not supported" in str(error):
+            return [{"capability": gpu.capability, "verdict": "refused", "why": "no float8 below 8.9"}]
+        return [_failure(gpu, error)]
+    except Exception as error:  # noqa: BLE001  one kernel's fault is not the others'
+        return [_failure(gpu, error)]
+    if refused:
+        return [{"capability": gpu.capability, "verdict": "failed", "why": "compiled, but no float8 was expected here"}]
+    # A variant that an earlier case launched is compiled already: then there is nothing new to say.
+    return [asdict(binary) | {"verdict": _verdict(binary.stack)} for binary in gpu.loaded[before:]]
+
+
+def _verdict(stack: int) -> str:
+    return "compiled" if stack <= STACK_BOUND else "spills"
+
+
+def _failure(gpu: NullGpu, error: Exception) -> Row:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    why = f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    trace = "".join(traceback.format_exception(error))
+    return {"capability": gpu.capability, "verdict": "failed", "why": why, "traceback": trace}
+
+
+def _short(found: list[Row]) -> str:
+    if not found:
+        return "compiled before"
+    return ", ".join(
+        f"{row['verdict']}: {row['why']}"
+        if "why" in row
+        else f"{row['registers']} registers, {row['shared']} B shared, {row['stack']} B stack"
+        for row in found
+    )
+
+
+def table(rows: list[Row]) -> str:
+    """All rows as Markdown."""
+    lines = [
+        "| kernel | variant | card | registers | shared, bytes | stack, bytes | verdict |",
+        "|---|---|---|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        figures = " | ".join(str(row.get(name, "")) for name in ("registers", "shared", "stack"))
+        verdict = row["verdict"] if "why" not in row else f"{row['verdict']}: {row['why']}"
+        kernel = row.get("kernel", row["case"])
+        lines.append(f"| {kernel} | {row['variant']} | sm_{row['capability']} | {figures} | {verdict} |")
+    return "\n".join(lines) + "\n"

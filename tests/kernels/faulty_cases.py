@@ -1,0 +1,38 @@
+"""Cases with a fault each, for `test_check.py`: run with bench/gpu on the path and TRITON_INTERPRET=1."""
+
+import torch
+from case import Case, Place, Trial
+from checking import check_cases
+
+PLACE = Place(torch.device("cpu"), torch.float32, tiny=True)
+RIGHT = torch.tensor([1.0, -4.0, float("-inf"), float("nan")])
+
+
+def trial(found: torch.Tensor, expected: torch.Tensor, bound: float = 1e-3) -> Trial:
+    return Trial(lambda: None, lambda: [(found, expected)], bound, 0)
+
+
+def changed(index: int, value: float) -> torch.Tensor:
+    found = RIGHT.clone()
+    found[index] = value
+    return found
+
+
+def broken(place: Place) -> Trial:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+cases = [
+    Case("same", "", lambda _: trial(RIGHT, RIGHT)),
+    Case("near", "", lambda _: trial(changed(0, 1.002), RIGHT)),
+    Case("far", "", lambda _: trial(changed(0, 1.1), RIGHT)),
+    Case("nan", "", lambda _: trial(changed(0, float("nan")), RIGHT)),
+    Case("number for nan", "", lambda _: trial(changed(3, 0.0), RIGHT)),
+    Case("number for -inf", "", lambda _: trial(changed(2, -3e38), RIGHT)),
+    Case("one of four tokens", "", lambda _: trial(torch.tensor([1, 2, 3, 5]), torch.tensor([1, 2, 3, 4]), 0.2)),
+    Case("shape", "", lambda _: trial(RIGHT[:3], RIGHT)),
+    Case("broken", "", broken),
+    Case("after it", "", lambda _: trial(RIGHT, RIGHT)),
+]
+for row in check_cases(cases, PLACE, lambda line: None):
+    print(f"{row['kernel']}: {row['verdict']} {row.get('why', '')}".strip())

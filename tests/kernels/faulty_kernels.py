@@ -1,0 +1,43 @@
+"""Kernels with a fault each, for `test_compiles.py`: python faulty_kernels.py CACHE"""
+
+import os
+import sys
+
+import torch
+import triton
+import triton.language as tl
+from case import Case, Trial
+from compiling import compile_cases
+
+
+@triton.jit
+def deep(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    values = tl.load(x + at)
+    tl.store(out + at, tl.exp(values) / tl.sum(tl.exp(values), 0) + values)
+
+
+@triton.jit
+def copy(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(x + at).to(tl.float32))
+
+
+def case(kernel, size, elements, dtype, float8=False, **options):
+    def prepare(place):
+        x, out = place.empty(elements, dtype=dtype), place.empty(elements, dtype=torch.float32)
+        return Trial(lambda: kernel[(1,)](x, out, N=size, **options), list, 0.0, 0)
+
+    return Case(kernel.__name__, str(size), prepare, float8=float8)
+
+
+os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
+cases = [
+    case(copy, 32, 32, torch.bfloat16, min_shared_mem=100 * 1024),
+    case(deep, 4096, 4096, torch.float32, num_warps=1, maxnreg=32),
+    case(copy, 64, 64, torch.float8_e4m3fn, float8=True),
+    case(copy, 64, 64, torch.bfloat16, float8=True),
+    case(copy, 128, 128, torch.bfloat16),
+]
+for row in compile_cases(cases, [80, 89], lambda line: None):
+    print(row["capability"], row["case"], row["verdict"], row.get("why", ""))

@@ -1,0 +1,62 @@
+"""Every kernel compiles for real GPUs, fits into them, and keeps what it computes in registers: by `bench/gpu compile`.
+
+It runs in a process of its own, because here Triton interprets. What was compiled is kept below `~/.cache/octavo`, so
+only a kernel that changed costs more than seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+
+
+def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    env["PYTHONPATH"] = str(GPU)
+    # Said, because Triton 3.9 warns where it is left open.
+    env["TRITON_DEFAULT_FP_FUSION"] = "1"
+    command = [sys.executable, str(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
+    out = tmp_path / "compiled.json"
+    done = run(GPU, "compile", "--quick", "--capability", str(capability), "--out", str(out))
+    assert out.exists(), done.stderr
+    rows = json.loads(out.read_text())["kernels"]
+    bad = [row for row in rows if row["verdict"] not in {"compiled", "refused"}]
+    assert not bad, "\n".join(f"{row['case']} {row['variant']}: {row.get('why', row)}" for row in bad)
+    assert done.returncode == 0
+    assert rows
+    assert all(row["registers"] > 0 for row in rows if row["verdict"] == "compiled")
+
+
+@pytest.mark.timeout(1800)
+def test_faults_are_found(tmp_path: Path) -> None:
+    """A tile too large for the card, one too large for the registers, a type that the card does not have."""
+    done = run(Path(__file__).with_name("faulty_kernels.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    first, *others = [line for line in done.stdout.splitlines() if line.startswith("89")]
+    assert "OutOfResources: out of resource: shared memory, Required: 102400, Hardware limit: 101376" in first
+    assert others == [
+        "89 deep spills ",
+        "89 copy compiled ",
+        "89 copy compiled ",
+        "89 copy compiled ",
+    ]
+    assert [line for line in done.stdout.splitlines() if line.startswith("80")] == [
+        "80 copy compiled ",
+        "80 deep spills ",
+        "80 copy refused no float8 below 8.9",
+        "80 copy failed compiled, but no float8 was expected here",
+        "80 copy compiled ",
+    ]

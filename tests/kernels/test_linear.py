@@ -36,7 +36,16 @@ def on_device(tensor: Tensor) -> Matrix:
     planes = {name: torch.from_numpy(np.array(plane)) for name, plane in pack(tensor, layout).items()}
     if layout.form == "bf16":
         planes["values"] = planes["values"].view(torch.bfloat16)
+    for name in planes.keys() - {"values"}:
+        planes[name] = before_nothing(planes[name])
     return Matrix(layout, tensor.shape[1], **planes)
+
+
+def before_nothing(scales: Torch) -> Torch:
+    """The same with NaN behind it, which no product survives."""
+    buffer = torch.full((scales.numel() + 64,), float("nan"), dtype=scales.dtype)
+    buffer[: scales.numel()] = scales.reshape(-1)
+    return buffer[: scales.numel()].view(scales.shape)
 
 
 def floats(matrix: Matrix) -> NDArray[np.float64]:
@@ -94,15 +103,16 @@ def test_linear(
     matrix = on_device(tensor)
     x = torch.from_numpy(rng.standard_normal((m, k), np.float32))
     bias = torch.from_numpy(rng.standard_normal(n, np.float32)) if m % 2 else None
-    wide = torch.full((m, n + 8), float("nan"))
-    run(x, matrix, bias, wide[:, 3 : n + 3], workspace)
+    wide = torch.full((m + 2, n + 8), float("nan"))
+    run(x, matrix, bias, wide[:m, 3 : n + 3], workspace)
+    assert wide[m:].isnan().all()
     assert wide[:, :3].isnan().all()
     assert wide[:, n + 3 :].isnan().all()
     weights = dequantize(tensor)
     expected = x.double().numpy() @ weights.T.astype(np.float64) + (0 if bias is None else bias.double().numpy())
     # float32 sums; in k formats the rounding of scales to fp16.
     bound = tolerance(x, weights, 2**-10 if format_ in K_FORMATS else 2e-6) + 1e-6
-    error = compare(wide[:, 3 : n + 3], expected, bound)
+    error = compare(wide[:m, 3 : n + 3], expected, bound)
     record(f"linear {format_}", (m, n, k), "float32", error)
 
 

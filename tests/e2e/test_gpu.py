@@ -25,12 +25,17 @@ NAMESPACE = "gpus"
 TIMEOUT = 240
 QUICK = {"drain": {"timeoutSeconds": 0, "propagationSeconds": 0}}
 
-# Python reads this at its start, when PYTHONPATH leads to it: a server in the real image that says what it sees.
-TELLING = b"""
-import os, time
+LOST = "the GPU failed and stays failed: CUDA error: an illegal memory access was encountered"
+# Python reads this at its start, when PYTHONPATH leads to it: a server in the real image that says what it sees, and
+# may end as one does whose GPU failed.
+TELLING = f"""
+import json, os, time
 print("sees", os.environ.get("NVIDIA_VISIBLE_DEVICES", "everything"), flush=True)
+if "LOSE" in os.environ:
+    print(json.dumps({{"level": "error", "message": "{LOST}"}}), flush=True)
+    os._exit(72)
 time.sleep(3600)
-"""
+""".encode()
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +79,12 @@ def teller(models: Cluster, installation: Installation, cpu_image: str, telling:
     """Applies an LLMDeployment whose servers say what they see; it is gone after the test, and its pods with it."""
     made: list[str] = []
 
-    def apply(name: str, gpu: dict[str, Any], **spec: Any) -> None:
+    def apply(name: str, gpu: dict[str, Any], variable: str = "USUAL", **spec: Any) -> None:
         made.append(name)
-        engine = {"image": cpu_image, "env": [{"name": "PYTHONPATH", "value": "/model"}]}
+        engine = {
+            "image": cpu_image,
+            "env": [{"name": "PYTHONPATH", "value": "/model"}, {"name": variable, "value": ""}],
+        }
         resources = {"cpu": "10m", "gpu": gpu}
         body = changed(
             installation.example, name, model={"uri": telling}, engine=engine, resources=resources, **QUICK, **spec
@@ -151,6 +159,13 @@ def test_a_pod_that_asks_for_no_gpu_sees_none(models: Cluster, teller: Any) -> N
     teller("plain", {"count": 0})
     eventually("plain runs", lambda: seen(models, "plain"), timeout=TIMEOUT)
     assert seen(models, "plain") == ["void"]
+
+
+def test_a_gpu_that_failed_is_told_from_a_server_that_ends(models: Cluster, teller: Any) -> None:
+    teller("lost", {"count": 1}, "LOSE")
+    eventually("GpuFailed", lambda: failure(models, "lost", "GpuFailed", LOST, "Xid"), timeout=TIMEOUT)
+    fields = "involvedObject.kind=LLMDeployment,involvedObject.name=lost,reason=GpuFailed"
+    assert models.run("get", "events", "-n", NAMESPACE, "--field-selector", fields, "-o", "name").split()
 
 
 def test_a_server_without_cuda_says_so_in_its_log_and_in_the_resource(

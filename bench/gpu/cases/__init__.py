@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 from case import Case
 
-from cases import attention, elementwise, linear
+from cases import attention, elementwise, linear, sampling
 
 
 def every() -> list[Case]:
     """All cases, by kernel."""
-    return [*elementwise.CASES, *attention.CASES, *linear.CASES]
+    return [*elementwise.CASES, *attention.CASES, *linear.CASES, *sampling.CASES]
 
 
 def chosen(kernels: Collection[str], *, quick: bool) -> list[Case]:

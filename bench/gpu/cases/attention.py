@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo_inference.ops.cuda.pool import allocate_pool
 from octavo_inference.ops.triton.attention import attend
 from octavo_inference.ops.triton.reduce import partial_size, partial_views
+from octavo_inference.ops.triton.rope_store import rope_store
 from octavo_inference.ops.triton.tiles import segments_for
 
 POOL_TYPES = {"dense": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
@@ -154,6 +155,67 @@ def reference(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Projections of some tokens on their way to the pool."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    pool: str = "dense"
+    norm: bool = False
+    rotary: float = 1.0
+    """Share of a head that turns."""
+
+    def __str__(self) -> str:
+        return f"{self.heads}/{self.kv_heads}x{self.dim} {self.pool}{' norm' * self.norm} rotary {self.rotary}"
+
+    def prepare(self, place: Place) -> Trial:
+        """For `Case`."""
+        tokens, dim, size = place.pick(2048, 5), self.dim, 16
+        heads, kv_heads = place.pick(self.heads, 3), place.pick(self.kv_heads, 1)
+        shape = replace(MODEL, heads=heads, kv_heads=kv_heads, dim=dim, pool=self.pool)
+        blocks = tokens // size + 2
+        kv, scales = filled_pool(place, blocks, shape)
+        qkv, q_out = place.randn(tokens, (heads + 2 * kv_heads) * dim), place.empty(tokens, heads, dim)
+        rotary = int(dim * self.rotary)
+        positions = torch.randint(0, 4000, (tokens,), device=place.device, dtype=torch.int32)
+        angles = torch.rand(4000, rotary // 2, device=place.device) * 6.28
+        table = torch.cat([angles.cos(), angles.sin()], dim=1) if rotary else None
+        norms = [1 + 0.1 * place.randn(dim, dtype=torch.float32) for _ in range(2)] if self.norm else [None, None]
+        slots = torch.randperm(blocks * size)[:tokens].to(place.device)
+
+        def pairs() -> list[Pair]:
+            q, k, v = qkv.float().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+            q, k = (turned(x, norm, table, positions) for x, norm in zip((q, k), norms, strict=True))
+            found = kv.float() if scales is None else kv.float() * scales[..., None]
+            rows = found.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, slots]
+            return [(q_out, q), (rows, torch.stack([k, v]))]
+
+        # int8 keeps a value to half a step of its head's 127, float8_e4m3fn the largest ones to 16 of 448.
+        bound = {"dense": 0.0, "int8": 0.5 / 127, "fp8": 16 / 448}[self.pool] + rounding(place.dtype)
+        written = tokens * size_of(kv[0]) // size
+        return Trial(
+            lambda: rope_store(qkv, positions, slots, table, *norms, 1e-6, q_out, kv, scales), pairs, bound,
+            size_of(qkv, q_out) + written,
+        )  # fmt: skip
+
+
+def turned(x: Tensor, norm: Tensor | None, table: Tensor | None, positions: Tensor) -> Tensor:
+    """Heads [tokens, heads, dim] normed and rotated, in float32."""
+    if norm is not None:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * norm
+    if table is None:
+        return x
+    rotary = table.shape[1]
+    cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
+    first, second = x[..., :rotary].chunk(2, dim=-1)
+    return torch.cat(
+        [first * cos - second * sin, second * cos + first * sin, x[..., rotary:]],
+        dim=-1,
+    )
+
+
 def batch(sequences: int, queries: int, before: int, step: int = 37) -> tuple[tuple[int, int], ...]:
     """Sequences of different lengths, none a multiple of anything."""
     return tuple((queries, max(0, before - step * i)) for i in range(sequences))
@@ -162,6 +224,14 @@ def batch(sequences: int, queries: int, before: int, step: int = 37) -> tuple[tu
 MODELS: Sequence[tuple[int, int, int]] = ((9, 3, 64), (14, 2, 64), (32, 8, 80), (32, 32, 96), (32, 8, 128), (8, 4, 256))
 DECODE, PREFILL, FEW = batch(32, 1, 1900), batch(1, 512, 1003), batch(4, 1, 7001)
 MIXED = (*batch(1, 400, 100), *batch(16, 1, 900))
+MODEL = Attention(32, 8, 128, DECODE)
+STORED = [
+    *(Stored(*model) for model in MODELS),
+    *(Stored(32, 8, 128, pool=pool, norm=norm) for pool in ("fp8", "int8") for norm in (False, True)),
+    Stored(16, 8, 128, norm=True),
+    Stored(32, 32, 96, rotary=0.75),
+    Stored(16, 4, 128, rotary=0.0),
+]
 SHAPES = [
     *(Attention(*model, DECODE) for model in MODELS),
     *(Attention(*model, FEW, split=True) for model in MODELS),
@@ -191,6 +261,8 @@ QUICK = {
         Attention(32, 8, 128, batch(8, 12, 500), tree=True, window=256),
     )
 }
+QUICK |= {str(Stored(8, 4, 256)), str(Stored(32, 8, 128, pool="fp8", norm=True))}
 CASES = [
-    Case("attend", str(shape), shape.prepare, float8=shape.pool == "fp8", quick=str(shape) in QUICK) for shape in SHAPES
+    *(Case("attend", str(s), s.prepare, float8=s.pool == "fp8", quick=str(s) in QUICK) for s in SHAPES),
+    *(Case("rope_store", str(s), s.prepare, quick=str(s) in QUICK) for s in STORED),
 ]

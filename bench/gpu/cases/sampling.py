@@ -1,0 +1,141 @@
+"""The sampler's kernels at the vocabulary of Llama 3, against the rule in ops/sampling.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from case import Case, Pair, Place, Trial, size_of
+from torch import Tensor
+
+from octavo_inference.ops import sampling as rule
+from octavo_inference.ops.triton.bitmask import apply_bitmask
+from octavo_inference.ops.triton.logprobs import log_probabilities
+from octavo_inference.ops.triton.penalties import penalize
+from octavo_inference.ops.triton.sample import choose
+from octavo_inference.run.batch import LogitAdjust
+
+VOCAB = 128_256
+ROWS = 32
+# Temperature, top-p, top-k, min-p: rows take turns.
+KINDS = {
+    "greedy": [(0.0, 1.0, 0, 0.0)],
+    "random": [(0.7, 1.0, 0, 0.0), (1.3, 1.0, 0, 0.0)],
+    "cut": [(1.0, 0.9, 0, 0.0), (1.0, 1.0, 40, 0.0), (1.0, 1.0, 0, 0.05), (0.8, 0.95, 50, 0.01), (2.0, 0.5, 1000, 0.0)],
+}
+Prepare = Callable[[Place], Trial]
+
+
+def sizes(place: Place) -> tuple[int, int]:
+    """Rows and vocabulary; the small one is no multiple of a tile."""
+    return place.pick(ROWS, 5), place.pick(VOCAB, 1003)
+
+
+def logits_at(place: Place) -> Tensor:
+    """Logits as sharp as a model's, NaN in the last row."""
+    rows, vocab = sizes(place)
+    logits = place.randn(rows, vocab, dtype=torch.float32) * 3
+    logits[-1, 7] = float("nan")
+    return logits
+
+
+def chosen(kind: str) -> Prepare:
+    def case(place: Place) -> Trial:
+        rows, vocab = sizes(place)
+        logits = logits_at(place)
+        settings = [KINDS[kind][i % len(KINDS[kind])] for i in range(rows)]
+        columns = [place.ints([row[i] for row in settings], torch.float32) for i in (0, 1, 3)]
+        seeds, positions = [977 * i + 5 for i in range(rows)], list(range(10, 10 + rows))
+        tokens, weights = place.empty(rows, dtype=torch.int32), place.empty(rows, vocab, dtype=torch.float32)
+        position, seed, top_k = (
+            place.ints(positions),
+            place.ints(seeds, torch.int64),
+            place.ints([r[2] for r in settings]),
+        )
+
+        def launch() -> None:
+            choose(
+                logits, weights, tokens, position=position, seed=seed, temperature=columns[0], top_p=columns[1],
+                top_k=top_k, min_p=columns[2],
+            )  # fmt: skip
+
+        def pairs() -> list[Pair]:
+            expected = [
+                rule.choose(row, temperature=t, top_p=p, top_k=k, min_p=m, u=rule.uniform(seeds[i], positions[i]))
+                for i, (row, (t, p, k, m)) in enumerate(zip(logits.cpu().numpy()[:-1], settings[:-1], strict=True))
+            ]
+            return [(tokens, torch.tensor([*expected, -1], dtype=torch.int32))]
+
+        # A GPU's exponential differs from numpy's in its last bit, which moves a draw once in many thousand rows.
+        return Trial(launch, pairs, 0.0 if place.tiny or kind == "greedy" else 1 / ROWS, size_of(logits))
+
+    return case
+
+
+def reported(count: int) -> Prepare:
+    def case(place: Place) -> Trial:
+        rows, vocab = sizes(place)
+        logits = logits_at(place)[:-1]
+        tokens = torch.randint(0, vocab, (rows - 1,), device=place.device, dtype=torch.int32)
+        wanted = place.ints([count] * (rows - 1))
+        integers = place.empty(rows - 1, 1 + count, dtype=torch.int32)
+        floats = place.empty(rows - 1, 1 + count, dtype=torch.float32)
+
+        def pairs() -> list[Pair]:
+            found = [
+                rule.log_probabilities(row, int(token), count)
+                for row, token in zip(logits.cpu().numpy(), tokens.tolist(), strict=True)
+            ]
+            ints = [torch.tensor([rank, *top[0].tolist()], dtype=torch.int32) for _, rank, top in found]
+            values = [torch.tensor([value, *top[1].tolist()], dtype=torch.float32) for value, _, top in found]
+            return [(integers, torch.stack(ints)), (floats, torch.stack(values))]
+
+        return Trial(lambda: log_probabilities(logits, tokens, wanted, integers, floats), pairs, 1e-5, size_of(logits))
+
+    return case
+
+
+def penalized(place: Place) -> Trial:
+    rows, vocab = sizes(place)
+    logits = place.randn(rows, vocab, dtype=torch.float32) * 3
+    before = logits.cpu().clone() if logits.device.type != "meta" else logits
+    count, rng = place.pick(500, 7), np.random.default_rng(0)
+    adjusts = [
+        LogitAdjust(*(rng.integers(0, vocab, count).astype(np.int32) for _ in range(2)), 0.2, 0.1, 1.1,
+                    rng.integers(0, vocab, 3).astype(np.int32))
+        for _ in range(rows)
+    ]  # fmt: skip
+    ids = np.concatenate([part for a in adjusts for part in (a.prompt, a.output, a.banned)])
+    factors = np.array([1.1, 0.1, 0.2], np.float32).view(np.int32).tolist()
+    starts = [(2 * count + 3) * row for row in range(rows + 1)]
+    header = [
+        [row, starts[row], starts[row] + count, starts[row] + 2 * count, starts[row + 1], *factors]
+        for row in range(rows)
+    ]
+    headers, history = torch.tensor(header, dtype=torch.int32, device=place.device), place.ints(ids.tolist())
+    counts = torch.zeros((rows, vocab), dtype=torch.int32, device=place.device)
+
+    def pairs() -> list[Pair]:
+        expected = [rule.adjust_logits(row, adjust) for row, adjust in zip(before.numpy(), adjusts, strict=True)]
+        return [(logits, torch.from_numpy(np.stack(expected))), (counts, torch.zeros_like(counts))]
+
+    return Trial(lambda: penalize(logits, headers, history, counts), pairs, 1e-6, 3 * 4 * history.numel())
+
+
+def masked(place: Place) -> Trial:
+    rows, vocab = sizes(place)
+    logits = place.randn(rows, vocab, dtype=torch.float32)
+    allowed = torch.rand(rows, -(-vocab // 32), 32) < 0.5
+    bits = (allowed.long() << torch.arange(32)).sum(-1)
+    mask = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).to(place.device)
+    expected = logits.masked_fill(~allowed.flatten(1)[:, :vocab].to(place.device), float("-inf"))
+    return Trial(lambda: apply_bitmask(logits, mask), lambda: [(logits, expected)], 0.0, size_of(mask, logits))
+
+
+CASES = [
+    *(Case("choose", f"{ROWS}x{VOCAB} {kind}", chosen(kind), quick=kind == "cut") for kind in KINDS),
+    *(Case("log_probs", f"{ROWS}x{VOCAB} best {count}", reported(count), quick=count == 20) for count in (0, 20)),
+    Case("penalize", f"{ROWS}x{VOCAB}", penalized, quick=True),
+    Case("bitmask", f"{ROWS}x{VOCAB}", masked, quick=True),
+]

@@ -1,7 +1,7 @@
-"""The GPU's kernels, proven: `compile` without a GPU, `check` on one.
+"""The GPU's kernels and backend, proven: `compile` without a GPU, `check` on one.
 
     python bench/gpu compile             # every kernel for the cards we name, no GPU needed; a table beside the JSON
-    python bench/gpu check --out FILE    # every kernel against a reference on this machine's GPU
+    python bench/gpu check --out FILE    # every kernel, then the engine, against references on this machine's GPU
     python bench/gpu check --interpret   # the same at tiny sizes on the CPU: proves the check itself
 
 Needs torch, triton, numpy and Octavo's inference part (PYTHONPATH=protocol:inference where it is not installed).
@@ -55,11 +55,15 @@ def arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("compile", help="compile every kernel for GPUs that are not here")
     one.add_argument(
-        "--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES), metavar="CC",
-        help="90 is 9.0 (default: 80 89 90 100)",
+        "--capability", type=int, nargs="+", default=list(CAPABILITIES), metavar="CC",
+        help="90 is 9.0 (default: 80 89 90 100; also 86 and 120)",
     )  # fmt: skip
-    other = commands.add_parser("check", help="run every kernel against a reference")
+    one.add_argument(
+        "--shard", type=int, nargs=2, default=(0, 1), metavar=("I", "N"), help="every Nth case, from the Ith"
+    )
+    other = commands.add_parser("check", help="run every kernel and the engine against references")
     other.add_argument("--interpret", action="store_true", help="tiny sizes on the CPU, by Triton's interpreter")
+    other.add_argument("--part", choices=("kernels", "engine"), help="only this one (default: both)")
     for command in (one, other):
         command.add_argument("--quick", action="store_true", help="few cases of each kernel, as in the tests")
         command.add_argument("--only", nargs="+", default=[], metavar="KERNEL", help="these kernels")
@@ -70,8 +74,12 @@ def arguments() -> argparse.Namespace:
 def compile_all(given: argparse.Namespace) -> dict[str, Any]:
     from cases import chosen  # noqa: PLC0415  see main
     from compiling import STACK_BOUND, compile_cases, table  # noqa: PLC0415
+    from null_gpu import SHARED_KIB  # noqa: PLC0415
 
-    rows = compile_cases(chosen(given.only, quick=given.quick), given.capability, say)
+    if unknown := set(given.capability) - set(SHARED_KIB):
+        sys.exit(f"compute capability {sorted(unknown)} is not one of {sorted(SHARED_KIB)}")
+    cases = chosen(given.only, quick=given.quick)[given.shard[0] :: given.shard[1]]
+    rows = compile_cases(cases, given.capability, say)
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
@@ -86,7 +94,10 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     from case import Place  # noqa: PLC0415
     from cases import chosen  # noqa: PLC0415
     from checking import check_cases  # noqa: PLC0415
+    from engine import check_engine  # noqa: PLC0415
     from host import host  # noqa: PLC0415
+
+    from octavo_inference.ops.cuda.device import find_device  # noqa: PLC0415
 
     device = torch.device("cpu" if given.interpret else "cuda")
     dtype = torch.float32 if given.interpret else torch.bfloat16
@@ -96,7 +107,31 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"host": host(), "gpu": gpu(), "versions": versions(), "interpreted": given.interpret}
     say(f"{report['gpu'] or 'no GPU: interpreted on the CPU'}; {report['versions']}")
     place = Place(device, dtype, tiny=given.interpret)
-    return report | {"kernels": check_cases(chosen(given.only, quick=given.quick), place, say)}
+    if given.part != "engine":
+        if not given.interpret:
+            compile_ahead(given)
+        report["kernels"] = check_cases(chosen(given.only, quick=given.quick), place, say)
+    if given.part != "kernels" and not given.only:
+        report["engine"] = check_engine(interpret=given.interpret, dtype=dtype, device=find_device(), say=say)
+    return report
+
+
+def compile_ahead(given: argparse.Namespace) -> None:
+    """Into the cache, on all cores: at a launch kernels compile one after the other.
+
+    What does not compile is found again when it is launched, and told there.
+    """
+    import torch  # noqa: PLC0415  see main
+
+    major, minor = torch.cuda.get_device_capability()
+    count = len(os.sched_getaffinity(0))
+    only = ["--only", *given.only] if given.only else []
+    only += ["--quick"] if given.quick else []
+    command = [sys.executable, str(HERE), "compile", "--capability", str(10 * major + minor), *only, "--shard"]
+    say(f"compiling on {count} cores")
+    running = [subprocess.Popen([*command, str(i), str(count)], stdout=subprocess.DEVNULL) for i in range(count)]
+    for process in running:
+        process.wait()
 
 
 def gpu() -> dict[str, Any] | None:

@@ -27,6 +27,8 @@ def test_all_is_well_in_the_interpreter(tmp_path: Path) -> None:
     assert out.exists(), done.stderr
     report = json.loads(out.read_text())
     assert {row["verdict"] for row in report["kernels"]} == {"ok"}, done.stdout
+    assert [row["verdict"] for row in report["engine"]] == ["ok"] * 3, done.stdout
+    assert all(row["equal"] == row["tokens"] > 0 for row in report["engine"])
     assert done.returncode == 0
     assert report["interpreted"]
 

@@ -1,0 +1,163 @@
+"""The whole engine on the `cuda` backend beside the reference: greedy tokens and logits of random models.
+
+The engine answers a few prompts at once, in chunks and with a prefix in common. Then both backends read each prompt
+with its answer, and every position's token and logits are compared: a token that is not the reference's choice must be
+a tie to within `NEAR_TIE`, and what the two believe of the next token must agree (Kullback-Leibler divergence).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from models import SHAPES, random_weights, tiny
+from numpy.typing import NDArray
+
+from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.ops.cuda.backend import CudaBackend
+from octavo_inference.ops.cuda.device import Device
+from octavo_inference.ops.reference import ReferenceBackend
+from octavo_inference.run.batch import Batch, Float32, SampleRows
+
+NEAR_TIE = 0.1
+"""Logits here are of size 1; bfloat16 activations move them by a few hundredths. In float32 no token may differ."""
+DIVERGENCE = 1e-3
+"""Mean Kullback-Leibler divergence from the reference, in nats: the bound that the design sets for bfloat16."""
+BLOCK_SIZE = 16
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the engine is asked: lengths of prompts in tokens, how many of these all have in common, tokens out."""
+
+    prompts: tuple[int, ...]
+    common: int
+    out: int
+    budget: int
+
+
+REAL = Load(prompts=(1, 33, 90, 201), common=32, out=32, budget=128)
+TINY = Load(prompts=(3, 21), common=16, out=3, budget=24)
+
+
+def check_engine(*, interpret: bool, dtype: torch.dtype, device: Device, say: Callable[[str], None]) -> list[Row]:
+    """One row for each shape: share of equal tokens, the widest gap of the others, divergences, verdict."""
+    rows: list[Row] = []
+    for name, shape in SHAPES.items():
+        row: Row = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
+        began = time.perf_counter()
+        try:
+            config = tiny(shape) if interpret else shape
+            row |= compare(config, TINY if interpret else REAL, dtype, device)
+        except Exception as error:  # noqa: BLE001  one model's fault is not the others'
+            row |= {"verdict": "failed", "why": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        row["seconds"] = round(time.perf_counter() - began, 1)
+        rows.append(row)
+        say(f"{name:16} {describe(row)}")
+    return rows
+
+
+def describe(row: Row) -> str:
+    """A row's figures, for people."""
+    if row["verdict"] == "failed":
+        return f"failed: {row['why'].splitlines()[0]}"
+    return (
+        f"{row['verdict']}: {row['equal']} of {row['tokens']} tokens equal, widest gap {row['gap']:.1e} "
+        f"(bound {row['gap_bound']:.0e}), divergence {row['divergence']:.1e} (bound {row['divergence_bound']:.0e})"
+    )
+
+
+def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device) -> Row:
+    """Run one model on both backends."""
+    weights = random_weights(config)
+    prompts = make_prompts(config, load)
+    longest = max(load.prompts) + load.out
+    blocks = sum(-(-(len(prompt) + load.out) // BLOCK_SIZE) for prompt in prompts) + 1
+    backend = CudaBackend.create(
+        config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_batched_tokens=max(load.budget, longest),
+        max_running=max(len(prompts), load.out), max_model_len=longest, dtype=dtype, device=device,
+    )  # fmt: skip
+    limits = EngineLimits(
+        max_model_len=longest, max_running=len(prompts), max_batched_tokens=load.budget, max_queued=len(prompts)
+    )
+    answers = answer(Engine(backend, config, limits, clock=itertools.count().__next__), prompts, load.out)
+    reference = ReferenceBackend(config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_model_len=longest)
+    exact = dtype == torch.float32
+    row: Row = {"tokens": 0, "equal": 0, "gap": 0.0, "gap_bound": 0.0 if exact else NEAR_TIE, "logit_error": 0.0}
+    divergences: list[NDArray[np.float64]] = []
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        batch = forced(prompt, tokens)
+        expected, found = reference.logits(batch), backend.logits(batch)
+        chosen = np.array(tokens)
+        gaps = expected.max(axis=1) - expected[np.arange(len(tokens)), chosen]
+        row["tokens"] += len(tokens)
+        row["equal"] += int((expected.argmax(axis=1) == chosen).sum())
+        row["gap"] = max(row["gap"], float(gaps.max()))
+        row["logit_error"] = max(row["logit_error"], float(np.abs(found - expected).max()))
+        divergences.append(divergence(expected, found))
+    every = np.concatenate(divergences)
+    row |= {"divergence": float(every.mean()), "divergence_max": float(every.max()), "divergence_bound": DIVERGENCE}
+    # A comparison with NaN is false, so this way round a NaN fails.
+    good = row["gap"] <= row["gap_bound"] and row["divergence"] < DIVERGENCE
+    return row | {"verdict": "ok" if good else "wrong"}
+
+
+def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:
+    """Random prompts whose first `common` tokens are the same, as far as they reach."""
+    rng = np.random.default_rng(1)
+    shared = rng.integers(0, config.vocab, load.common).tolist()
+    own = [rng.integers(0, config.vocab, length).tolist() for length in load.prompts]
+    return [shared[:length] + tokens[len(shared) :] for length, tokens in zip(load.prompts, own, strict=True)]
+
+
+def answer(engine: Engine, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+    """`count` greedy tokens for each prompt, all asked at once."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.submit(Request(id=str(number), tokens=prompt, sampling=sampling))
+    answers: list[list[int]] = [[] for _ in prompts]
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise RuntimeError(output.error)
+            answers[int(output.id)] += output.tokens
+    engine.check()
+    return answers
+
+
+def forced(prompt: list[int], tokens: list[int]) -> Batch:
+    """A batch that reads a prompt and its answer at once; sampled rows are those whose next token is in the answer."""
+    read = [*prompt, *tokens[:-1]]
+    positions = np.arange(len(read), dtype=np.int32)
+    rows = np.arange(len(prompt) - 1, len(read), dtype=np.int32)
+    return Batch(
+        tokens=np.array(read, np.int32),
+        positions=positions,
+        slots=positions,
+        query_start=np.array([0, len(read)], np.int32),
+        seq_len=np.array([len(read)], np.int32),
+        block_table=np.arange(-(-len(read) // BLOCK_SIZE), dtype=np.int32)[None],
+        sample=SampleRows.greedy(rows, rows + 1),
+    )
+
+
+def divergence(expected: Float32, found: Float32) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence of rows of logits from the expected ones, in nats."""
+    p, q = log_softmax(expected), log_softmax(found)
+    return (np.exp(p) * (p - q)).sum(axis=1)
+
+
+def log_softmax(logits: Float32) -> NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))

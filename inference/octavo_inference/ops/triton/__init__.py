@@ -9,3 +9,8 @@ What holds for all of them, so that a step can be recorded as a CUDA graph and p
   products) where the activations are float32, as in the interpreter (TRITON_INTERPRET=1).
 - No autotuning: tile sizes are arguments with defaults from `tiles`.
 """
+
+import os
+
+# Multiply-adds in one rounding, as Triton's default has been: the next version's is to be the other one.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

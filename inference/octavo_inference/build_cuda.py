@@ -45,7 +45,7 @@ def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel) -> B
     if device.name == INTERPRETER:
         log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, right and thousands of times slower")
     config = model.config
-    check(config, device, settings.kv_dtype, settings.quantization)
+    check(config, device, settings.kv_dtype)
     dtype = _dtype(settings, interpreted=device.name == INTERPRETER)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     bytes_per_block = block_bytes(

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from octavo_inference.errors import SettingsError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Tensor, Weights
 from octavo_inference.ops.base import Backend
-from octavo_inference.ops.cuda.backend import CudaBackend, independent
-from octavo_inference.ops.cuda.device import find_device
+from octavo_inference.ops.cuda.backend import CudaBackend, check, independent
+from octavo_inference.ops.cuda.device import Device, find_device
 from octavo_inference.ops.reference import ReferenceBackend
 from octavo_inference.run.batch import Batch, SampleRows
 
-from ..unit.engine.echo import Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
+from ..unit.engine.echo import CONFIG, Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 
 Model = tuple[ModelConfig, Weights]
 BLOCK, LONGEST = 8, 32
@@ -176,6 +177,13 @@ def test_copies_that_touch_the_same_block_run_one_after_the_other() -> None:
         [(5, 4)],
     ]
     assert list(independent([])) == []
+
+
+def test_a_card_without_fp8_is_told_to_keep_int8() -> None:
+    card = Device(torch.device("cuda"), "NVIDIA A100", (8, 0), 108, 0, 0)
+    with pytest.raises(SettingsError, match=r"needs a card of compute capability 8.9 .* A100 has 8.0: use int8"):
+        check(CONFIG, card, "fp8")
+    check(CONFIG, card, "int8")
 
 
 def prompt(tokens: np.ndarray, blocks: list[int]) -> Batch:

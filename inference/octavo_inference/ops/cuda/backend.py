@@ -21,7 +21,7 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Weights
 from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
 from octavo_inference.ops.cuda.decoder import Decoder
-from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, watched
+from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted, watched
 from octavo_inference.ops.cuda.inputs import Stage
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import allocate_pool
@@ -77,7 +77,7 @@ class CudaBackend:
         `progress` is told the bytes of weights that are there and that there will be. Raises `ModelError` and
         `SettingsError` for what the kernels or the card cannot do.
         """
-        check(config, device, kv_dtype, quantization)
+        check(config, device, kv_dtype)
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
@@ -175,15 +175,14 @@ def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
     return dtype if kv_dtype == "auto" else _KV_TYPES[kv_dtype]
 
 
-def check(config: ModelConfig, device: Device, kv_dtype: KvDtype, quantization: Quantization) -> None:
+def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     """Refuse what the kernels or the card cannot do. Raises `ModelError` or `SettingsError`."""
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
-    for field, value in (("kv_dtype", kv_dtype), ("quantization", quantization)):
-        if value == "fp8" and device.torch.type == "cuda" and device.capability < FP8_CAPABILITY:
-            raise SettingsError(
-                f"{field} fp8 needs a card of compute capability {'.'.join(map(str, FP8_CAPABILITY))} (L4, H100 and "
-                f"newer); {device.name} has {'.'.join(map(str, device.capability))}: leave it at auto"
-                + (", or use int8" if field == "kv_dtype" else ""),
-                field,
-            )
+    # FP8 weights are unpacked by shifts and need nothing of the card; FP8 keys are read by its own instructions.
+    if kv_dtype == "fp8" and device.torch.type == "cuda" and device.capability < FP8_CAPABILITY:
+        raise SettingsError(
+            f"kv_dtype fp8 needs a card of compute capability {dotted(FP8_CAPABILITY)} (L4, H100 and newer); "
+            f"{device.name} has {dotted(device.capability)}: use int8, or leave it at auto",
+            "kv_dtype",
+        )

@@ -113,7 +113,7 @@ def judge_capability(name: str, capability: tuple[int, int]) -> str | None:
     if capability >= MIN_CAPABILITY:
         return None
     return (
-        f"{name} has compute capability {_dotted(capability)}, and the kernels need {_dotted(MIN_CAPABILITY)} (A100, "
+        f"{name} has compute capability {dotted(capability)}, and the kernels need {dotted(MIN_CAPABILITY)} (A100, "
         "L4, H100 and newer): choose another GPU with resources.gpu.product, or compute with --device cpu"
     )
 
@@ -186,7 +186,8 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _dotted(capability: tuple[int, int]) -> str:
+def dotted(capability: tuple[int, int]) -> str:
+    """A compute capability as it is written: 8.9."""
     return ".".join(map(str, capability))
 
 

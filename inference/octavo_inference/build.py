@@ -13,7 +13,7 @@ from typing import Literal
 from octavo_inference.built import Built
 from octavo_inference.config import PROFILES, BackendName, Dtype, EngineSettings
 from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.errors import SettingsError
+from octavo_inference.errors import DeviceError, SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.description import Description
 from octavo_inference.model.load import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
@@ -88,8 +88,16 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built
                 "device",
             )
         from octavo_inference.build_cuda import build_cuda  # noqa: PLC0415 -- imports torch
+        from octavo_inference.ops.cuda.device import find_device  # noqa: PLC0415 -- imports torch
 
-        return build_cuda(settings, model)
+        try:
+            device = find_device()
+        except DeviceError as error:
+            if settings.backend == "cuda":
+                raise
+            log.warning("computing on the CPU although a GPU is there: %s", error)
+        else:
+            return build_cuda(settings, model, device)
     for field in ("quantization", "kv_dtype"):
         value = getattr(settings, field)
         if value != "auto":

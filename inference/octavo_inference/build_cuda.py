@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from octavo_inference.built import Built
 from octavo_inference.config import GPU_PROFILES, EngineSettings
 from octavo_inference.core.request import MAX_LOGPROBS
-from octavo_inference.errors import SettingsError
+from octavo_inference.errors import DeviceError, SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.load import ForeignModel, LoadedModel
-from octavo_inference.model.rope import Rope
+from octavo_inference.model.weights import Weights
 from octavo_inference.ops.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, check, kv_type, limits_of
 from octavo_inference.ops.cuda.buffers import buffer_shapes, shapes_bytes
-from octavo_inference.ops.cuda.device import INTERPRETER, find_device, require_room
+from octavo_inference.ops.cuda.device import INTERPRETER, Device, require_room
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import block_bytes
 from octavo_inference.ops.cuda.sampling import sampler_bytes
@@ -30,91 +31,148 @@ from octavo_inference.sizes import fit
 log = logging.getLogger(__name__)
 
 _INTERPRETER_SHARE = 0.1
+# Of the host's free memory, for the KV of preempted sequences.
+_SWAP_ROOM = 0.5
+# torch hands memory out in pieces of 2 MB and of 20 MB: a simulation of its allocator lost 1 to 6 % of the weights.
+_ROUNDING, _MOST_ROUNDING = 0.06, 512 * 2**20
 _REPORTS = 10
 
 
-def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built:
+def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device) -> Built:
     """A model on the GPU. Raises `DeviceError`, `ModelError` or `SettingsError` with what to do."""
     if isinstance(model, ForeignModel):
         raise SettingsError(
             f"device cuda cannot compute this model: {model.config.missing}; transformers computes it on CPUs: set "
-            "device to cpu",
+            "device to cpu (resources.gpu.count to 0)",
             "device",
         )
-    device = find_device()
-    if device.name == INTERPRETER:
+    if settings.threads is not None:
+        raise SettingsError(f"threads {settings.threads} is for CPUs; on a GPU leave it out", "threads")
+    if settings.quantization == "fp8" and not _has_floats(model.weights):
+        raise SettingsError(
+            "quantization fp8 would change nothing: the checkpoint is quantised already; leave it at auto",
+            "quantization",
+        )
+    interpreted = device.name == INTERPRETER
+    if interpreted:
         log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, right and thousands of times slower")
     config = model.config
     check(config, device, settings.kv_dtype)
+    need = _needs(settings, model, device)
+
+    def room(rows: int, tokens: int) -> int:
+        if interpreted:
+            return int(available_memory() * _INTERPRETER_SHARE)
+        least = need.beside_pool(rows, tokens)
+        require_room(device, least + 2 * need.block)
+        return device.free - least
+
+    sizes = fit(
+        settings,
+        GPU_PROFILES[settings.profile],
+        max_positions=config.max_positions,
+        token_bytes=need.block // need.block_size,
+        block_size=need.block_size,
+        room=room,
+        host_room=int(available_memory() * _SWAP_ROOM),
+    )
+    if not interpreted:
+        beside = need.beside_pool(sizes.max_running, sizes.max_batched_tokens)
+        require_room(device, beside + sizes.kv_memory, kv_memory=settings.kv_memory)
+    process = resident_memory(os.getpid())
+    try:
+        backend = CudaBackend.create(
+            config,
+            model.weights,
+            device=device,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            max_batched_tokens=sizes.max_batched_tokens,
+            max_running=sizes.max_running,
+            max_model_len=sizes.max_model_len,
+            dtype=need.dtype,
+            kv_dtype=settings.kv_dtype,
+            quantization=need.quantization,
+            progress=_report(model.text.name),
+            failpoints=Failpoints.from_environment(),
+        )
+        if not interpreted:
+            backend.warm_up()
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"the GPU's memory ran out while the model was loaded: {device.free / 2**30:.1f} GiB were free when it "
+            "began, and another process has taken some since; end it (nvidia-smi lists who), or set --kv-memory"
+        ) from error
+    memory = MemoryPlan(
+        weights=need.weights,
+        kv_pool=sizes.kv_memory,
+        activations=need.working(sizes.max_running, sizes.max_batched_tokens),
+        swap=sizes.host_blocks * need.block,
+        process=process,
+        available=device.free or available_memory(),
+        device=device.name,
+    )
+    return Built(backend, config, sizes, "cuda", settings.dtype, 1, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that a model takes on a device: `weights`, a `block` of KV over all layers, and what depends on the step.
+
+    `margin` is what torch's allocator may round up, and what the device's other users (cuBLAS, the context) need.
+    """
+
+    config: ModelConfig
+    device: Device
+    dtype: torch.dtype
+    quantization: Quantization
+    block_size: int
+    longest: int
+    weights: int
+    block: int
+    margin: int
+
+    def working(self, rows: int, tokens: int) -> int:
+        """Buffers, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
+        config = self.config
+        limits = limits_of(self.device, tokens, rows, self.longest, self.block_size)
+        ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
+        return (
+            shapes_bytes(buffer_shapes(config, limits, self.dtype))
+            + sampler_bytes(vocab=config.vocab, max_rows=rows, max_model_len=self.longest, max_logprobs=MAX_LOGPROBS)
+            + pieces(self.block) * self.block
+            + sum(4 * self.longest * rope.dim for rope in ropes)
+        )
+
+    def beside_pool(self, rows: int, tokens: int) -> int:
+        """All but the pool."""
+        return self.weights + self.working(rows, tokens) + self.margin
+
+
+def _needs(settings: EngineSettings, model: LoadedModel, device: Device) -> Needs:
+    config = model.config
     dtype = _dtype(settings, interpreted=device.name == INTERPRETER)
+    quantization = _quantization(settings)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
-    bytes_per_block = block_bytes(
+    weights = device_bytes(config, model.weights, dtype=dtype, quantization=quantization)
+    block = block_bytes(
         layers=config.layers,
         kv_heads=config.kv_heads,
         block_size=block_size,
         head_dim=config.head_dim,
         dtype=kv_type(settings.kv_dtype, dtype),
     )
-    quantization = _quantization(settings)
-    weights = device_bytes(config, model.weights, dtype=dtype, quantization=quantization)
-    longest = settings.max_model_len or config.max_positions
-
-    def working(rows: int, tokens: int) -> int:
-        limits = limits_of(device, tokens, rows, longest, block_size)
-        tables = longest * (config.rotary_dim or config.head_dim) * 4 * len(_ropes(config))
-        return (
-            shapes_bytes(buffer_shapes(config, limits, dtype))
-            + sampler_bytes(vocab=config.vocab, max_rows=rows, max_model_len=longest, max_logprobs=MAX_LOGPROBS)
-            + pieces(bytes_per_block) * bytes_per_block
-            + tables
-        )
-
-    def room(rows: int, tokens: int) -> int:
-        if device.name == INTERPRETER:
-            return int(available_memory() * _INTERPRETER_SHARE)
-        needed = weights + working(rows, tokens) + device.reserve
-        require_room(device, needed + 2 * bytes_per_block)
-        return device.free - needed
-
-    sizes = fit(
-        settings,
-        GPU_PROFILES[settings.profile],
-        max_positions=config.max_positions,
-        token_bytes=bytes_per_block // block_size,
-        block_size=block_size,
-        room=room,
-    )
-    buffers = working(sizes.max_running, sizes.max_batched_tokens)
-    if device.name != INTERPRETER:
-        require_room(device, weights + buffers + device.reserve + sizes.kv_memory)
-    process = resident_memory(os.getpid())
-    backend = CudaBackend.create(
+    return Needs(
         config,
-        model.weights,
-        device=device,
-        num_blocks=sizes.num_blocks,
-        block_size=sizes.block_size,
-        max_batched_tokens=sizes.max_batched_tokens,
-        max_running=sizes.max_running,
-        max_model_len=sizes.max_model_len,
-        dtype=dtype,
-        kv_dtype=settings.kv_dtype,
-        quantization=quantization,
-        progress=_report(model.text.name),
-        failpoints=Failpoints.from_environment(),
+        device,
+        dtype,
+        quantization,
+        block_size,
+        settings.max_model_len or config.max_positions,
+        weights,
+        block,
+        device.reserve + min(int(weights * _ROUNDING), _MOST_ROUNDING),
     )
-    if device.name != INTERPRETER:
-        backend.warm_up()
-    memory = MemoryPlan(
-        weights=weights,
-        kv_pool=sizes.kv_memory,
-        activations=buffers,
-        swap=sizes.host_blocks * bytes_per_block,
-        process=process,
-        available=device.free or available_memory(),
-        device=device.name,
-    )
-    return Built(backend, config, sizes, "cuda", settings.dtype, 1, memory)
 
 
 def _dtype(settings: EngineSettings, *, interpreted: bool) -> torch.dtype:
@@ -128,8 +186,12 @@ def _quantization(settings: EngineSettings) -> Quantization:
     return "dense" if settings.quantization == "auto" and settings.dtype != "auto" else settings.quantization
 
 
-def _ropes(config: ModelConfig) -> set[Rope]:
-    return {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
+def _has_floats(weights: Weights) -> bool:
+    return any(
+        matrix.format in {"f32", "bf16", "f16"}
+        for layer in weights.layers
+        for matrix in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+    )
 
 
 def _report(name: str) -> Callable[[int, int], None]:

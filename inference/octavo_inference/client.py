@@ -171,7 +171,9 @@ def _cause(status: int) -> str:
     if status >= 0:
         return f"the engine process ended with status {status}; its log above says why"
     name = signal.Signals(-status).name
-    hint = "; the memory limit is the usual cause: lower --kv-memory" if name == "SIGKILL" else ""
+    hint = (
+        "; the memory limit is the usual cause: lower --kv-memory, on a GPU --swap-memory" if name == "SIGKILL" else ""
+    )
     return f"the engine process was killed by {name}{hint}"
 
 

@@ -37,12 +37,14 @@ def fit(
     token_bytes: int,
     block_size: int,
     room: Callable[[int, int], int],
+    host_room: int | None = None,
 ) -> Sizes:
     """Settle all sizes.
 
     `token_bytes` is a token's K and V over all layers, `block_size` the backend's own. `room(rows, tokens)` is how many
-    bytes a KV pool may take beside the buffers of steps with so many sequences and tokens. Raises `SettingsError` with
-    the numbers when the wishes contradict each other or the memory.
+    bytes a KV pool may take beside the buffers of steps with so many sequences and tokens; `host_room` bounds what
+    the host keeps of preempted sequences, where the pool is not in its memory. Raises `SettingsError` with the numbers
+    when the wishes contradict each other or the memory.
     """
     block_size = settings.block_size or block_size
     wanted_len = settings.max_model_len or max_positions
@@ -92,7 +94,7 @@ def fit(
         max_running,
         max_batched,
         num_blocks * block_bytes,
-        _host_blocks(settings, num_blocks, block_bytes),
+        _host_blocks(settings, num_blocks, block_bytes, host_room),
     )
 
 
@@ -102,13 +104,20 @@ def _batched_tokens(settings: EngineSettings, profile: Profile, max_running: int
     return max(profile.max_batched_tokens, max_running, 0 if settings.chunked_prefill else longest)
 
 
-def _host_blocks(settings: EngineSettings, num_blocks: int, block_bytes: int) -> int:
+def _host_blocks(settings: EngineSettings, num_blocks: int, block_bytes: int, room: int | None) -> int:
     if settings.preemption == "recompute":
         if settings.swap_memory is not None:
             raise SettingsError("swap_memory needs preemption swap: recompute keeps nothing", "swap_memory")
         return 0
     if settings.swap_memory is None:
-        return max(1, int(num_blocks * _SWAP_SHARE))
+        share = int(num_blocks * _SWAP_SHARE)
+        return max(1, share if room is None else min(share, room // block_bytes))
+    if room is not None and settings.swap_memory > room:
+        raise SettingsError(
+            f"swap_memory {settings.swap_memory} bytes is more than the host can give: {room} bytes; raise the pod's "
+            "memory, or make swap_memory smaller",
+            "swap_memory",
+        )
     if settings.swap_memory < block_bytes:
         raise SettingsError(
             f"swap_memory {settings.swap_memory} bytes holds no block of {block_bytes} bytes", "swap_memory"

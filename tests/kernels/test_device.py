@@ -80,6 +80,17 @@ def test_a_model_that_never_fits_names_what_could_be_smaller() -> None:
         require_room(h200(), 200 * GIB)
 
 
+def test_a_pool_that_was_asked_too_large_is_named() -> None:
+    with pytest.raises(DeviceError, match=r"needs 150.0 GiB, 120.0 of it by --kv-memory, and 139.0 .*make that small"):
+        require_room(h200(), 150 * GIB, kv_memory=120 * GIB)
+
+
+def test_our_own_context_is_nobody_elses() -> None:
+    slice_ = Device(torch.device("cpu"), "a slice", (9, 0), 16, int(4.75 * GIB), int(4.3 * GIB))
+    with pytest.raises(DeviceError, match="choose a larger GPU"):
+        require_room(slice_, int(4.5 * GIB))
+
+
 def test_what_fits_is_not_refused() -> None:
     require_room(h200(), 139 * GIB)
 

@@ -342,6 +342,8 @@ class Engine:
             try:
                 self._failpoints.hit("swap.out")
                 sequence.host = self.backend.to_host(blocks)
+            except DeviceLostError:
+                raise
             except Exception:
                 log.exception("a preempted sequence could not be kept; it is computed again")
                 self.scheduler.drop_host(sequence)

@@ -49,10 +49,11 @@ class RowTable:
         self.blocks[row, : len(sequence.blocks)] = sequence.blocks
         sampling = sequence.request.sampling
         self.seed[row] = sequence.seed
-        self.temperature[row] = sampling.temperature
+        # Adding 0 makes 0 of -0, whose bits are not those of the smallest number.
+        self.temperature[row] = sampling.temperature + 0.0
         self.top_p[row] = sampling.top_p
         self.top_k[row] = max(0, sampling.top_k)
-        self.min_p[row] = sampling.min_p
+        self.min_p[row] = sampling.min_p + 0.0
         self.logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
 
     def leave(self, sequence: Sequence) -> None:

@@ -345,6 +345,28 @@ def test_a_lost_device_is_no_failed_step(runner: Make, monkeypatch: pytest.Monke
     assert "a" not in {name for name, _ in run.final}, "nobody is told of an end that another process may change"
 
 
+def test_a_device_lost_while_saving_is_lost(runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner(blocks=6, host_blocks=20, max_running=4)
+    for i in range(4):
+        run.submit(str(i), [i] * 6, max_tokens=12, ignore_eos=True)
+
+    def lost(_: object) -> None:
+        raise DeviceLostError("the GPU failed")
+
+    monkeypatch.setattr(run.engine.backend, "to_host", lost)
+    with pytest.raises(DeviceLostError):
+        run.finish()
+
+
+def test_minus_zero_is_zero_to_the_sampler(runner: Make) -> None:
+    run = runner()
+    run.submit("a", [1], min_p=-0.0, temperature=-0.0)
+    run.step()
+    sample = run.engine.backend.batches[0].sample
+    assert not np.signbit(sample.min_p[0])
+    assert not np.signbit(sample.temperature[0])
+
+
 def test_a_failed_step_ends_its_requests_and_no_others(runner: Make) -> None:
     run = runner(max_running=1)
     run.engine._failpoints = Failpoints("engine.step:raise@2")

@@ -35,6 +35,7 @@ from octavo_inference.run.batch import Batch, Float32, StepResult
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
+_LARGEST_HEAD = 256
 _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
@@ -78,6 +79,9 @@ class CudaBackend:
         `SettingsError` for what the kernels or the card cannot do.
         """
         check(config, device, kv_dtype)
+        if device.torch.type == "cuda":
+            # cuBLAS may else add parts of a sum in bfloat16.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
@@ -111,6 +115,8 @@ class CudaBackend:
         with watched(self._synchronize):
             for batch in rehearsal(self._decoder.limits):
                 self._sampler.sample(self._decoder.forward(self._stage.load(batch)), batch.sample)
+        self.copy_blocks([(0, 1)])
+        self.from_host(self.to_host([0]), [0])
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model over the batch, store K and V, sample. Raises `DeviceLostError` when the GPU is gone."""
@@ -167,7 +173,7 @@ def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, in
 
 def limits_of(device: Device, tokens: int, rows: int, max_model_len: int, block_size: int) -> Limits:
     """The largest step of these settings."""
-    return Limits(tokens, rows, -(-max_model_len // block_size), block_size, device.multiprocessors)
+    return Limits(tokens, rows, max_model_len, block_size, device.multiprocessors)
 
 
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
@@ -179,6 +185,11 @@ def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     """Refuse what the kernels or the card cannot do. Raises `ModelError` or `SettingsError`."""
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+    if config.head_dim > _LARGEST_HEAD:
+        raise ModelError(
+            f"the model's heads have {config.head_dim} elements; the GPU kernels go up to {_LARGEST_HEAD}: compute on "
+            "CPUs (--device cpu, resources.gpu.count 0)"
+        )
     # FP8 weights are unpacked by shifts and need nothing of the card; FP8 keys are read by its own instructions.
     if kv_dtype == "fp8" and device.torch.type == "cuda" and device.capability < FP8_CAPABILITY:
         raise SettingsError(

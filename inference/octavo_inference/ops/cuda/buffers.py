@@ -18,16 +18,21 @@ Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest step: query tokens, sequences (and sample rows), blocks of one sequence, and the size of a block.
+    """Largest step: query tokens, sequences (and sample rows); positions of a sequence, and the size of a block.
 
     `processors` is the device's number of multiprocessors, which decides how far decoding splits a sequence's keys.
     """
 
     tokens: int
     rows: int
-    columns: int
+    positions: int
     block_size: int
     processors: int
+
+    @property
+    def columns(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.positions // self.block_size)
 
     def segments(self, config: ModelConfig, sequences: int) -> int:
         """Into how many parts attention splits the keys of so many decoding sequences."""
@@ -60,7 +65,13 @@ def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype) -> Sh
 
 def inputs_size(limits: Limits) -> int:
     """Integers that a step is told: tokens, query starts, lengths, sample rows and block tables."""
-    return limits.tokens + (limits.rows + 1) + 2 * limits.rows + limits.rows * limits.columns
+    parts = (limits.tokens, limits.rows + 1, limits.rows, limits.rows, limits.rows * limits.columns)
+    return sum(map(aligned, parts))
+
+
+def aligned(size: int) -> int:
+    """So many integers, and what is missing to 16 bytes: Triton makes a variant of a kernel for pointers without."""
+    return -(-size // 4) * 4
 
 
 def shapes_bytes(shapes: Shapes) -> int:

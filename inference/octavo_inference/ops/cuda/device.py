@@ -24,6 +24,8 @@ INTERPRETER = "interpreter"
 _SUCCESS, _NO_DEVICE, _MISMATCH, _COMPAT = 0, 100, 803, 804
 # Bytes that everything beside our own tensors takes: the context's growth, cuBLAS's workspace, loaded kernels.
 _RESERVE, _RESERVE_SHARE = 512 * 2**20, 0.02
+# What our own context may have of what is not free.
+_CONTEXT = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def judge(driver: Driver | None, wheel: str | None) -> str | None:
     if driver is None:
         return (
             "no NVIDIA driver: libcuda.so.1 is not there; on Kubernetes ask for a GPU (resources.gpu.count: 1) on a "
-            "node with the NVIDIA container toolkit, elsewhere install the driver, or compute with --device cpu"
+            "node with the NVIDIA container toolkit, elsewhere install the driver, or compute on CPUs (--device cpu)"
         )
     # Newer minor versions run on any driver of the same major version (CUDA's minor version compatibility).
     if driver.status in {_MISMATCH, _COMPAT} or (driver.version and driver.version // 1000 < int(wheel.split(".")[0])):
@@ -131,20 +133,27 @@ def explain(message: str) -> str:
     return f"the GPU cannot be used: {first}; check nvidia-smi and the node's kernel log for Xid errors"
 
 
-def require_room(device: Device, needed: int) -> None:
-    """Refuse a model that does not fit before any of it is loaded. Bytes. Raises `DeviceError` with the numbers."""
-    if device.name == INTERPRETER or needed <= device.free:
+def require_room(device: Device, needed: int, *, kv_memory: int | None = None) -> None:
+    """Refuse a model that does not fit before any of it is loaded. Bytes; `kv_memory` of them were asked for.
+
+    Raises `DeviceError` with the numbers.
+    """
+    if needed <= device.free:
         return
     taken = device.total - device.free
     told = f"{_gib(device.free)} of {_gib(device.total)} GiB are free on {device.name}"
-    if needed <= device.total * (1 - _RESERVE_SHARE):
+    if kv_memory is not None and needed - kv_memory <= device.free:
+        raise DeviceError(
+            f"the model needs {_gib(needed)} GiB, {_gib(kv_memory)} of it by --kv-memory, and {told}: make that smaller"
+        )
+    if needed <= device.total * (1 - _RESERVE_SHARE) and taken > _CONTEXT:
         raise DeviceError(
             f"the model needs {_gib(needed)} GiB and {told}: other processes hold {_gib(taken)} GiB of it; end them "
             "(nvidia-smi lists them) or choose another GPU"
         )
     raise DeviceError(
         f"the model needs {_gib(needed)} GiB and {told}: choose a larger GPU (resources.gpu.minMemory), a quantised "
-        "model, --quantization fp8, or a smaller --max-batched-tokens"
+        "model, fp8 weights (--quantization, engine.quantization), or a smaller --max-batched-tokens"
     )
 
 

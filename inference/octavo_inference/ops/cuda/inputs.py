@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor as Torch
 
+from octavo_inference.ops.cuda.buffers import aligned
 from octavo_inference.run.batch import Batch
 
 
@@ -43,6 +44,6 @@ class Stage:
             end = start + array.size
             self._array[start:end] = np.ravel(array)
             views.append(self._device[start:end].view(array.shape))
-            start = end
+            start += aligned(array.size)
         self._device[:start].copy_(self._host[:start], non_blocking=True)
         return Inputs(*views)

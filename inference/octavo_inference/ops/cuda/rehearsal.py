@@ -1,4 +1,8 @@
-"""Batches that need every kernel a server will need, run before it is ready: Triton compiles at the first launch."""
+"""Batches that need every kernel a server will need, run before it is ready: Triton compiles at the first launch.
+
+Which variant of a kernel runs depends on how many tokens, sequences and sample rows a step has: the tiles of products
+change at 16, 32 and 64 rows, and the segments of decoding attention at powers of two.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,29 @@ import numpy as np
 from octavo_inference.ops.cuda.buffers import Limits
 from octavo_inference.run.batch import Batch, LogitAdjust, SampleRows
 
+_PROMPTS = (16, 32, 64)
+
 
 def rehearsal(limits: Limits) -> Iterator[Batch]:
-    """Decodes of each power of two of sequences, a prompt alone and beside a decode, and each kind of sampling.
+    """Decodes of one sequence up to all, prompts of few tokens up to a whole step, and each kind of sampling.
 
     All sequences write to block 0: nobody has a block yet.
     """
-    rows = 1
-    while rows <= limits.rows:
-        yield _batch([1] * rows, "all" if rows == 1 else "greedy")
-        rows *= 2
-    longest = min(limits.tokens, limits.block_size)
-    for lengths in ([longest], [longest - 1], [1, longest - 1]):
-        if len(lengths) <= limits.rows:
-            yield _batch(lengths, "sampled")
+    yield _batch([1], limits, "all")
+    rows = min(limits.rows, limits.tokens)
+    for count in sorted({2**i for i in range(rows.bit_length())} | {rows}):
+        yield _batch([1] * count, limits, "greedy")
+    for tokens in sorted({min(n, limits.tokens) for n in (*_PROMPTS, limits.tokens)}):
+        yield _batch(_cut(tokens, limits), limits, "sampled")
 
 
-def _batch(lengths: list[int], sampling: str) -> Batch:
+def _cut(tokens: int, limits: Limits) -> list[int]:
+    """Lengths of the fewest sequences that have so many tokens, as far as rows go."""
+    whole, rest = divmod(tokens, limits.positions)
+    return ([limits.positions] * whole + [rest] * (rest > 0))[: limits.rows]
+
+
+def _batch(lengths: list[int], limits: Limits, sampling: str) -> Batch:
     """One sequence of each length, from its first token on."""
     count, size = sum(lengths), len(lengths)
     query_start = np.cumsum([0, *lengths], dtype=np.int32)
@@ -41,9 +51,9 @@ def _batch(lengths: list[int], sampling: str) -> Batch:
     return Batch(
         tokens=np.zeros(count, np.int32),
         positions=positions,
-        slots=positions,
+        slots=positions % limits.block_size,
         query_start=query_start,
         seq_len=np.array(lengths, np.int32),
-        block_table=np.zeros((size, 1), np.int32),
+        block_table=np.zeros((size, -(-max(lengths) // limits.block_size)), np.int32),
         sample=sample,
     )

@@ -166,7 +166,7 @@ def attend(
         q, kv, scales, block_table, query_start, seq_len, sinks, tree, positions, out, acc, top, total,
         scale, softcap, sequences, block_table.shape[1], 0 if tree is None else tree.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0, SEGMENTS=segments,
-        BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=triton.next_power_of_2(dim), DOT=dot_type(q.dtype),
+        BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if partial is not None:

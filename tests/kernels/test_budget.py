@@ -1,0 +1,133 @@
+"""What is allocated on the device is what was promised before anything was loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo_inference.build_cuda import build_cuda
+from octavo_inference.config import EngineSettings
+from octavo_inference.errors import DeviceError, SettingsError
+from octavo_inference.model.load import LoadedModel, TextModel
+from octavo_inference.ops.cuda.backend import CudaBackend
+from octavo_inference.ops.cuda.buffers import Limits
+from octavo_inference.ops.cuda.device import Device
+from octavo_inference.ops.cuda.rehearsal import rehearsal
+from octavo_inference.ops.triton.tiles import linear_tile
+
+from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
+
+GIB = 2**30
+SETTINGS: dict[str, Any] = {
+    "backend": "cuda",
+    "dtype": "float32",
+    "max_model_len": 40,
+    "max_running_requests": 3,
+    "max_batched_tokens": 20,
+    "block_size": 16,
+}
+
+
+def card(free: float = 8.0) -> Device:
+    """A card in the CPU's memory: budgeted and warmed up as one."""
+    return Device(torch.device("cpu"), "a card", (9, 0), 132, 8 * GIB, int(free * GIB))
+
+
+def model() -> LoadedModel:
+    config, weights = tiny_model()
+    return LoadedModel(
+        TextModel("tiny", Path("tiny"), config, lambda: pytest.fail("no words are needed")), config, weights
+    )
+
+
+def tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name))
+    elif isinstance(value, dict):
+        yield from tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)
+    elif type(value).__module__.startswith("octavo_inference.ops.cuda"):
+        yield from tensors(vars(value))
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_the_plan_is_what_is_allocated(kv_dtype: str) -> None:
+    built = build_cuda(EngineSettings(**SETTINGS, kv_dtype=kv_dtype), model(), card())
+    backend, memory = built.backend, built.memory
+    assert isinstance(backend, CudaBackend)
+    parts = [backend._decoder, backend._sampler, backend._transfer]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(parts)}
+    assert memory is not None
+    assert sum(storages.values()) == memory.grows
+    assert (memory.device, memory.available) == ("a card", 8 * GIB)
+
+
+def test_a_pool_gets_what_the_rest_leaves() -> None:
+    settings = EngineSettings(**SETTINGS | {"max_running_requests": 20, "max_model_len": 256})
+    least = 0.6  # the reserve is half a GiB
+    built = build_cuda(settings, model(), card(least))
+    assert built.memory is not None
+    assert built.memory.grows + card(least).reserve <= least * GIB
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(DeviceError, match=r"the model needs .* GiB and 0.1 of 8.0 GiB are free on a card: other proc"):
+        build_cuda(EngineSettings(**SETTINGS), model(), card(0.1))
+
+
+def test_swap_is_bounded_by_the_host() -> None:
+    settings = EngineSettings(**SETTINGS, preemption="swap", swap_memory=2**50)
+    with pytest.raises(SettingsError, match="is more than the host can give"):
+        build_cuda(settings, model(), card())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [({"threads": 3}, "threads 3 is for CPUs"), ({"kv_memory": 20 * GIB}, "20.0 of it by --kv-memory")],
+)
+def test_what_cannot_be_is_refused_by_its_name(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((SettingsError, DeviceError), match=sentence):
+        build_cuda(EngineSettings(**SETTINGS | given), model(), card())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "positions", "block_size"),
+    [
+        (512, 32, 4096, 16),
+        (2048, 256, 131072, 16),
+        (2048, 48, 500, 16),
+        (64, 8, 16, 32),
+        (16, 16, 16, 128),
+        (1, 1, 8, 16),
+    ],
+)
+def test_the_rehearsal_needs_every_tile_that_serving_does(
+    tokens: int, rows: int, positions: int, block_size: int
+) -> None:
+    limits = Limits(tokens, rows, positions, block_size, 132)
+    batches = list(rehearsal(limits))
+    for batch in batches:
+        assert 0 < len(batch.tokens) <= tokens
+        assert len(batch.seq_len) <= rows
+        assert batch.positions.max() < positions
+        assert batch.block_table.shape[1] <= limits.columns
+    for dtype in (torch.bfloat16, torch.float32):
+        for size in (576, 4096):
+            rehearsed = {linear_tile(len(batch.tokens), size, size, dtype) for batch in batches}
+            assert {linear_tile(m, size, size, dtype) for m in range(1, min(tokens, rows * positions) + 1)} <= rehearsed
+            heads = {linear_tile(len(batch.seq_len), size, size, dtype) for batch in batches}
+            assert {linear_tile(m, size, size, dtype) for m in range(1, min(rows, tokens) + 1)} <= heads
+    config = tiny_model()[0]
+    decoding = {limits.segments(config, len(b.seq_len)) for b in batches if len(b.tokens) == len(b.seq_len)}
+    assert {limits.segments(config, n) for n in range(1, min(rows, tokens) + 1)} <= decoding
+    assert any((batch.sample.logprobs >= 0).any() for batch in batches)

@@ -147,6 +147,12 @@ class Env(Block):
             found="'variable ' + self.name + ' has ' + (has(self.value) ? 'both value and valueFrom' : "
             "'neither value nor valueFrom') + ': it needs one of them'",
         ),
+        # Where NVIDIA's runtime is the nodes' default, it would show a container all GPUs of its node.
+        Rule(
+            rule="!(self.name in ['NVIDIA_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'NVIDIA_DRIVER_CAPABILITIES'])",
+            message="which GPUs a container sees is decided by resources.gpu: leave the variable out",
+            found="'variable ' + self.name + ': which GPUs a container sees is decided by resources.gpu: leave it out'",
+        ),
     )
 
     name: str = Field(min_length=1, max_length=253, pattern=_VARIABLE, description="Name of the variable.")

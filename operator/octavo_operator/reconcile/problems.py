@@ -248,7 +248,7 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
     if code == _EXIT_GPU:
         return "GpuFailed", short(
             f"container {name} ended because its GPU failed, and starts anew: {words}; if it comes back, drain the "
-            f"node and look for Xid in its kernel log; {logs}"
+            f"node; {logs}"
         )
     if code in _STOPPED and (probe := _killed_by(ended, owner, events)):
         return _killed(probe, name, owner, logs)

@@ -316,7 +316,7 @@ def test_a_gpu_that_failed_says_the_servers_sentence(problem: Callable[..., Prob
     last = {"terminated": {"exitCode": 72, "finishedAt": TIME, "startedAt": TIME, "message": said}}
     state = {"state": {"running": {"startedAt": LATER}}, "restartCount": 1}
     found = problem(body(containerStatuses=[container(lastState=last, **state)]), {"resources": {"gpu": {"count": 1}}})
-    assert (found.reason, said in found.message, "Xid" in found.message) == ("GpuFailed", True, True)
+    assert (found.reason, said in found.message, "drain the node" in found.message) == ("GpuFailed", True, True)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def build(backend: Path, folder: Path) -> Path:
     Raises CompilerMissingError, or CalledProcessError where the compiler fails.
     """
     compiler, headers = _compiler(), sysconfig.get_paths()["include"]
-    if compiler is None or not Path(headers, "Python.h").is_file():
+    if compiler is None or not _has_headers():
         raise CompilerMissingError("needed: a C compiler and Python's headers (apt-get install gcc python3-dev)")
     source = backend / "driver.c"
     target = folder / file_name(source.read_bytes())
@@ -69,9 +69,10 @@ def prepare(folder: Path = FOLDER) -> None:
     stub = folder / file_name(source.read_bytes())
     if stub.is_file():
         triton.knobs.build.impl = _Stub(stub)
-    elif _compiler() is None:
+    elif _compiler() is None or not _has_headers():
+        missing = "no C compiler" if _compiler() is None else "no Python.h"
         raise CompilerMissingError(
-            "Triton compiles a part of itself when it first uses a GPU, and there is no C compiler: use the image "
+            f"Triton compiles a part of itself when it first uses a GPU, and there is {missing}: use the image "
             "octavo-server, which brings it compiled, or install gcc and Python's headers (apt-get install gcc "
             "python3-dev)"
         )
@@ -92,7 +93,12 @@ class _Stub:
 
 def _compiler() -> str | None:
     """The C compiler that Triton would find."""
-    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    given = os.environ.get("CC")
+    return shutil.which(given) if given else shutil.which("gcc") or shutil.which("clang")
+
+
+def _has_headers() -> bool:
+    return Path(sysconfig.get_paths()["include"], "Python.h").is_file()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""After `warm_up` no batch makes Triton compile: a request would wait seconds for that, and all others with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "given", ["auto auto", "fp8 fp8 qwen", "int8 gguf llama"], ids=lambda given: given.replace(" ", "-")
+)
+def test_warm_up_compiles_all(given: str) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    env |= {"PYTHONPATH": str(GPU), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("variants.py")), *given.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines
+    assert all(line.endswith(" variants in warm_up, 0 after it") for line in lines)

@@ -1,0 +1,169 @@
+"""Which kernels compile while a server serves, after `warm_up`: python variants.py KV_DTYPE WEIGHTS [MODEL ...]
+
+Triton compiles a kernel anew for each combination of types, constants, and of what it finds special in sizes and
+addresses (a multiple of 16, a 1). Here it is asked for the name of each combination and compiles nothing, so that any
+number of batches can be tried: bench/gpu on the path, no TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import triton
+from models import GEMMA, QWEN3, SMOLLM2, random_weights
+from null_gpu import NullGpu
+
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import Tensor, Weights
+from octavo_inference.ops.cuda.backend import CudaBackend
+from octavo_inference.ops.cuda.device import Device
+from octavo_inference.run.batch import Batch, LogitAdjust, SampleRows
+
+ROWS, TOKENS, LENGTH, BLOCKS, BLOCK_SIZE = 40, 112, 2000, 200, 16
+SMALL = {"layers": 2, "vocab": 3000, "intermediate": 640}
+MODELS = {
+    "llama": replace(SMOLLM2, **SMALL),
+    "qwen": replace(QWEN3, **SMALL),
+    "gemma": replace(GEMMA, **SMALL, windows=(64, None)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel, and what of each argument Triton makes a variant for."""
+
+    kernel: str
+    special: dict[str, str]
+
+    def unlike(self, others: Iterable[Variant]) -> str:
+        """What sets it apart from the nearest of the others of its kernel."""
+        gaps = [
+            {
+                name: (other.special.get(name), kind)
+                for name, kind in self.special.items()
+                if other.special.get(name) != kind
+            }
+            for other in others
+            if other.kernel == self.kernel
+        ]
+        nearest = min(gaps, key=len, default={"": ("", "never launched before")})
+        return f"{self.kernel}: " + ", ".join(f"{name} {now}, not {known}" for name, (known, now) in nearest.items())
+
+
+class Variants:
+    """Triton's hook before it compiles: remembers what it would have compiled, and has it not compile."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Variant] = {}
+
+    def __call__(self, *, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002  Triton's
+        names = fn.jit_function.arg_names
+        special = {name: str(kind) for name, kind in compile["signature"].items()}
+        for (at, *_), value in compile["constants"].items():
+            special[names[at]] = f"= {value}"
+        for (at, *_), found in compile["configs"][0].items():
+            special[names[at]] += f" {found}"
+        self.seen.setdefault(fn.name + key, Variant(f"{fn.module}.{fn.name}", special))
+        return True
+
+
+def batch(rng: np.random.Generator, lengths: list[int], before: list[int], samples: int) -> Batch:
+    """Random tokens; `samples` of the sequences are sampled, each in one of the ways that requests ask for."""
+    query_start = np.cumsum([0, *lengths], dtype=np.int32)
+    seq_len = np.array(lengths, np.int32) + np.array(before, np.int32)
+    width = int(-(-seq_len.max() // BLOCK_SIZE))
+    positions = np.concatenate([np.arange(b, b + n, dtype=np.int32) for n, b in zip(lengths, before, strict=True)])
+    sample = SampleRows.greedy((query_start[1:] - 1)[:samples], seq_len[:samples])
+    kind = rng.integers(0, 4)
+    if kind:
+        sample.temperature[:], sample.top_p[:], sample.top_k[:] = 0.8, 0.9, 40
+    if kind == 2:
+        sample.logprobs[: rng.integers(0, samples + 1)] = rng.integers(0, 21)
+    if kind == 3:
+        for i in range(rng.integers(0, samples + 1)):
+            ids = [rng.integers(0, 3000, rng.integers(0, 50)).astype(np.int32) for _ in range(3)]
+            sample.adjust[i] = LogitAdjust(ids[0], ids[1], 0.1, 0.1, 1.1, ids[2])
+    table = rng.integers(0, BLOCKS, (len(lengths), width)).astype(np.int32)
+    tokens = rng.integers(0, 3000, len(positions)).astype(np.int32)
+    return Batch(tokens, positions, positions, query_start, seq_len, table, sample)
+
+
+def batches(rng: np.random.Generator, count: int) -> list[Batch]:
+    """Decodes of each number, a prompt's chunks of each length, then `count` of both together; some sample none."""
+    given = [[1] * rows for rows in range(1, ROWS + 1)] + [[tokens] for tokens in range(1, TOKENS + 1)]
+    for _ in range(count):
+        lengths = [1] * int(rng.integers(0, ROWS))
+        while len(lengths) < ROWS and sum(lengths) < TOKENS and (not lengths or rng.random() < 0.7):
+            lengths.append(int(rng.integers(1, TOKENS - sum(lengths) + 1)))
+        given.append(lengths)
+    found = []
+    for lengths in given:
+        before = [int(rng.integers(0, LENGTH - n)) for n in lengths]
+        samples = len(lengths) if rng.random() < 0.7 else int(rng.integers(0, len(lengths) + 1))
+        found.append(batch(rng, lengths, before, samples))
+    return found
+
+
+def quantised(weights: Weights) -> Weights:
+    """Matrices of the same shapes in GGUF's blocks, of nothing but zeros: the head in 8 bits, the others in 4."""
+
+    def blocks(format_: Literal["q4_0", "q8_0"], tensor: Tensor) -> Tensor:
+        rows, cols = tensor.shape
+        size = {"q4_0": 18, "q8_0": 34}[format_]
+        return Tensor(format_, tensor.shape, np.zeros((rows, cols // 32 * size), np.uint8))
+
+    matrices = ("q", "k", "v", "o", "gate", "up", "down")
+    layers = tuple(
+        replace(layer, **{name: blocks("q4_0", getattr(layer, name)) for name in matrices}) for layer in weights.layers
+    )
+    embedding = blocks("q8_0", weights.embedding)
+    return replace(weights, embedding=embedding, lm_head=embedding, layers=layers)
+
+
+def compiled_late(config: ModelConfig, kv_dtype: str, quantization: str, variants: Variants) -> tuple[int, list[str]]:
+    """How many variants `warm_up` compiles, and those that only serving does."""
+    gguf = quantization == "gguf"
+    weights = quantised(random_weights(config)) if gguf else random_weights(config)
+    backend = CudaBackend.create(
+        config, weights, device=Device(torch.device("cpu"), "null", (9, 0), 132, 0, 0),
+        num_blocks=BLOCKS, block_size=BLOCK_SIZE, max_batched_tokens=TOKENS, max_running=ROWS, max_model_len=LENGTH,
+        dtype=torch.bfloat16, kv_dtype=kv_dtype, quantization="auto" if gguf else quantization,
+    )  # fmt: skip
+    variants.seen.clear()
+    backend.warm_up()
+    known = set(variants.seen)
+    rng = np.random.default_rng(0)
+    for one in batches(rng, 100):
+        backend.step(one)
+    for count in range(1, 20):
+        blocks = rng.permutation(BLOCKS)[:count].tolist()
+        backend.from_host(backend.to_host(blocks), blocks)
+        backend.copy_blocks([(block, (block + 1) % BLOCKS) for block in blocks])
+    before = [variant for key, variant in variants.seen.items() if key in known]
+    return len(known), [variant.unlike(before) for key, variant in variants.seen.items() if key not in known]
+
+
+def main() -> None:
+    kv_dtype, quantization, *names = sys.argv[1:]
+    NullGpu(90).activate()
+    variants = Variants()
+    # Dense products are the library's, which compiles nothing; here nobody needs their values.
+    torch.mm = torch.addmm = lambda *_, out: out
+    triton.knobs.runtime.jit_cache_hook = variants
+    late = 0
+    for name in names or MODELS:
+        count, found = compiled_late(MODELS[name], kv_dtype, quantization, variants)
+        print(f"{name}, KV {kv_dtype}, weights {quantization}: {count} variants in warm_up, {len(found)} after it")
+        for one in found:
+            print(f"  {one}")
+        late += len(found)
+    sys.exit(1 if late else 0)
+
+
+if __name__ == "__main__":
+    main()

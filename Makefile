@@ -47,8 +47,8 @@ types: .venv/.ready
 unit: .venv/.ready
 	@$(PY) -m pytest tests/unit -q -n auto --dist worksteal
 
-kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference
-	@$(PY) -m pytest tests/kernels -q -n auto --dist worksteal
+kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TABLE=docs/kernels.md: writes the errors)
+	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PY) -m pytest tests/kernels -q -n auto --dist worksteal
 
 integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and on real weights
 	@$(PY) -m pytest tests/integration

@@ -11,6 +11,15 @@ import pytest
 # Read when triton is first imported, and by every `@triton.jit`: kernels run in numpy on tensors of the CPU.
 os.environ["TRITON_INTERPRET"] = "1"
 
+_HEAD = (
+    "# GPU kernels beside their references",
+    "",
+    "What `make kernels TABLE=docs/kernels.md` compared in Triton's interpreter, and the largest error of an element.",
+    "Shapes of attention are heads / key-value heads x head dim; the type is that of activations, or of the KV pool.",
+    "bfloat16 is cut off in the interpreter and rounded on a GPU, so its errors are about twice a GPU's.",
+    "",
+)
+
 Record = Callable[[str, object, object, float], None]
 _rows: dict[tuple[str, str, str], float] = {}
 
@@ -46,5 +55,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     table = os.environ.get("OCTAVO_KERNEL_TABLE")
     if table and not hasattr(session.config, "workerinput"):
         rows = [f"| {k} | {shape} | {dtype} | {error:.1e} |" for (k, shape, dtype), error in sorted(_rows.items())]
-        head = ["| kernel | shape | type | max error |", "|---|---|---|---|"]
+        head = [*_HEAD, "| kernel | shape | type | max error |", "|---|---|---|---|"]
         Path(table).write_text("\n".join(head + rows) + "\n")

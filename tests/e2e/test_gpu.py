@@ -163,7 +163,7 @@ def test_a_pod_that_asks_for_no_gpu_sees_none(models: Cluster, teller: Any) -> N
 
 def test_a_gpu_that_failed_is_told_from_a_server_that_ends(models: Cluster, teller: Any) -> None:
     teller("lost", {"count": 1}, "LOSE")
-    eventually("GpuFailed", lambda: failure(models, "lost", "GpuFailed", LOST, "Xid"), timeout=TIMEOUT)
+    eventually("GpuFailed", lambda: failure(models, "lost", "GpuFailed", LOST, "drain the node"), timeout=TIMEOUT)
     fields = "involvedObject.kind=LLMDeployment,involvedObject.name=lost,reason=GpuFailed"
     assert models.run("get", "events", "-n", NAMESPACE, "--field-selector", fields, "-o", "name").split()
 

@@ -32,8 +32,6 @@ def main() -> None:
     cache = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "triton"
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache))
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
-    # Said rather than left open: the default of Triton 3.9, which 3.10 will change, and warns of.
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     interpret = given.command == "check" and given.interpret
     # Triton reads this when it is imported, which is why the rest of this program is imported late.
     os.environ["TRITON_INTERPRET"] = "1" if interpret else "0"

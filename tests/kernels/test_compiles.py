@@ -20,8 +20,6 @@ GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
 def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     env["PYTHONPATH"] = str(GPU)
-    # Said, because Triton 3.9 warns where it is left open.
-    env["TRITON_DEFAULT_FP_FUSION"] = "1"
     command = [sys.executable, str(program), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 

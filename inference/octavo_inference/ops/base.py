@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.run.batch import Batch, Float32, StepResult
+from octavo_inference.run.batch import Batch, Float32, RowStep, StepResult
 
 HostBlocks = NDArray[np.generic]
 
@@ -40,4 +40,27 @@ class Backend(Protocol):
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
+        ...
+
+
+class Launched(Protocol):
+    """A step that is on its way."""
+
+    def collect(self) -> StepResult:
+        """Wait for it. Raises what `Backend.step` does."""
+        ...
+
+
+class RowBackend(Backend, Protocol):
+    """A backend that keeps the row table and writes chosen tokens into it.
+
+    So a step may be launched before the tokens of the one before are known here.
+    """
+
+    def launch(self, step: RowStep) -> Launched:
+        """Start a step; the ones before it are computed first. Steps are collected in the order of their launch."""
+        ...
+
+    def idle(self) -> bool:
+        """Use a moment without work to prepare for later ones, for 0.2 s at most; whether more is left to prepare."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,69 @@ class Batch:
     seq_len: Int32
     block_table: Int32
     sample: SampleRows
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Integers of the row table that are not as the backend last saw them: `values` from `column` on of a `row`.
+
+    `field` is "tokens" (prompt and output by position), "blocks" (the block table), or "sampling": `SAMPLING` columns,
+    floats as their bits.
+    """
+
+    field: Literal["tokens", "blocks", "sampling"]
+    row: int
+    column: int
+    values: Int32
+
+
+SAMPLING = ("seed_low", "seed_high", "temperature", "top_p", "top_k", "min_p")
+"""Columns of a row's sampling parameters, as in `SampleRows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """Changes to a row of logits whose tokens the row table has: the first `prompt_len` of `total` are the prompt.
+
+    Otherwise as `LogitAdjust`.
+    """
+
+    prompt_len: int
+    total: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    banned: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class RowSamples:
+    """Tokens to choose, R of them: from the logits of query token `query[R]`, for the sequence in `row[R]`.
+
+    `position[R]` is where the token goes in its row: the backend writes it there, too. `logprobs` as in `SampleRows`.
+    """
+
+    query: Int32
+    row: Int32
+    position: Int32
+    logprobs: Int32
+    penalties: list[Penalty | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """One step's work for a backend that keeps the row table: what changed in it, then who computes what.
+
+    `row[B]` is each sequence's row; `query_start[B+1]` and `seq_len[B]` as in `Batch`. Tokens, blocks and sampling
+    parameters are those of the rows, once `changes` are made in order. The size of this goes by what changed and by the
+    number of sequences, never by their lengths.
+    """
+
+    changes: list[Change]
+    row: Int32
+    query_start: Int32
+    seq_len: Int32
+    sample: RowSamples
 
 
 @dataclass(frozen=True, slots=True)

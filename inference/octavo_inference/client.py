@@ -221,8 +221,8 @@ class InProcessClient:
                 messages, self._inbox = self._inbox, []
             try:
                 event_loop.call_soon_threadsafe(self.hub.deliver, loop.turn(messages))
-                if loop.pause() is None:
-                    loop.rest()
+                while loop.pause() is None and loop.rest() and not (self._inbox or self._stop):
+                    pass
             except Exception as error:  # noqa: BLE001 -- whatever ended the engine ends the streams, with its cause
                 event_loop.call_soon_threadsafe(self.hub.fail, EngineDiedError(f"{type(error).__name__}: {error}"))
                 return

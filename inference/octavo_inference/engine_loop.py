@@ -39,8 +39,8 @@ class Engine(Protocol):
         """Forget all prefixes."""
         ...
 
-    def rest(self) -> None:
-        """Called when nothing is left to do. Raises `PoolError` when the engine's books are wrong."""
+    def rest(self) -> bool:
+        """Called when nothing is left to do; whether to call it again. Raises `PoolError` when its books are wrong."""
         ...
 
     def step(self) -> list[Output]:
@@ -74,9 +74,12 @@ class EngineLoop:
         """Seconds until the next turn is due unless a message comes before; None when only a message can bring work."""
         return self._engine.delay() if self._engine.has_work else None
 
-    def rest(self) -> None:
-        """To be called before a wait without end. Raises `PoolError` when the engine's books are wrong."""
-        self._engine.rest()
+    def rest(self) -> bool:
+        """To be called before a wait without end; whether to look for messages and call again instead of waiting.
+
+        Raises `PoolError` when the engine's books are wrong.
+        """
+        return self._engine.rest()
 
     def turn(self, messages: Iterable[Request | Abort | ResetCache]) -> Step:
         """Apply `messages` in order, then run one step. A request the engine refuses ends with an error output."""

@@ -135,8 +135,8 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
         if messages or loop.pause() == 0:
             channel.send(encode_frame(loop.turn(messages)))
         pause = loop.pause()
-        if pause is None:
-            loop.rest()
+        if pause is None and loop.rest():
+            pause = 0.0
         frames = channel.receive(pause)
 
 

@@ -1,13 +1,23 @@
-"""The step loop: requests in, one batch a step through the backend, outputs out. One thread, no I/O, no own clock."""
+"""The step loop: requests in, one batch a step through the backend, outputs out. One thread, no I/O, no own clock.
+
+A step is planned, launched and collected. With a backend that keeps the row table, and so needs no token from here, the
+next step is planned and launched before the one before is collected: while the device computes, the host plans.
+
+    step n      plan n, launch n, collect n - 1
+    step n + 1  plan n + 1, launch n + 1, collect n
+
+A plan then knows all but one thing: which sequences the tokens on their way will end. What it computes for those in
+vain is one row; their blocks are given away only to steps launched later, which the device runs later.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 from octavo_inference.core.blocks import BlockPool, Keep, PoolError
 from octavo_inference.core.check import check_prompt, check_sampling
@@ -22,9 +32,10 @@ from octavo_inference.core.sequence import Sequence, State
 from octavo_inference.errors import DeviceLostError, QueueFullError, RequestError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.description import Description
-from octavo_inference.ops.base import Backend
+from octavo_inference.ops.base import Backend, RowBackend
 from octavo_inference.ops.sampling import sequence_seed
 from octavo_inference.run.batch import StepResult
+from octavo_inference.run.flight import Flight, starter
 from octavo_inference.run.rows import RowTable
 from octavo_protocol.hashing import KEY_BYTES, root_hash
 from octavo_protocol.load import LoadReport
@@ -41,6 +52,7 @@ class EngineLimits:
     """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait.
 
     `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`core.pace`), None does not.
+    `overlap`: the next step is launched before the tokens of the last are here, where the backend can.
     `static_wait`: None for continuous batching, else the seconds a static batch waits to fill. `host_blocks`: how many
     blocks of preempted sequences the host may keep; 0 computes them again. `cache_policy` is for requests without one.
     """
@@ -55,6 +67,7 @@ class EngineLimits:
     prefill_slowdown: float | None = None
     host_blocks: int = 0
     cache_policy: PolicyName = "chat"
+    overlap: bool = True
 
 
 class Engine:
@@ -90,7 +103,13 @@ class Engine:
         self._reports = 0
         self._failures = 0
         self._pace = None if limits.prefill_slowdown is None else Pace(limits.prefill_slowdown)
-        self._rows = RowTable(limits.max_running, limits.max_model_len, backend.block_size)
+        keeps_rows = isinstance(backend, RowBackend)
+        self._rows = RowTable(limits.max_running, limits.max_model_len, backend.block_size, journal=keeps_rows)
+        self._start = starter(backend, self._rows)
+        # Steps on their way, the oldest first: `depth` of them beside the one that is planned.
+        self._flights: deque[Flight] = deque()
+        self._depth = 1 if limits.overlap and keeps_rows else 0
+        self._collected = -math.inf
         blocks = backend.num_blocks
         self._pool = BlockPool(blocks, [Keep(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
         self.scheduler = Scheduler(
@@ -110,11 +129,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return self.scheduler.has_work
+        return bool(self._flights) or self.scheduler.has_work
 
     def delay(self) -> float:
         """Seconds until a step has something to compute, if nothing else arrives; 0 nearly always."""
-        return self.scheduler.delay(self._clock())
+        return 0.0 if self._flights else self.scheduler.delay(self._clock())
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` when it can never be served, `QueueFullError` when too many wait."""
@@ -164,53 +183,16 @@ class Engine:
                 self._finish(sequence)
 
     def step(self) -> list[Output]:
-        """Compute one step and return what it produced.
+        """Launch one step, and return what the one produced that is now waited for: the same, or the one before.
 
         A step that fails ends the requests in it with an error output; the third failure in a row is raised.
         """
         self.heartbeat += 1
         begin = self._clock()
         outputs = self._expire(begin)
-        plan = Plan()
-        try:
-            self.scheduler.schedule(plan, begin)
-        except PoolError:
-            raise  # the books are wrong: answers could mix, so there is no next step
-        except Exception:
-            log.exception("step %d failed", self.heartbeat)
-            if self._gives_up():
-                raise
-            for sequence, _ in plan.saves:
-                self.scheduler.drop_host(sequence)
-            return outputs + self._fail(self.scheduler.running)
-        self._save(plan)
-        if plan.empty:
-            return outputs
-        try:
-            self._failpoints.hit("engine.step")
-            self._restore(plan)
-            if plan.copies:
-                self.backend.copy_blocks(plan.copies)
-            batch = self._rows.gather(plan)
-            result = self.backend.step(batch)
-        except DeviceLostError:
-            raise  # no step can succeed any more
-        except Exception:
-            log.exception("step %d failed", self.heartbeat)
-            if self._gives_up():
-                raise
-            return outputs + self._fail([*plan.decodes, *(s for s, _ in plan.chunks), *plan.samples])
-        self._failures = 0
-        self.scheduler.advance(plan)
-        self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots())
-        outputs += self._collect(plan, result)
-        prefill = sum(taken for _, taken in plan.chunks)
-        decodes = len(plan.decodes)
-        context = int(batch.seq_len[:decodes].sum())
-        seconds = self._clock() - begin
-        self.counters.add_step(seconds, prefill, decodes, context, plan.idle_rows)
-        if self._pace is not None:
-            self._pace.observe(seconds, decodes, prefill)
+        depth = self._depth if self._launch(begin, outputs) else 0
+        while len(self._flights) > depth:
+            outputs += self._collect(self._flights.popleft())
         return outputs
 
     def load_report(
@@ -260,13 +242,17 @@ class Engine:
         """Compare the books with the sequences. Raises `PoolError`; meant for tests and idle moments."""
         self.scheduler.check()
 
-    def rest(self) -> None:
-        """Nothing is left to do: a moment to compare the books, at most every 30 seconds. Raises `PoolError`."""
+    def rest(self) -> bool:
+        """Nothing is left to do: a moment to compare the books, at most every 30 seconds, and for the backend.
+
+        Whether the backend has use for another such moment. Raises `PoolError`.
+        """
         now = self._clock()
         if now - self._checked >= _CHECK_SECONDS:
             self._checked = now
             self.check()
             self.counters.checks += 1
+        return isinstance(self.backend, RowBackend) and self.backend.idle()
 
     def reset_cache(self) -> None:
         """Forget all prefixes: nothing computed so far is found by a request that comes after."""
@@ -287,23 +273,81 @@ class Engine:
             self._roots[salt] = root_hash(self.config.digest, salt=salt)
         return self._roots[salt]
 
-    def _collect(self, plan: Plan, result: StepResult) -> list[Output]:
-        self._rows.append(plan.samples, result.tokens)
+    def _launch(self, now: float, outputs: list[Output]) -> bool:
+        """Plan a step and start it; whether there was one to start. What that ends goes to `outputs`."""
+        plan = Plan()
+        try:
+            self.scheduler.schedule(plan, now)
+        except PoolError:
+            raise  # the books are wrong: answers could mix, so there is no next step
+        except Exception as error:  # noqa: BLE001 -- whatever one request caused, the others go on
+            self._note_failure(error)
+            for sequence, _ in plan.saves:
+                self.scheduler.drop_host(sequence)
+            outputs += self._fail(self.scheduler.running)
+            return False
+        self._save(plan)
+        if plan.empty:
+            return False
+        try:
+            self._failpoints.hit("engine.step")
+            self._restore(plan)
+            if plan.copies:
+                self.backend.copy_blocks(plan.copies)
+            flight = self._start(plan, now)
+        except DeviceLostError:
+            raise  # no step can succeed any more
+        except Exception as error:  # noqa: BLE001
+            self._note_failure(error)
+            outputs += self._fail(plan.sequences)
+            return False
+        self.scheduler.advance(plan)
+        self._flights.append(flight)
+        return True
+
+    def _collect(self, flight: Flight) -> list[Output]:
+        """Wait for a step and hand out its tokens."""
+        plan = flight.plan
+        try:
+            result = flight.launched.collect()
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self._note_failure(error)
+            # What was launched on top of it read what it did not write.
+            doomed = [flight, *self._flights]
+            self._flights.clear()
+            return self._fail(sequence for each in doomed for sequence in each.plan.sequences)
+        self._failures = 0
+        self.scheduler.confirm(plan)
+        self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots())
+        outputs = self._hand_out(plan, result)
+        now = self._clock()
+        # The device began with it when it was done with the one before.
+        seconds = now - max(flight.begin, self._collected)
+        self._collected = now
+        self.counters.add_step(seconds, flight.prefill, len(plan.decodes), flight.context, plan.idle_rows)
+        if self._pace is not None:
+            self._pace.observe(seconds, len(plan.decodes), flight.prefill)
+        return outputs
+
+    def _hand_out(self, plan: Plan, result: StepResult) -> list[Output]:
         outputs: list[Output] = []
         for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
             if sequence.state is State.FINISHED:
-                continue  # with a sibling, whose logits were no numbers
+                continue  # by a token before this one, an abort, or with a sibling whose logits were no numbers
             if token < 0:
                 outputs += self._refuse_numbers(sequence)
                 continue
-            sequence.total += 1
+            sequence.tokens[sequence.known] = token
+            sequence.pending -= 1
             reason: FinishReason | None = None
             stop: int | None = None
             if token in sequence.ends:
                 reason = "stop"
             elif token in sequence.stops:
                 reason, stop = "stop", token
-            elif sequence.total >= sequence.limit:
+            elif sequence.known >= sequence.limit:
                 reason = "length"
             outputs.append(
                 Output(
@@ -327,7 +371,7 @@ class Engine:
         for request_id in self._deadlines.due(now):
             sequences = self._requests[request_id]
             request = sequences[0].request
-            begun = len(sequences) < request.sampling.n or any(s.total > s.prompt_len for s in sequences)
+            begun = len(sequences) < request.sampling.n or any(s.known > s.prompt_len for s in sequences)
             message = f"its time of {request.timeout:g} s was up before its first token; {self._waiting()}"
             outputs += self._end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
         return outputs
@@ -355,16 +399,18 @@ class Engine:
                 self.backend.from_host(sequence.host[first : first + len(blocks)], blocks)
             self.scheduler.drop_host(sequence)
 
-    def _gives_up(self) -> bool:
-        """Note that a step failed; whether it is one too many."""
+    def _note_failure(self, error: Exception) -> None:
+        """Count a failed step. Raises it again when it is one too many."""
+        log.error("step %d failed", self.heartbeat, exc_info=error)
         self._failures += 1
         self.counters.failed_steps += 1
-        return self._failures >= _MAX_FAILED_STEPS
+        if self._failures >= _MAX_FAILED_STEPS:
+            raise error
 
     def _refuse_numbers(self, sequence: Sequence) -> list[Output]:
         """The model computed no numbers for a sequence: end its request, and let nobody find what it computed."""
         request_id = sequence.request.id
-        log.error("request %s: the logits at token %d are not numbers", request_id, sequence.total)
+        log.error("request %s: the logits at token %d are not numbers", request_id, sequence.known)
         held = set()
         for sibling in self._requests[request_id]:
             self.scheduler.distrust(sibling)
@@ -372,8 +418,7 @@ class Engine:
         message = "the model's output for this request is not a number (NaN or infinity); its weights may be damaged"
         outputs = self._end(request_id, "error", message)
         # The next to hold such a block reads what it has not written yet with weight 0, and 0 * NaN is NaN.
-        free = [block for block in held if self._pool.idle([block])]
-        self.backend.from_host(np.zeros_like(self.backend.to_host(free)), free)
+        self.backend.clear_blocks([block for block in held if self._pool.idle([block])])
         return outputs
 
     def _finish(self, sequence: Sequence) -> None:
@@ -384,11 +429,11 @@ class Engine:
             del self._requests[sequence.request.id]
             self._deadlines.remove(sequence.request.id)
 
-    def _fail(self, sequences: list[Sequence]) -> list[Output]:
+    def _fail(self, sequences: Iterable[Sequence]) -> list[Output]:
         """End every request that had a part in a step: its KV may be half written."""
         # Clients get no word of the cause, which may name paths or addresses; the log has it.
         message = "the step this request was part of failed; the server's log says why"
-        ids = dict.fromkeys(s.request.id for s in sequences)
+        ids = dict.fromkeys(s.request.id for s in sequences if s.state is not State.FINISHED)
         return [output for request_id in ids for output in self._end(request_id, "error", message)]
 
     def _end(

@@ -30,6 +30,11 @@ class Plan:
     idle_rows: int = 0
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """All that have a part in it, some twice."""
+        return [*self.decodes, *(sequence for sequence, _ in self.chunks), *self.samples]
+
+    @property
     def empty(self) -> bool:
         """Nothing to compute."""
         return not self.decodes and not self.chunks

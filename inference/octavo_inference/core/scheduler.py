@@ -3,6 +3,9 @@
 There are no phases: a sequence has `computed` and `total` tokens, and a step hands out tokens so that the first catches
 up with the second. One token missing is a decode; more is a prefill chunk, a prefix hit's remainder or a preempted
 sequence coming back, all the same. Order within a step: decodes, running chunks, waiting sequences.
+
+Both counts move when a step is launched (`advance`), so the next one can be planned before this one's tokens are known;
+blocks become findable once it was computed (`confirm`).
 """
 
 from __future__ import annotations
@@ -130,14 +133,24 @@ class Scheduler:
         self.stalled = len(self.queue) > 0
 
     def advance(self, plan: Plan) -> None:
-        """The step was computed: count its tokens and make blocks it filled findable."""
-        size = self.block_size
+        """The step is launched: count what it computes and the tokens it will choose."""
         for sequence in plan.decodes:
             sequence.computed += 1
-            if sequence.computed % size == 0:
-                self._register(sequence)
         for sequence, taken in plan.chunks:
             sequence.computed += taken
+        for sequence in plan.samples:
+            sequence.total += 1
+            sequence.pending += 1
+
+    def confirm(self, plan: Plan) -> None:
+        """The step was computed: make blocks it filled findable. Sequences may have been preempted or ended since."""
+        size = self.block_size
+        for sequence in plan.decodes:
+            sequence.confirmed += 1
+            if sequence.confirmed % size == 0:
+                self._register(sequence)
+        for sequence, taken in plan.chunks:
+            sequence.confirmed += taken
             self._register(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -206,7 +219,8 @@ class Scheduler:
     def _plan_decodes(self, plan: Plan, now: float) -> None:
         pool = self.pool
         while True:
-            decodes = [s for s in self.running if s.total - s.computed == 1]
+            # One at its limit waits for its last token to be known; there is nothing to compute.
+            decodes = [s for s in self.running if s.total - s.computed == 1 and s.total < s.limit]
             needy = [s for s in decodes if s.computed >= s.capacity or (s.tail_shared and pool.shared(s.blocks[-1]))]
             if len(needy) <= pool.available:
                 break
@@ -319,7 +333,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, computed: int) -> None:
         sequence.capacity = len(sequence.blocks) * self.block_size
-        sequence.computed = computed
+        sequence.computed = sequence.confirmed = computed
         if not sequence.started:
             sequence.started = True
             sequence.cached = min(computed, sequence.prompt_len)
@@ -386,18 +400,18 @@ class Scheduler:
         self.rows.leave(sequence)
 
     def _hash_prompt(self, sequence: Sequence) -> None:
-        """Hash the full blocks of all tokens so far that have no hash yet."""
+        """Hash the full blocks of all tokens known so far that have no hash yet."""
         size = self.block_size
         parent = sequence.hashes[-1] if sequence.hashes else sequence.root
         first = len(sequence.hashes) * size
-        for start in range(first, sequence.total - size + 1, size):
+        for start in range(first, sequence.known - size + 1, size):
             parent = block_hash(parent, sequence.tokens[start : start + size].tolist())
             sequence.hashes.append(parent)
 
     def _register(self, sequence: Sequence) -> None:
-        if not self.caching or sequence.sealed:
+        if not self.caching or sequence.sealed or sequence.state is not State.RUNNING:
             return
-        full = sequence.computed // self.block_size
+        full = sequence.confirmed // self.block_size
         if len(sequence.hashes) < full:
             self._hash_prompt(sequence)
         for i in range(sequence.registered, full):

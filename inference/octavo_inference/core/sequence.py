@@ -23,6 +23,9 @@ class State(Enum):
 class Sequence:
     """Tokens, blocks and progress of one answer. There are no phases: each step moves `computed` towards `total`.
 
+    Both count as soon as a step is launched. Its result is known later: until then the last `pending` of `total` tokens
+    have no value here, and only the first `confirmed` of `computed` are surely in the KV pool.
+
     `tokens` holds prompt and output; it is a view of the row table while the sequence runs and its own array while it
     waits. Blocks cover tokens [0, len(blocks) * block_size); the first `registered` of them are known to the pool.
     """
@@ -36,6 +39,7 @@ class Sequence:
         "cached",
         "capacity",
         "computed",
+        "confirmed",
         "ends",
         "enqueued",
         "forks",
@@ -48,6 +52,7 @@ class Sequence:
         "limit",
         "min_total",
         "penalised",
+        "pending",
         "policy",
         "prompt_len",
         "reached",
@@ -100,7 +105,9 @@ class Sequence:
         self.tokens: Int32 = prompt
         self.prompt_len = len(prompt)
         self.total = len(prompt)
+        self.pending = 0
         self.computed = 0
+        self.confirmed = 0
         # What had been computed when it was preempted.
         self.reached = 0
         self.cached = 0
@@ -131,6 +138,11 @@ class Sequence:
             sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
         )
         self.banned: NDArray[np.int32] = np.array(sorted(self.ends | self.stops), dtype=np.int32)
+
+    @property
+    def known(self) -> int:
+        """Tokens whose value is in `tokens`."""
+        return self.total - self.pending
 
     @property
     def left(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,10 @@ class Backend(Protocol):
         """Copy KV of whole blocks (source, destination), all layers."""
         ...
 
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        ...
+
 
 class Launched(Protocol):
     """A step that is on its way."""
@@ -51,6 +55,7 @@ class Launched(Protocol):
         ...
 
 
+@runtime_checkable
 class RowBackend(Backend, Protocol):
     """A backend that keeps the row table and writes chosen tokens into it.
 

@@ -193,6 +193,10 @@ class CpuBackend:
         for origin, target in pairs:
             self._kv[:, target] = self._kv[:, origin]
 
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        self._kv[:, list(blocks)] = 0
+
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """A copy of whole blocks, all layers: [block, layer, bytes]."""
         return np.ascontiguousarray(self._kv[:, list(blocks)].swapaxes(0, 1))

@@ -92,6 +92,11 @@ class ReferenceBackend:
             for pool in (self._keys, self._values):
                 pool[:, target * size : (target + 1) * size] = pool[:, source * size : (source + 1) * size]
 
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        for pool in (self._keys, self._values):
+            self._by_block(pool)[:, list(blocks)] = 0
+
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """A copy of whole blocks, all layers: [block, key or value, layer, token, head, dim]."""
         pools = torch.stack(

@@ -136,7 +136,7 @@ class RowStep:
 
     `row[B]` is each sequence's row; `query_start[B+1]` and `seq_len[B]` as in `Batch`. Tokens, blocks and sampling
     parameters are those of the rows, once `changes` are made in order. The size of this goes by what changed and by the
-    number of sequences, never by their lengths.
+    number of sequences, never by their lengths. The arrays last until the next step.
     """
 
     changes: list[Change]

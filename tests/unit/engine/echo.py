@@ -80,6 +80,9 @@ class EchoBackend:
     def from_host(self, saved: np.ndarray, blocks: Sequence[int]) -> None:
         self.kv[list(blocks)] = saved
 
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        self.kv[list(blocks)] = 0
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
             self.kv[target] = self.kv[source]

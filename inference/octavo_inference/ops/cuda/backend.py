@@ -140,6 +140,15 @@ class CudaBackend:
                     if tensor is not None:
                         copy_blocks(tensor, on_device)
 
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        with watched(self._synchronize):
+            ids = torch.tensor(list(blocks)).to(self._device)
+            for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
+                if tensor is not None:
+                    # Bytes: torch fills no float8.
+                    tensor.view(torch.uint8).index_fill_(1, ids, 0)
+
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """A copy of whole blocks, all layers: [block, bytes]."""
         with watched(self._synchronize):

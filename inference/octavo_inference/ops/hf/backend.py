@@ -65,6 +65,11 @@ class TransformersBackend:
             for pool in (tensor for layer in self._pools for tensor in layer):
                 pool[target * size : (target + 1) * size] = pool[source * size : (source + 1) * size]
 
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        for pool in (tensor for layer in self._pools for tensor in layer):
+            pool.view(self.num_blocks, -1)[list(blocks)] = 0
+
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """A copy of whole blocks, all layers: [block, bytes]."""
         parts = [

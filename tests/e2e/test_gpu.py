@@ -31,6 +31,8 @@ LOST = "the GPU failed and stays failed: CUDA error: an illegal memory access wa
 TELLING = f"""
 import json, os, time
 print("sees", os.environ.get("NVIDIA_VISIBLE_DEVICES", "everything"), flush=True)
+shm = os.statvfs("/dev/shm")
+print("shares", shm.f_blocks * shm.f_frsize >> 20, flush=True)
 if "LOSE" in os.environ:
     print(json.dumps({{"level": "error", "message": "{LOST}"}}), flush=True)
     os._exit(72)
@@ -84,6 +86,7 @@ def teller(models: Cluster, installation: Installation, cpu_image: str, telling:
         engine = {
             "image": cpu_image,
             "env": [{"name": "PYTHONPATH", "value": "/model"}, {"name": variable, "value": ""}],
+            "parallelism": {"tensor": max(1, gpu["count"])},
         }
         resources = {"cpu": "10m", "gpu": gpu}
         body = changed(
@@ -106,10 +109,10 @@ def log_of(cluster: Cluster, pod: dict[str, Any], *flags: str) -> str:
     return cluster.run("logs", pod["metadata"]["name"], "-n", NAMESPACE, "-c", "server", *flags, check=False)
 
 
-def seen(cluster: Cluster, name: str) -> list[str]:
-    """What the servers of an LLMDeployment say that they see."""
-    said = [log_of(cluster, pod) for pod in pods(cluster, name)]
-    return sorted(line.removeprefix("sees ") for log in said for line in log.splitlines() if line.startswith("sees "))
+def seen(cluster: Cluster, name: str, word: str = "sees") -> list[str]:
+    """What the servers of an LLMDeployment say that they see (or share)."""
+    lines = [line for pod in pods(cluster, name) for line in log_of(cluster, pod).splitlines()]
+    return sorted(line.removeprefix(f"{word} ") for line in lines if line.startswith(f"{word} "))
 
 
 def failure(cluster: Cluster, name: str, reason: str, *texts: str) -> str:
@@ -140,6 +143,17 @@ def in_place(cluster: Cluster, name: str) -> bool:
     return said.get("reason") == "SurgeUnschedulable" and "an additional pod with 1 nvidia.com/gpu" in said["message"]
 
 
+def test_gpus_that_share_a_model_come_to_one_pod_at_once(models: Cluster, teller: Any) -> None:
+    teller("shared", {"count": 2})
+    (both,) = eventually("both GPUs", lambda: seen(models, "shared"), timeout=TIMEOUT)
+    assert sorted(both.split(",")) == ["GPU-fake-0", "GPU-fake-1"]
+    assert seen(models, "shared", "shares") == ["1024"]
+
+    teller("wide", {"count": 4})
+    says = ("4 nvidia.com/gpu (spec.resources)", "no node has 4 of them", "nodes have: 2 ")
+    eventually("wide waits", lambda: failure(models, "wide", "Unschedulable", *says), timeout=TIMEOUT)
+
+
 def test_a_card_is_chosen_by_product_and_memory(models: Cluster, node: str, teller: Any) -> None:
     teller("picky", {"count": 1, "product": "NVIDIA-L4", "minMemory": "24G"})
 
@@ -159,6 +173,7 @@ def test_a_pod_that_asks_for_no_gpu_sees_none(models: Cluster, teller: Any) -> N
     teller("plain", {"count": 0})
     eventually("plain runs", lambda: seen(models, "plain"), timeout=TIMEOUT)
     assert seen(models, "plain") == ["void"]
+    assert seen(models, "plain", "shares") == ["64"]
 
 
 def test_a_gpu_that_failed_is_told_from_a_server_that_ends(models: Cluster, teller: Any) -> None:

@@ -102,13 +102,6 @@ class Gpu(Block):
     """GPUs of one replica."""
 
     RULES = (
-        # A replica that holds a GPU and leaves it idle is worse than a refusal.
-        Rule(
-            rule="!has(self.count) || self.count <= 1",
-            message="resources.gpu.count must be 0 or 1: this version computes on one GPU per replica",
-            found="'resources.gpu.count is %d: this version computes on one GPU per replica; set it to 1, and "
-            "replicas to the number of GPUs to use'.format([self.count])",
-        ),
         Rule(
             rule="!has(self.product) || (has(self.count) && self.count > 0)",
             message="resources.gpu.product needs a GPU: set resources.gpu.count to 1, or leave product out",
@@ -130,7 +123,11 @@ class Gpu(Block):
     )
 
     count: int = Field(
-        default=0, ge=0, le=16, description="GPUs of one replica: 0 runs on the CPU, 1 on a GPU; more is refused."
+        default=0,
+        ge=0,
+        le=16,
+        description="GPUs of one replica, all on one node: 0 runs on the CPU; more than 1 share the model, and "
+        "`engine.parallelism.tensor` must be as many.",
     )
     resource_name: str = Field(
         default="nvidia.com/gpu",
@@ -506,6 +503,7 @@ _ROWS = (
     f"self.resources.gpu.count > 0 ? {_by_profile(32, 256, 512)} : {_by_profile(16, 64, 256)})"
 )
 _BATCHED = "self.engine.scheduler.maxBatchedTokens"
+_TENSOR, _COUNT = "self.engine.parallelism.tensor", "self.resources.gpu.count"
 
 
 class Spec(Block):
@@ -552,6 +550,19 @@ class Spec(Block):
             message="engine.quantization needs a GPU: set resources.gpu.count to 1, or leave quantization out",
             found="'engine.quantization is ' + self.engine.quantization + ': only GPUs compute so; set "
             "resources.gpu.count to 1, or leave it out'",
+        ),
+        Rule(
+            rule=f"{_TENSOR} == 1 || {_COUNT} == {_TENSOR}",
+            message="resources.gpu.count must be engine.parallelism.tensor: so many GPUs share the model",
+            found="'engine.parallelism.tensor is %d and resources.gpu.count is %d: set count to %d, or leave tensor "
+            f"out'.format([{_TENSOR}, {_COUNT}, {_TENSOR}])",
+        ),
+        Rule(
+            # A replica that holds a GPU and leaves it idle is worse than a refusal.
+            rule=f"{_TENSOR} > 1 || {_COUNT} <= 1",
+            message="resources.gpu.count above 1 needs engine.parallelism.tensor: without it one GPU computes",
+            found="'resources.gpu.count is %d and engine.parallelism.tensor is 1: one GPU would compute and the others "
+            f"idle; set tensor to %d, or count to 1 and replicas to the number of GPUs'.format([{_COUNT}, {_COUNT}])",
         ),
         Rule(
             # With a GPU the pool is in the GPU's memory.

@@ -22,6 +22,7 @@ RESERVED_FLAGS = (
     "admin-port",
     "admin-key-file",
     "drain-timeout",
+    "tensor-parallel-size",
 )
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -48,6 +49,18 @@ class Kv(Block):
         default=None,
         description="How K and V are stored on a GPU: `fp8` and `int8` hold about twice the tokens in the same memory; "
         "`auto`, as when not given, is the computation's format.",
+    )
+
+
+class Parallelism(Block):
+    """How the GPUs of one replica share a model."""
+
+    tensor: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="GPUs that share every layer of the model, each with a part of its heads and columns; "
+        "`resources.gpu.count` must be as many. The heads of K and V must be divisible by it.",
     )
 
 
@@ -244,6 +257,7 @@ class Engine(Block):
         le=1024,
         description="Threads of CPU computation; `resources.cpu` rounded down when not given.",
     )
+    parallelism: Parallelism = Field(default=Parallelism(), description="How the GPUs of one replica share the model.")
     kv: Kv = Field(default=Kv(), description="The KV cache pool.")
     prefix_caching: bool = Field(
         default=True, description="Keep KV blocks of finished prompts for requests that share them."

@@ -46,6 +46,7 @@ def server_settings(owner: LLMDeployment) -> Json:
         # Gateways know the clients' keys, and pods take requests from nobody else outside their namespace.
         "tenant-header": True,
         "device": "cpu" if on_cpu else "cuda",
+        "tensor-parallel-size": engine.parallelism.tensor if engine.parallelism.tensor > 1 else None,
         "dtype": engine.dtype,
         "quantization": engine.quantization,
         "kv-dtype": engine.kv.dtype,

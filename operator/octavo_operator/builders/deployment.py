@@ -31,6 +31,11 @@ ANNOTATION_TEMPLATE = f"{names.API_GROUP}/applied-template"
 EXIT_SECONDS = 15
 # Compiled kernels, some megabytes: a container that is started again in its pod does not compile them again.
 TRITON_CACHE = "/var/cache/triton"
+# Where NCCL keeps what ranks without a direct way between their GPUs pass to each other. A segment takes 9.2 MiB, and a
+# rank may have one for each of 32 channels to each neighbour in rings and trees; a container has 64 MiB by default.
+# No more is taken than is used, and that counts as memory of the container.
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the path is Linux's
+SHARED_MEMORY_MIB = 512
 _STARTUP_PERIOD = 2
 UNKNOWN = ModelReport()
 
@@ -120,6 +125,9 @@ def pod_template(
     }
     if spec.resources.gpu.count:
         pod["volumes"].append({"name": "triton", "emptyDir": {"sizeLimit": "1Gi"}})
+    if spec.engine.parallelism.tensor > 1:
+        size = f"{SHARED_MEMORY_MIB * spec.engine.parallelism.tensor}Mi"
+        pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if source.parse(spec.model).downloads and not cache.claim_name(owner):
         pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, found.revision)]
     pod |= placement.pod_fields(owner)
@@ -167,6 +175,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
             {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),
+            *([{"name": "shm", "mountPath": SHARED_MEMORY}] if spec.engine.parallelism.tensor > 1 else []),
         ],
     }
     if spec.engine.env_from:

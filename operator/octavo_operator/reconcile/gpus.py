@@ -61,6 +61,8 @@ def _misfit(gpu: Gpu, nodes: Sequence[NodeGpus]) -> str:
     fitting = [node for node in nodes if gpu.product in (None, node.product)]
     if all(node.memory < least_mib(gpu) for node in fitting):
         return "no node fits resources.gpu.minMemory; "
+    if all(node.count < gpu.count for node in fitting if node.memory >= least_mib(gpu)):
+        return f"no node has {gpu.count} of them, and a replica has all its GPUs on one (resources.gpu.count); "
     return ""
 
 

@@ -42,6 +42,7 @@ REASONS = (
     "DiskFull",
     "OOMKilled",
     "GpuFailed",
+    "RankLost",
     "EngineCorrupt",
     "EngineStalled",
     "StartTooSlow",
@@ -61,10 +62,22 @@ REASONS = (
 # A pod with one of these does not become ready by waiting.
 HOPELESS = frozenset(REASONS[: REASONS.index("CrashLoop") + 1])
 
-# Exit statuses of octavo-server that say more than that it failed.
-_EXIT_STALLED = 70
-_EXIT_CORRUPT = 71
-_EXIT_GPU = 72
+# Exit statuses of octavo-server that say more than that it failed: the reason, and what the container did.
+_OWN_ENDS = {
+    70: (
+        "EngineStalled",
+        "was restarted because its engine stood still: {words}; spec.probes.livenessStallSeconds is {stall}",
+    ),
+    71: ("EngineCorrupt", "stopped so that answers cannot mix: {words}"),
+    72: (
+        "GpuFailed",
+        "ended because its GPU failed, and starts anew: {words}; if it comes back, drain the node",
+    ),
+    73: (
+        "RankLost",
+        "ended because one of the processes that share the model did, and starts anew with all of them: {words}",
+    ),
+}
 # How a process ends that the kubelet stopped: by itself on SIGTERM, by SIGTERM, by SIGKILL.
 _STOPPED = (0, 143, 137)
 _SLACK_SECONDS = 10.0
@@ -238,18 +251,10 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
         return "ModelPullFailed", short(
             f"spec.model.uri: {owner.spec.model.uri!r} cannot be downloaded: {words or f'exit code {code}; {logs}'}"
         )
-    if code == _EXIT_STALLED:
-        return "EngineStalled", short(
-            f"container {name} was restarted because its engine stood still: {words}; spec.probes.livenessStallSeconds "
-            f"is {owner.spec.probes.liveness_stall_seconds}; {logs}"
-        )
-    if code == _EXIT_CORRUPT:
-        return "EngineCorrupt", short(f"container {name} stopped so that answers cannot mix: {words}; {logs}")
-    if code == _EXIT_GPU:
-        return "GpuFailed", short(
-            f"container {name} ended because its GPU failed, and starts anew: {words}; if it comes back, drain the "
-            f"node; {logs}"
-        )
+    if code in _OWN_ENDS:
+        reason, meaning = _OWN_ENDS[code]
+        stall = owner.spec.probes.liveness_stall_seconds
+        return reason, short(f"container {name} {meaning.format(words=words, stall=stall)}; {logs}")
     if code in _STOPPED and (probe := _killed_by(ended, owner, events)):
         return _killed(probe, name, owner, logs)
     said = f": {words}" if words else " without a last word"

@@ -22,6 +22,7 @@ async def test_defaults_are_filled_in(kube: KubeClient, llmd: Make) -> None:
     assert spec["autoscaling"]["mode"] == "Manual"
     assert spec["autoscaling"]["scaleDown"]["stabilizationSeconds"] == 120
     assert spec["engine"]["scheduler"] == {"chunkedPrefill": True}
+    assert spec["engine"]["parallelism"] == {"tensor": 1}
     assert spec["drain"] == {"timeoutSeconds": 120, "propagationSeconds": 5}
 
 
@@ -35,6 +36,8 @@ async def test_defaults_are_filled_in(kube: KubeClient, llmd: Make) -> None:
         {"model": {"uri": "pvc://claim/a/b-c/model.gguf"}},
         {"resources": {"gpu": {"count": 0}, "cpu": 2, "memory": "1.5Gi"}},
         {"resources": {"gpu": {"count": 1}}},
+        {"resources": {"gpu": {"count": 0}}, "engine": {"parallelism": {}}},
+        {"resources": {"gpu": {"count": 16, "minMemory": "80G"}}, "engine": {"parallelism": {"tensor": 16}}},
         {
             "resources": {"gpu": {"count": 1, "product": "NVIDIA-L4", "minMemory": "24G"}, "memory": "2Gi"},
             "engine": {"quantization": "fp8", "kv": {"dtype": "int8", "blockSize": 16, "memory": "16Gi"}},

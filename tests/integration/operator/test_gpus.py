@@ -107,6 +107,7 @@ async def test_a_gpu_that_no_node_has_is_set_beside_those_there_are(
     ("code", "sentence", "reason"),
     [
         (72, "the GPU failed: CUDA error: an illegal memory access was encountered", "GpuFailed"),
+        (73, "rank 1 of 2 died: it was killed by signal 9", "RankLost"),
         (1, "--device cuda: there is no NVIDIA driver on this node", "CrashLoop"),
     ],
 )

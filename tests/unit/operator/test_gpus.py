@@ -28,6 +28,7 @@ Make = Callable[..., LLMDeployment]
 
 H100 = NodeGpus(8, "NVIDIA-H100-80GB-HBM3", 81559)
 L4 = NodeGpus(1, "NVIDIA-L4", 23034)
+SHARED = {"engine": {"parallelism": {"tensor": 4}}, "resources": {"gpu": {"count": 4}}}
 
 
 @pytest.fixture
@@ -126,6 +127,29 @@ def test_the_server_is_told_its_device(gpu: Make, make_owner: Make) -> None:
     assert (asked["kv-dtype"], asked["quantization"]) == ("int8", "fp8")
 
 
+def test_gpus_that_share_a_model_are_in_one_pod_with_shared_memory(
+    make_owner: Make, installation: Installation
+) -> None:
+    owner = make_owner(SHARED)
+    pod, look = pods(owner, installation)
+    (server,) = pod["containers"]
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    (mount,) = [mount for mount in server["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "2048Mi"}
+    assert "shm" not in {volume["name"] for volume in look["volumes"]}
+    assert config.server_settings(owner)["tensor-parallel-size"] == 4
+
+
+def test_one_gpu_is_as_it_was_before_there_could_be_more(gpu: Make, installation: Installation) -> None:
+    """Else an upgrade of the operator would restart pods."""
+    owner = gpu({"engine": {"parallelism": {"tensor": 1}}})
+    pod, _ = pods(owner, installation)
+    assert "shm" not in {volume["name"] for volume in pod["volumes"]}
+    assert "tensor-parallel-size" not in config.server_settings(owner)
+    assert owner.revision == gpu().revision
+
+
 def test_memory_of_the_pod_says_nothing_about_a_gpu(gpu: Make) -> None:
     found = ModelReport(weights={"auto": 16_000_000_000}, kv_elements_per_token=65_536, max_length=131_072)
     assert capacity.estimate(gpu().spec, "1Gi", found) is None
@@ -153,10 +177,20 @@ def test_a_surge_that_fails_for_a_gpu_names_it(gpu: Make) -> None:
             [NodeGpus(2, "", 0)],
             "2 nvidia.com/gpu without label nvidia.com/gpu.product and nvidia.com/gpu.memory (1 node)",
         ),
+        (
+            {"count": 2, "minMemory": "20G"},
+            [L4, L4],
+            "no node has 2 of them, and a replica has all its GPUs on one (resources.gpu.count); nodes have: 1 NVIDIA",
+        ),
+        ({"count": 8}, [L4, H100], "nodes have: 1 NVIDIA-L4"),
+        ({"count": 2, "minMemory": "24G"}, [L4, NodeGpus(4, "NVIDIA-T4", 15360)], "no node has 2 of them, "),
+        ({"count": 8, "product": "NVIDIA-L4"}, [L4, H100], "no node has 8 of them, "),
     ],
 )
 def test_what_nodes_have_is_said(asked: Json, nodes: list[NodeGpus], says: str, gpu: Make) -> None:
-    assert says in gpus.explained(gpu(**asked).spec.resources.gpu, nodes)
+    text = gpus.explained(gpu(**asked).spec.resources.gpu, nodes)
+    assert says in text
+    assert ("of them" in text) == ("of them" in says)
 
 
 def test_many_kinds_of_nodes_are_counted_and_fit_a_status(gpu: Make) -> None:

@@ -265,6 +265,7 @@ def test_a_node_that_does_not_report(problem: Callable[..., Problem]) -> None:
         (70, "Error", None, "EngineStalled"),
         (71, "Error", None, "EngineCorrupt"),
         (72, "Error", None, "GpuFailed"),
+        (73, "Error", None, "RankLost"),
         (0, "Completed", None, "CrashLoop"),
         (137, "Error", "liveness", "Unresponsive"),
         (143, "Error", "startup", "StartTooSlow"),
@@ -317,6 +318,15 @@ def test_a_gpu_that_failed_says_the_servers_sentence(problem: Callable[..., Prob
     state = {"state": {"running": {"startedAt": LATER}}, "restartCount": 1}
     found = problem(body(containerStatuses=[container(lastState=last, **state)]), {"resources": {"gpu": {"count": 1}}})
     assert (found.reason, said in found.message, "drain the node" in found.message) == ("GpuFailed", True, True)
+
+
+def test_a_rank_that_died_says_the_servers_sentence(problem: Callable[..., Problem]) -> None:
+    said = "rank 1 of 2 died: it was killed by signal 9"
+    last = {"terminated": {"exitCode": 73, "finishedAt": TIME, "startedAt": TIME, "message": said}}
+    state = {"state": {"running": {"startedAt": LATER}}, "restartCount": 1}
+    found = problem(body(containerStatuses=[container(lastState=last, **state)]))
+    assert found.reason == "RankLost"
+    assert f"processes that share the model did, and starts anew with all of them: {said}; see kubectl" in found.message
 
 
 @pytest.mark.parametrize(

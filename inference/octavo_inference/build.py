@@ -61,6 +61,7 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         prefill_slowdown=settings.prefill_slowdown,
         host_blocks=sizes.host_blocks,
         cache_policy=settings.cache_policy,
+        overlap=settings.overlap is not False,
     )
     engine = Engine(built.backend, built.config, limits, clock=clock, failpoints=Failpoints.from_environment())
     resolved = dataclasses.replace(
@@ -72,6 +73,7 @@ def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.mono
         block_size=sizes.block_size,
         max_running_requests=sizes.max_running,
         max_batched_tokens=sizes.max_batched_tokens,
+        overlap=engine.overlaps,
         threads=built.threads,
         swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
     )
@@ -102,6 +104,8 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built
         value = getattr(settings, field)
         if value != "auto":
             raise SettingsError(f"{field} {value} needs a GPU (device cuda); without one leave it at auto", field)
+    if settings.overlap:
+        raise SettingsError("overlap needs a GPU (device cuda): a CPU plans and computes on the same cores", "overlap")
     return _build_foreign(settings, model) if isinstance(model, ForeignModel) else _build_native(settings, model)
 
 

@@ -50,7 +50,7 @@ class EngineSettings:
     `profile` sets what is None and has a default in `PROFILES` or `GPU_PROFILES`. `quantization` and `kv_dtype` other
     than "auto" (as the model has them) are for GPUs. `static_wait_ms` counts with static batching only,
     `swap_memory` (bytes) with preemption by swap. `prefill_slowdown` None: prompts are computed as fast as they can be,
-    whoever waits.
+    whoever waits. `overlap` None: the next step is launched while the last computes, where the backend can.
     """
 
     model: str = "smollm2"
@@ -67,6 +67,7 @@ class EngineSettings:
     max_queued_requests: int = 1024
     chunked_prefill: bool = True
     prefill_slowdown: float | None = None
+    overlap: bool | None = None
     threads: int | None = None
     profile: ProfileName = "balanced"
     batching: Batching = "continuous"

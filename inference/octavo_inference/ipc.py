@@ -55,6 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     preemption: str = "recompute"
     cache_policy: str = "chat"
     prefix_caching: bool = True
+    overlap: bool = False
     model_digest: str = ""
     swap_bytes: int = 0
     memory: MemoryPlan | None = None

@@ -213,7 +213,7 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
     log.info("start-up: %s", timeline)
     log.info(
         "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB); profile %s: %d running, "
-        "%d tokens a step, %s batching, %g times longer for a prompt; preemption by %s%s; prefixes kept as for %s",
+        "%d tokens a step, %s batching%s, %g times longer for a prompt; preemption by %s%s; prefixes kept as for %s",
         info.backend,
         info.threads,
         info.max_model_len,
@@ -224,6 +224,7 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
         info.max_running_requests,
         info.max_batched_tokens,
         info.batching,
+        ", host and device at once" if info.overlap else "",
         info.prefill_slowdown,
         info.preemption,
         f" ({info.swap_bytes / 2**20:.0f} MiB)" if info.swap_bytes else "",

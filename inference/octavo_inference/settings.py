@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 1024
     chunked_prefill: bool = True
     prefill_slowdown: float | None = None
+    overlap: bool | None = None
     threads: int | None = None
     profile: Literal["latency", "balanced", "throughput"] = "balanced"
     batching: Literal["continuous", "static"] = "continuous"
@@ -250,6 +251,11 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
         metavar="RATIO",
         help="how many times longer a step may take when a prompt enters beside 16 running answers; low: even "
         "streams, high: early first tokens (default: the profile's)",
+    )
+    engine.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="launch the next step before the tokens of the last are taken (default: on with a GPU)",
     )
     engine.add_argument(
         "--threads",

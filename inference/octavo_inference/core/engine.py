@@ -127,6 +127,11 @@ class Engine:
         )
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a step is launched while the one before is on its way."""
+        return self._depth > 0
+
+    @property
     def has_work(self) -> bool:
         """A step would do something."""
         return bool(self._flights) or self.scheduler.has_work

@@ -344,15 +344,17 @@ class Engine:
             if token < 0:
                 outputs += self._refuse_numbers(sequence)
                 continue
-            sequence.tokens[sequence.known] = token
+            known = sequence.total - sequence.pending
+            sequence.tokens[known] = token
             sequence.pending -= 1
+            self.counters.generation_tokens += 1
             reason: FinishReason | None = None
             stop: int | None = None
             if token in sequence.ends:
                 reason = "stop"
             elif token in sequence.stops:
                 reason, stop = "stop", token
-            elif sequence.known >= sequence.limit:
+            elif known + 1 >= sequence.limit:
                 reason = "length"
             outputs.append(
                 Output(
@@ -367,7 +369,6 @@ class Engine:
             )
             if reason is not None:
                 self._finish(sequence)
-        self.counters.generation_tokens += sum(len(output.tokens) for output in outputs)
         return outputs
 
     def _expire(self, now: float) -> list[Output]:

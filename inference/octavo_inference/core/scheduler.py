@@ -192,11 +192,11 @@ class Scheduler:
 
     def unused_slots(self) -> int:
         """Token slots of the running sequences' blocks that are not filled."""
-        return sum(s.capacity - s.computed for s in self.running)
+        return sum([s.capacity - s.computed for s in self.running])
 
     def uncached(self) -> int:
         """Prompt tokens, waiting and running, that still have to be computed."""
-        return self.queue.uncached + sum(s.left for s in self.running if s.left > 1)
+        return self.queue.uncached + sum([s.left for s in self.running if s.total - s.computed > 1])
 
     def check(self) -> None:
         """Compare the books of pool, rows and host with the sequences. Raises `PoolError`."""

@@ -1,0 +1,24 @@
+"""The bench of the host's part of a step runs, and counts what it says it counts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+
+from host_work import measure, table
+
+
+def test_a_null_device_is_told_as_much_for_long_sequences_as_for_short_ones() -> None:
+    found = [measure(3, context, 0.0, 32, overlap=True) for context in (20, 700)]
+    assert found[0]["integers_per_step"] == found[1]["integers_per_step"]
+    # Seven for each row, one more start than rows, and a block for each row every sixteenth step.
+    assert found[0]["integers_per_step"] == round(6 * 3 + 1 + 3 / 16, 1)
+    assert len(table(found).splitlines()) == 4
+
+
+def test_a_device_that_is_waited_for_is_idle_while_the_host_works() -> None:
+    alone = measure(8, 20, 0.002, 20, overlap=False)
+    assert 0 < alone["idle_share"] < 1
+    assert alone["step_ms"] > 2

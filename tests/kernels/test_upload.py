@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor as Torch
 
+from octavo_inference.dist.shard import shard
 from octavo_inference.errors import SettingsError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, dequantize
@@ -69,7 +70,8 @@ def memory(weights: DeviceWeights) -> int:
 
     def visit(value: object) -> None:
         if isinstance(value, Torch):
-            found[value.data_ptr()] = value.nbytes
+            storage = value.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
         elif isinstance(value, tuple):
             for item in value:
                 visit(item)
@@ -122,7 +124,25 @@ def test_as_many_bytes_as_said(
     assert done == sorted(set(done))
     assert {total for _, total in told} == {done[-1]}
     assert len(done) > 40
-    assert (loaded.lm_head.parts[0] is loaded.embedding.table) == tied
+    head, table = loaded.lm_head.parts[0], loaded.embedding.table
+    assert (head.values.data_ptr() == table.values.data_ptr()) == tied
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("kind", "v"), [("bf16", None), ("q4_0", "q8_0")])
+def test_a_rank_takes_the_bytes_of_its_part(kind: Format, v: Format | None, tied: bool) -> None:
+    whole = model(kind, v=v, tied=tied, biases=True)
+    config, weights = shard(*whole, rank=1, size=2)
+    loaded = upload(config, weights, device=CPU, dtype=torch.float32)
+    assert device_bytes(config, weights, dtype=torch.float32) == loaded.nbytes == memory(loaded)
+    assert loaded.nbytes < device_bytes(*whole, dtype=torch.float32)
+    words = loaded.embedding(torch.arange(48, VOCAB, dtype=torch.int32))
+    head, table = loaded.lm_head.parts[0].values, loaded.embedding.table.values
+    if tied:
+        # Rows of the embedding, in its memory.
+        assert head.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
+        x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(loaded.lm_head(x), x @ words.T, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -46,6 +46,19 @@ def test_what_was_packed_leaves_memory_and_can_be_read_again(tmp_path: Path) -> 
     np.testing.assert_array_equal(np.frombuffer(mapping, np.uint32), values)
 
 
+def test_columns_give_back_what_lies_between_their_ends(tmp_path: Path) -> None:
+    values = np.arange(1 << 18, dtype=np.uint32).reshape(256, 1024)
+    (tmp_path / "weights").write_bytes(values.tobytes())
+    with (tmp_path / "weights").open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    view = np.frombuffer(mapping, np.uint32).reshape(256, 1024)[:, 512:]
+    assert view.any()
+    before = resident(view.ctypes.data)
+    release(view)
+    assert before - resident(view.ctypes.data) >= 1000
+    np.testing.assert_array_equal(view, values[:, 512:])
+
+
 def test_memory_without_a_file_behind_it_is_not_given_back() -> None:
     memory = allocate(HUGE_PAGE)
     memory[:] = 7

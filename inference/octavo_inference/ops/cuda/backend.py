@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.config import KvDtype
 from octavo_inference.core.request import MAX_LOGPROBS
+from octavo_inference.dist.group import ALONE, Group
 from octavo_inference.errors import ModelError, SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.config import ModelConfig
@@ -72,17 +73,19 @@ class CudaBackend:
         quantization: Quantization = "auto",
         progress: Callable[[int, int], None] | None = None,
         failpoints: Failpoints | None = None,
+        group: Group = ALONE,
     ) -> CudaBackend:
         """Load the weights onto the device and allocate everything else there.
 
-        `progress` is told the bytes of weights that are there and that there will be. Raises `ModelError` and
+        Of a larger `group`, config and weights are the rank's shard: steps then wait for the other ranks to make them
+        too. `progress` is told the bytes of weights that are there and that there will be. Raises `ModelError` and
         `SettingsError` for what the kernels or the card cannot do.
         """
         check(config, device, kv_dtype)
         if device.torch.type == "cuda":
             # cuBLAS may else add parts of a sum in bfloat16.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size)
+        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
         decoder = Decoder(
@@ -100,6 +103,7 @@ class CudaBackend:
             tuple(None if rope is None else tables[rope] for rope in map(config.rope, range(config.layers))),
             allocate(buffer_shapes(config, limits, dtype), device.torch),
             limits,
+            group,
         )
         sampler = Sampler(
             device.torch,
@@ -180,9 +184,9 @@ def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, in
         yield group
 
 
-def limits_of(device: Device, tokens: int, rows: int, max_model_len: int, block_size: int) -> Limits:
+def limits_of(device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, ranks: int = 1) -> Limits:
     """The largest step of these settings."""
-    return Limits(tokens, rows, max_model_len, block_size, device.multiprocessors)
+    return Limits(tokens, rows, max_model_len, block_size, device.multiprocessors, ranks)
 
 
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:

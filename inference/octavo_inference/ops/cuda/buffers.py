@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor as Torch
 
+from octavo_inference.dist.group import gathered_size
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.ops.triton.reduce import partial_size
 from octavo_inference.ops.triton.tiles import segments_for
@@ -21,6 +22,7 @@ class Limits:
     """Largest step: query tokens, sequences (and sample rows); positions of a sequence, and the size of a block.
 
     `processors` is the device's number of multiprocessors, which decides how far decoding splits a sequence's keys.
+    `ranks` is over how many GPUs the model is spread.
     """
 
     tokens: int
@@ -28,6 +30,7 @@ class Limits:
     positions: int
     block_size: int
     processors: int
+    ranks: int = 1
 
     @property
     def columns(self) -> int:
@@ -60,6 +63,7 @@ def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype) -> Sh
         "activated": ((tokens, config.intermediate), dtype),
         "sampled": ((rows, config.hidden), dtype),
         "logits": ((rows, config.vocab), torch.float32),
+        "gathered": ((gathered_size(config.vocab, rows, limits.ranks),), torch.float32),
     }
 
 

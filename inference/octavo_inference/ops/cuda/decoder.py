@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor as Torch
 
+from octavo_inference.dist.group import ALONE, Group
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.ops.cuda.buffers import Limits
 from octavo_inference.ops.cuda.inputs import Inputs
@@ -22,9 +23,9 @@ from octavo_inference.ops.triton.rope_store import rope_store
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model on the device with its pool and buffers (`buffers.buffer_shapes`).
+    """A model, or a rank's part of it (`dist.shard`), on the device with its pool and buffers.
 
-    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None.
+    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` as `buffer_shapes` says.
     """
 
     config: ModelConfig
@@ -33,6 +34,7 @@ class Decoder:
     ropes: tuple[Torch | None, ...]
     buffers: dict[str, Torch]
     limits: Limits
+    group: Group = ALONE
 
     def forward(self, inputs: Inputs) -> Torch:
         """Logits [R, vocab] in float32 of the sample rows, until the next call. K and V of all tokens are stored."""
@@ -79,7 +81,7 @@ class Decoder:
             softcap=config.attention_softcap,
             partial=self._partial(tokens, sequences),
         )
-        return layer.o(attended.view(tokens, -1), self._first("projected", tokens))
+        return self._sum(layer.o(attended.view(tokens, -1), self._first("projected", tokens)))
 
     def _partial(self, tokens: int, sequences: int) -> Partial | None:
         """Where the keys of decoding sequences are split; prompts have programs enough."""
@@ -93,7 +95,12 @@ class Decoder:
         tokens = len(x)
         activated = self._first("activated", tokens)
         gated(layer.gate_up(x, self._first("gate_up", tokens)), activated, self.config.activation)
-        return layer.down(activated, self._first("projected", tokens))
+        return self._sum(layer.down(activated, self._first("projected", tokens)))
+
+    def _sum(self, x: Torch) -> Torch:
+        """Complete a product of which each rank has one term."""
+        self.group.all_reduce(x)
+        return x
 
     def _add(self, residual: Torch, x: Torch, x_norm: Torch | None, norm: Torch, out: Torch) -> None:
         add_rms_norm(residual, x, self.config.residual_scale, norm, self.config.norm_eps, out, x_norm)
@@ -102,7 +109,9 @@ class Decoder:
         count, config = len(rows), self.config
         sampled = self._first("sampled", count)
         torch.index_select(normed, 0, rows, out=sampled)
-        logits = self.weights.lm_head(sampled, self._first("logits", count))
+        logits, head = self._first("logits", count), self.weights.lm_head
+        head(sampled, self.group.share(logits, self.buffers["gathered"])[:, : head.rows])
+        self.group.gather(logits, self.buffers["gathered"])
         if config.logit_scale != 1.0:
             logits.mul_(config.logit_scale)
         if config.logit_softcap is not None:

@@ -105,17 +105,17 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What will be allocated: the parts of each layer's matrices by name; `head` is None where the embedding is it."""
+    """What will be allocated: the parts of each layer's matrices by name; `head` may be rows of the embedding."""
 
     embedding: _Part
     layers: tuple[dict[str, tuple[_Part, ...]], ...]
-    head: _Part | None
+    head: _Part | slice
     vectors: tuple[Tensor, ...]
 
     @property
     def parts(self) -> list[_Part]:
         inside = [part for layer in self.layers for parts in layer.values() for part in parts]
-        return [self.embedding, *inside, *([] if self.head is None else [self.head])]
+        return [self.embedding, *inside, *([] if isinstance(self.head, slice) else [self.head])]
 
     @property
     def nbytes(self) -> int:
@@ -167,7 +167,7 @@ def upload(
             )
         )
     final_norm = sender.norm(weights.final_norm)
-    head = table if plan.head is None else sender.matrix(plan.head)
+    head = _view(table, plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return DeviceWeights(
@@ -198,7 +198,7 @@ def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantizatio
     return _Plan(
         alone(weights.embedding),
         tuple(map(matrices, layers)),
-        None if weights.lm_head is weights.embedding else alone(weights.lm_head),
+        _rows_within(weights.embedding, weights.lm_head) or alone(weights.lm_head),
         (*(norm for norm in norms if norm is not None), weights.final_norm),
     )
 
@@ -281,6 +281,20 @@ class _Sender:
         self.done += sum(tensor.nbytes for tensor in finished)
         if self._progress is not None:
             self._progress(self.done, self._total)
+
+
+def _rows_within(whole: Tensor, part: Tensor) -> slice | None:
+    """Which rows of a matrix another one is, if it has no memory of its own: a tied head, or a rank's share of it."""
+    pitch = whole.data.strides[0]
+    first, rest = divmod(part.data.ctypes.data - whole.data.ctypes.data, pitch)
+    end = first + part.shape[0]
+    same = (part.format, part.shape[1:], part.data.strides) == (whole.format, whole.shape[1:], whole.data.strides)
+    return slice(first, end) if same and rest == 0 and 0 <= first < end <= whole.shape[0] else None
+
+
+def _view(matrix: Matrix, rows: slice) -> Matrix:
+    scales, minimums = (None if plane is None else plane[rows] for plane in (matrix.scales, matrix.minimums))
+    return Matrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)
 
 
 def _rows(tensor: Tensor, start: int, end: int) -> Tensor:

@@ -24,18 +24,20 @@ def allocate(size: int) -> NDArray[np.uint8]:
 
 
 def release(array: NDArray[np.generic]) -> None:
-    """Give back the memory of a mapped file's pages that lie inside `array`; touched again, they are read again.
+    """Give back the memory of a mapped file's pages between `array`'s ends; touched again, they are read again.
 
-    Arrays that are no read-only view of a mapping are left alone: their pages have no other copy.
+    Those are also pages that only lie between its rows. Arrays that are no read-only view of a mapping are left alone:
+    their pages have no other copy.
     """
     root: object = array
     while isinstance(root, np.ndarray):
         root = root.base
     mapping = root.obj if isinstance(root, memoryview) and root.readonly else None
-    if not isinstance(mapping, mmap.mmap) or not array.flags.c_contiguous:
+    if not isinstance(mapping, mmap.mmap) or array.size == 0 or min(array.strides, default=0) < 0:
         return
     offset = array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
     first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    length = array.itemsize + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True))
+    end = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
     if end > first and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED, first, end - first)

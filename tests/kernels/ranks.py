@@ -1,0 +1,114 @@
+"""One decoder on several processes beside one process, kernels interpreted; test_ranks.py runs this and reads it.
+
+Usage: ranks.py SIZE NAME...: for each model of `MODELS` that is named one line, the largest error of its logits beside
+those of one process, relative to the largest logit, and how many bits differ between ranks.
+
+Ranks are forks of this process, which has imported everything and has no threads yet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from tests.kernels.stored import stored, vector  # noqa: E402
+from tests.kernels.test_engine import BLOCK, LONGEST, Model, prompt, tiny_model, with_everything  # noqa: E402
+
+from octavo_inference.dist.group import ALONE, Group, join  # noqa: E402
+from octavo_inference.dist.shard import shard  # noqa: E402
+from octavo_inference.model.config import ModelConfig  # noqa: E402
+from octavo_inference.model.weights import LayerWeights, Tensor, Weights  # noqa: E402
+from octavo_inference.ops.cuda.backend import CudaBackend  # noqa: E402
+from octavo_inference.ops.cuda.device import find_device  # noqa: E402
+
+
+def untied() -> Model:
+    """With a head of its own, and words that no number of ranks divides."""
+    config, weights = tiny_model()
+    head = Tensor("f32", (61, 32), np.random.default_rng(5).standard_normal((61, 32), np.float32))
+    return replace(config, tied_embeddings=False), replace(weights, lm_head=head)
+
+
+def quantised() -> Model:
+    """Blocks of 32 and one scale each, also in the tied head; two sums of columns that are cut between blocks."""
+    rng, hidden, inner, vocab = np.random.default_rng(3), 64, 128, 61
+    config = ModelConfig("llama", 1, hidden, 4, 2, 32, inner, vocab, 128, 1e4, 1e-5, True, (2,))
+    layer = LayerWeights(
+        input_norm=vector(rng, hidden),
+        q=stored(rng, "q8_0", 128, hidden),
+        k=stored(rng, "q8_0", 64, hidden),
+        v=stored(rng, "q4_0", 64, hidden),
+        o=stored(rng, "q4_0", hidden, 128),
+        post_norm=vector(rng, hidden),
+        gate=stored(rng, "q4_0", inner, hidden),
+        up=stored(rng, "q4_0", inner, hidden),
+        down=stored(rng, "q8_0", hidden, inner),
+    )
+    embedding = stored(rng, "q8_0", vocab, hidden)
+    return config, Weights(embedding, (layer,), vector(rng, hidden), embedding)
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "plain": tiny_model,
+    "everything": with_everything,
+    "untied": untied,
+    "quantised": quantised,
+}
+
+
+def backend(model: Model, group: Group, blocks: int = 32) -> CudaBackend:
+    return CudaBackend.create(
+        *shard(*model, rank=group.rank, size=group.size),
+        device=find_device(),
+        num_blocks=blocks,
+        block_size=BLOCK,
+        max_batched_tokens=128,
+        max_running=32,
+        max_model_len=LONGEST,
+        dtype=torch.float32,
+        group=group,
+    )
+
+
+def fork(size: int) -> int:
+    """Become `size` processes; which one this is."""
+    for rank in range(1, size):
+        if os.fork() == 0:
+            return rank
+    return 0
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    size, names = int(sys.argv[1]), sys.argv[2:]
+    tokens = np.random.default_rng(1).integers(0, 60, 11).astype(np.int32)
+    batch = prompt(tokens, [3, 1])
+    with tempfile.TemporaryDirectory() as folder:
+        rank = fork(size)
+        group = join(Path(folder), rank=rank, size=size, device=torch.device("cpu"))
+        for name in names:
+            model = MODELS[name]()
+            found = torch.from_numpy(backend(model, group).logits(batch))
+            everywhere = [torch.empty_like(found) for _ in range(size)]
+            torch.distributed.all_gather(everywhere, found)
+            if rank == 0:
+                wanted = backend(model, ALONE).logits(batch)
+                error = np.abs(found.numpy() - wanted).max() / np.abs(wanted).max()
+                print(name, error, sum(int((other != found).sum()) for other in everywhere), flush=True)
+        torch.distributed.barrier()
+        if rank:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

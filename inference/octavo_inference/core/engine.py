@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from octavo_inference.core.blocks import BlockPool, Keep, PoolError
 from octavo_inference.core.check import check_prompt, check_sampling
 from octavo_inference.core.counters import Counters
-from octavo_inference.core.deadlines import Deadlines
+from octavo_inference.core.live import LiveRequests
 from octavo_inference.core.pace import Pace
 from octavo_inference.core.plan import Plan
 from octavo_inference.core.policy import POLICIES, PolicyName
@@ -96,8 +96,6 @@ class Engine:
         self._failpoints = failpoints or Failpoints("")
         self._eos = frozenset(config.eos_token_ids)
         self._roots: dict[str, bytes] = {}
-        self._requests: dict[str, list[Sequence]] = {}
-        self._deadlines = Deadlines()
         self._checked = -_CHECK_SECONDS
         self._arrivals = 0
         self._reports = 0
@@ -125,6 +123,7 @@ class Engine:
             host_blocks=limits.host_blocks,
             failpoints=self._failpoints,
         )
+        self._live = LiveRequests(self.scheduler, clock)
 
     @property
     def overlaps(self) -> bool:
@@ -145,7 +144,7 @@ class Engine:
         sampling = request.sampling
         check_sampling(sampling, self.config.vocab)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
-        if request.id in self._requests:
+        if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
         self._check_queue(sampling.n)
         now = self._clock()
@@ -171,21 +170,16 @@ class Engine:
                     policy=policy,
                 )
             )
-        self._requests[request.id] = sequences
+        self._live.add(sequences, now)
         self.scheduler.add(sequences[0], now)
         if len(sequences) > 1:
             self.scheduler.add_forks(sequences[0], sequences[1:])
-        if request.timeout is not None:
-            self._deadlines.add(request.id, now + request.timeout)
         self.counters.requests += 1
         self.counters.prompt_tokens += len(prompt)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Free all of a request, or one of its sequences, at once. Unknown ids are fine: they have just finished."""
-        # Siblings before their leader, or they would be queued when it goes.
-        for sequence in reversed(self._requests.get(request_id, [])[:]):
-            if index is None or sequence.index == index:
-                self._finish(sequence)
+        self._live.abort(request_id, index)
 
     def step(self) -> list[Output]:
         """Launch one step, and return what the one produced that is now waited for: the same, or the one before.
@@ -368,18 +362,18 @@ class Engine:
                 )
             )
             if reason is not None:
-                self._finish(sequence)
+                self._live.finish(sequence)
         return outputs
 
     def _expire(self, now: float) -> list[Output]:
         """End the requests whose time is up: with what they have, or with an error when they have nothing."""
         outputs = []
-        for request_id in self._deadlines.due(now):
-            sequences = self._requests[request_id]
+        for request_id in self._live.deadlines.due(now):
+            sequences = self._live.sequences(request_id)
             request = sequences[0].request
             begun = len(sequences) < request.sampling.n or any(s.known > s.prompt_len for s in sequences)
             message = f"its time of {request.timeout:g} s was up before its first token; {self._waiting()}"
-            outputs += self._end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
+            outputs += self._live.end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
         return outputs
 
     def _waiting(self) -> str:
@@ -418,51 +412,21 @@ class Engine:
         request_id = sequence.request.id
         log.error("request %s: the logits at token %d are not numbers", request_id, sequence.known)
         held = set()
-        for sibling in self._requests[request_id]:
+        for sibling in self._live.sequences(request_id):
             self.scheduler.distrust(sibling)
             held.update(sibling.blocks)
         message = "the model's output for this request is not a number (NaN or infinity); its weights may be damaged"
-        outputs = self._end(request_id, "error", message)
+        outputs = self._live.end(request_id, "error", message)
         # The next to hold such a block reads what it has not written yet with weight 0, and 0 * NaN is NaN.
         self.backend.clear_blocks([block for block in held if self._pool.idle([block])])
         return outputs
-
-    def _finish(self, sequence: Sequence) -> None:
-        self.scheduler.finish(sequence, self._clock())
-        siblings = self._requests[sequence.request.id]
-        siblings.remove(sequence)
-        if not siblings:
-            del self._requests[sequence.request.id]
-            self._deadlines.remove(sequence.request.id)
 
     def _fail(self, sequences: Iterable[Sequence]) -> list[Output]:
         """End every request that had a part in a step: its KV may be half written."""
         # Clients get no word of the cause, which may name paths or addresses; the log has it.
         message = "the step this request was part of failed; the server's log says why"
         ids = dict.fromkeys(s.request.id for s in sequences if s.state is not State.FINISHED)
-        return [output for request_id in ids for output in self._end(request_id, "error", message)]
-
-    def _end(
-        self, request_id: str, reason: FinishReason, error: str | None, stop_reason: str | None = None
-    ) -> list[Output]:
-        """End what is left of a request."""
-        outputs = []
-        # Siblings before their leader, or they would be queued when it goes.
-        for sequence in reversed(self._requests[request_id][:]):
-            outputs.append(
-                Output(
-                    id=request_id,
-                    index=sequence.index,
-                    tokens=[],
-                    logprobs=None if sequence.request.sampling.logprobs is None else [],
-                    finish_reason=reason,
-                    stop_reason=stop_reason,
-                    cached_tokens=sequence.cached,
-                    error=error,
-                )
-            )
-            self._finish(sequence)
-        return outputs
+        return [output for request_id in ids for output in self._live.end(request_id, "error", message)]
 
 
 def _logprobs(result: StepResult, i: int) -> TokenLogprobs:

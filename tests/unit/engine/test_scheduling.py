@@ -215,7 +215,7 @@ def test_deadlines_of_what_has_finished_are_forgotten(runner: Make) -> None:
     for i in range(2000):
         run.submit(str(i), [1], max_tokens=1, timeout=80000.0)
         run.step()
-    assert len(run.engine._deadlines) <= 65
+    assert len(run.engine._live.deadlines) <= 65
 
 
 @pytest.mark.parametrize(("field", "value"), [("priority", 11), ("priority", -11), ("timeout", 0.0)])

@@ -1,11 +1,17 @@
-"""The GPU's kernels and backend, proven: `compile` without a GPU, `check` on one.
+"""The GPU's kernels, backend and engine, proven and measured. Every part ends within ten minutes and needs no network.
 
     python bench/gpu compile             # every kernel for the cards we name, no GPU needed; a table beside the JSON
     python bench/gpu check --out FILE    # every kernel, then the engine, against references on this machine's GPU
-    python bench/gpu check --interpret   # the same at tiny sizes on the CPU: proves the check itself
+    python bench/gpu all --out DIR       # check, then all measurements, and a report: call it until it says "complete"
+    python bench/gpu load --out FILE     # one measurement; `python bench/gpu --help` lists them
+    python bench/gpu report DIR          # tables and plots of the JSON files in a folder
 
-Needs torch, triton, numpy and Octavo's inference part (PYTHONPATH=protocol:inference where it is not installed).
-No network. What fails is in the JSON with its traceback, and the rest goes on; the exit status is 1 then.
+With --interpret, check and the measurements run at tiny sizes on the CPU: that proves the program, its figures mean
+nothing. A measurement writes its file after every row and goes on with it when it is called again.
+
+Needs torch, triton, numpy and Octavo's inference part (PYTHONPATH=protocol:inference where it is not installed);
+matplotlib for the plots. What fails is in the JSON with its traceback, and the rest goes on. Exit status: 0 all is
+well, 1 something failed, 75 there is more to do.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,17 +31,42 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 RESULTS = HERE.parent / "results"
 CAPABILITIES = (80, 89, 90, 100)
+PARTS = {
+    "load": "nano-vllm's load through the engine: tok/s beside the ceiling, GPU idle share, step and host times",
+    "kernels": "each kernel at decode and prefill shapes: time, share of bandwidth and of FLOP/s",
+    "ttft": "time to the first token against the prompt's length",
+    "ablation": "one load with and without each technique, in turns",
+    "timeline": "some decode steps, host and device, to be drawn",
+}
+INCOMPLETE = 75
+"""Exit status of a measurement that has more to do: call it again (sysexits' EX_TEMPFAIL)."""
 
 
 def main() -> None:
     given = arguments()
+    if given.command == "report":
+        write_report_of(given.folder, None)
+        return
     # Compiled kernels are kept by content, between clones.
     cache = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "triton"
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache))
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
-    interpret = given.command == "check" and given.interpret
+    interpret = given.command != "compile" and given.interpret
     # Triton reads this when it is imported, which is why the rest of this program is imported late.
     os.environ["TRITON_INTERPRET"] = "1" if interpret else "0"
+    if given.command == "all":
+        from everything import run_all  # noqa: PLC0415
+
+        flags = ["--interpret"] if given.interpret else []
+        status = run_all(given.out, given.seconds, given.archive, flags, say)
+        write_report_of(given.out, given.archive)
+        sys.exit(status)
+    if given.command in PARTS:
+        from measuring import measure  # noqa: PLC0415  see above
+
+        about = {"host": host_and_gpu, "versions": versions}
+        complete = measure(given, {name: tell() for name, tell in about.items()}, say)
+        sys.exit(0 if complete else INCOMPLETE)
     began = time.monotonic()
     report: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     report |= check_all(given) if given.command == "check" else compile_all(given)
@@ -66,7 +98,24 @@ def arguments() -> argparse.Namespace:
         command.add_argument("--quick", action="store_true", help="few cases of each kernel, as in the tests")
         command.add_argument("--only", nargs="+", default=[], metavar="KERNEL", help="these kernels")
         command.add_argument("--out", type=Path, help="result file (JSON)")
+    for name, words in PARTS.items():
+        command = commands.add_parser(name, help=words)
+        command.add_argument("--out", type=Path, required=True, help="result file (JSON); gone on with where it exists")
+        command.add_argument("--model", nargs="+", default=[], help="qwen3-0.6b, llama-8b, qwen3-14b (default: all)")
+        command.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for large files")
+        _add_limits(command)
+    command = commands.add_parser("all", help="check and all measurements, each in a process with its limit; a report")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of result files")
+    command.add_argument("--archive", type=Path, help="after each part, pack all result files into this .tar.gz, too")
+    _add_limits(command)
+    command = commands.add_parser("report", help="tables and plots of a folder of result files")
+    command.add_argument("folder", type=Path)
     return parser.parse_args()
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seconds", type=float, default=540, help="stop then, and leave the rest for the next call")
+    command.add_argument("--interpret", action="store_true", help="tiny sizes on the CPU, by Triton's interpreter")
 
 
 def compile_all(given: argparse.Namespace) -> dict[str, Any]:
@@ -114,6 +163,16 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+def write_report_of(folder: Path, archive: Path | None) -> None:
+    """Tables, and plots where matplotlib is installed; packed once more."""
+    from everything import pack  # noqa: PLC0415
+    from tables import write_report  # noqa: PLC0415
+
+    say(f"{write_report(folder)} written")
+    if archive is not None:
+        pack(folder, archive)
+
+
 def compile_ahead(given: argparse.Namespace) -> None:
     """Into the cache, on all cores: at a launch kernels compile one after the other.
 
@@ -130,6 +189,13 @@ def compile_ahead(given: argparse.Namespace) -> None:
     running = [subprocess.Popen([*command, str(i), str(count)], stdout=subprocess.DEVNULL) for i in range(count)]
     for process in running:
         process.wait()
+
+
+def host_and_gpu() -> dict[str, Any]:
+    """Of this machine, for the result file."""
+    from host import host  # noqa: PLC0415  see main
+
+    return host() | {"gpu": gpu()}
 
 
 def gpu() -> dict[str, Any] | None:

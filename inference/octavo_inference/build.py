@@ -47,7 +47,13 @@ class LoadedEngine:
 
 def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
     """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault."""
-    model = load_model(settings.model, native=settings.backend != "transformers")
+    return engine_for(settings, load_model(settings.model, native=settings.backend != "transformers"), clock)
+
+
+def engine_for(
+    settings: EngineSettings, model: LoadedModel | ForeignModel, clock: Callable[[], float] = time.monotonic
+) -> LoadedEngine:
+    """As `load_engine`, of a model that is loaded already; `settings.model` is not looked at."""
     built = _build(settings, model)
     sizes = built.sizes
     limits = EngineLimits(

@@ -1,0 +1,1 @@
+"""What is measured: each part gives rows, which `journal` does one after the other."""

@@ -1,0 +1,123 @@
+"""What a technique is worth: one load with it and without, in turns, and products and norms apart beside fused."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from case import Place
+from journal import Item, Row
+from serving import answer, loaded, nano_vllm, small_load, warm
+from shapes import MODELS
+from timing import Flush, measured
+from watch import spread
+
+from octavo_inference.core.engine import Engine
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
+from parts.kernels import linear_of, products
+from parts.setting import Setting
+
+ROUNDS = 3
+REPEATS = 50
+REQUESTS, OUT = 64, 128
+KV_MEMORY = 6 << 30
+WAYS: dict[str, dict[str, Any]] = {"overlap": {"overlap": False}}
+"""Settings without one technique each. All of them are on by default."""
+
+
+def items(setting: Setting) -> Iterator[Item]:
+    """Engines first: two of them are on the card at a time, one with all and one without something."""
+    for model in setting.models:
+        for name, settings in WAYS.items():
+            yield Item(f"{model} {name}", lambda m=model, s=settings: engines(setting, m, s) | {"model": m})
+    for model in setting.models:
+        for rows in setting.pick((1, 32, 256), (2,)):
+            for name, make in FUSIONS.items():
+                run = lambda f=make, m=model, n=rows: fusion(setting, f, MODELS[m], n) | {"model": m, "rows": n}  # noqa: E731
+                yield Item(f"{model} {name} {rows} rows", run)
+
+
+def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
+    """Seconds with all, and without one thing, in turns; ratios of the rounds."""
+    load = small_load() if setting.interpret else nano_vllm().cut(REQUESTS, OUT)
+
+    def make() -> Engine:
+        engine = loaded(model, interpret=setting.interpret, kv_memory=KV_MEMORY).engine
+        warm(engine)
+        return engine
+
+    whole = setting.keep.get(("whole", model), make)
+    other = loaded(model, interpret=setting.interpret, kv_memory=KV_MEMORY, **without).engine
+    warm(other)
+    pairs = []
+    for number in range(setting.pick(ROUNDS, 1)):
+        turns: list[Callable[[], float]] = [lambda: answer(whole, load, 0.0), lambda: answer(other, load, 0.0)]
+        # Who is first takes turns too.
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        seconds = dict(zip(order, [turns[i]() for i in order], strict=True))
+        pairs.append((seconds[0], seconds[1]))
+    return {"with_s": [a for a, _ in pairs], "without_s": [b for _, b in pairs], "requests": len(load.prompts)} | {
+        f"gain_{name}": value for name, value in spread([b / a for a, b in pairs]).items()
+    }
+
+
+def fusion(setting: Setting, make: Any, config: ModelConfig, rows: int) -> Row:
+    """Microseconds fused and apart, launched in turns with an empty L2 cache."""
+    place = Place(setting.device, torch.float32 if setting.interpret else torch.bfloat16, tiny=setting.interpret)
+    fused, apart = make(place, config, rows)
+    flush = Flush(setting.device)
+    rounds = []
+    for _ in range(setting.pick(ROUNDS, 1)):
+        medians = [
+            statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush))
+            for launch in (fused, apart)
+        ]
+        rounds.append(medians)
+    found = {f"gain_{name}": value for name, value in spread([b / a for a, b in rounds]).items()}
+    return {"fused_us": [a * 1e6 for a, _ in rounds], "apart_us": [b * 1e6 for _, b in rounds]} | found
+
+
+Launches = tuple[Callable[[], object], Callable[[], object]]
+
+
+def _parts_of(name: str, sizes: Callable[[ModelConfig], list[int]]) -> Callable[[Place, ModelConfig, int], Launches]:
+    def make(place: Place, config: ModelConfig, rows: int) -> Launches:
+        columns = place.pick(products(config)[name][1], 64)
+        heights = [place.pick(size, 32) for size in sizes(config)]
+        whole = linear_of(place, "dense", sum(heights), columns)
+        pieces = [linear_of(place, "dense", size, columns) for size in heights]
+        x, out = place.randn(rows, columns), place.empty(rows, sum(heights))
+        outs = out.split(heights, dim=1)
+
+        def apart() -> None:
+            for piece, target in zip(pieces, outs, strict=True):
+                piece(x, target)
+
+        return (lambda: whole(x, out)), apart
+
+    return make
+
+
+def _norms(place: Place, config: ModelConfig, rows: int) -> Launches:
+    hidden = place.pick(config.hidden, 48)
+    residual, weight = place.randn(rows, hidden, dtype=torch.float32), place.randn(hidden, dtype=torch.float32)
+    x, out = place.randn(rows, hidden) * 1e-3, place.empty(rows, hidden)
+
+    def apart() -> None:
+        residual.add_(x)
+        rms_norm(residual, weight, 1e-6, out)
+
+    return (lambda: add_rms_norm(residual, x, 1.0, weight, 1e-6, out, None)), apart
+
+
+FUSIONS = {
+    "q, k and v": _parts_of(
+        "qkv",
+        lambda c: [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim],
+    ),
+    "gate and up": _parts_of("gate_up", lambda c: [c.intermediate, c.intermediate]),
+    "add and norm": _norms,
+}

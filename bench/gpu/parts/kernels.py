@@ -1,0 +1,179 @@
+"""Each kernel at the shapes of a decode and of a prefill: time, bytes, operations, and their share of the card's.
+
+The L2 cache is emptied before each launch. Bytes are what must be read and written at least; of the cases' own counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from case import Place, size_of
+from cases import sampling
+from cases.attention import Attention
+from cases.linear import LAYOUTS, planes
+from journal import Item, Row
+from shapes import MODELS
+from timing import Flush, measured
+
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.ops.cuda.device import FP8_CAPABILITY
+from octavo_inference.ops.cuda.linear import Linear, Matrix
+from octavo_inference.ops.triton.activation import gated
+from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
+from octavo_inference.ops.triton.tiles import WORKSPACE, segments_for
+from parts.setting import Setting
+
+REPEATS = 30
+_SAMPLED = 4
+"""Of `ROWS`: no step samples more."""
+ROWS = (1, 8, 32, 256, 2048, 8192)
+FORMATS = ("dense", "fp8", "int4 q4_0", "int8 q8_0")
+DECODES = ((1, 1024), (1, 32_000), (8, 4096), (32, 1024), (32, 8192), (256, 1024), (256, 4096))
+PREFILLS = ((2048, 0), (8192, 0), (2048, 30_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A launch, and the bytes and operations that it takes at least."""
+
+    launch: Callable[[], object]
+    moved: int
+    operations: int
+
+
+Shape = tuple[str, str, str, Callable[[], Work]]
+"""Model, kernel, its shape in words, and how to prepare it."""
+
+
+def items(setting: Setting) -> Iterator[Item]:
+    """By worth: products and attention of all models, then what is small."""
+    place = Place(setting.device, torch.float32 if setting.interpret else torch.bfloat16, tiny=setting.interpret)
+    flush = Flush(setting.device)
+    for model, kernel, shape, prepare in shapes(setting, place):
+
+        def run(model: str = model, kernel: str = kernel, shape: str = shape, prepare: Any = prepare) -> Row:
+            return {"model": model, "kernel": kernel, "shape": shape} | timed(setting, prepare(), flush)
+
+        yield Item(f"{model} {kernel} {shape}", run)
+
+
+def shapes(setting: Setting, place: Place) -> Iterator[Shape]:
+    """Everything to measure."""
+    for model in setting.models:
+        yield from product_shapes(setting, place, model)
+        yield from attention_shapes(setting, place, model)
+    for model in setting.models:
+        for m in setting.pick(ROWS, (1, 3)):
+            for name in ("rms_norm", "add_rms_norm", "silu_mul"):
+                yield model, name, f"{m} rows", partial(elementwise, place, name, m, MODELS[model])
+    for case in sampling.CASES:
+        if not setting.interpret or case.variant.endswith("greedy"):
+            yield "any", case.kernel, case.variant, lambda case=case: of_case(case.prepare(place))
+
+
+def product_shapes(setting: Setting, place: Place, model: str) -> Iterator[Shape]:
+    """A layer's matrices in each format, and the head."""
+    rows = setting.pick(ROWS, (1, 3))
+    for name, (n, k) in products(MODELS[model]).items():
+        head = name == "head"
+        for stored in ("dense",) if head else setting.pick(FORMATS, ("dense", "int4 q4_0")):
+            for m in rows[:_SAMPLED] if head else rows:
+                yield (
+                    model,
+                    f"{name} {stored}",
+                    f"{m}x{n}x{k}",
+                    partial(product, setting, place, model, name, stored, m),
+                )
+
+
+def attention_shapes(setting: Setting, place: Place, model: str) -> Iterator[Shape]:
+    """Decodes and prefills over each type of pool that the card can read."""
+    config = MODELS[model]
+    for pool in setting.pick(("dense", "fp8", "int8") if float8(setting) else ("dense", "int8"), ("dense",)):
+        for batch, context in setting.pick(DECODES, ((2, 9),)):
+            prepare = partial(attention, place, config, batch, 1, context - 1, pool)
+            yield model, f"attention {pool}", f"decode {batch}x{context}", prepare
+        for tokens, before in setting.pick(PREFILLS, ((5, 3),)):
+            prepare = partial(attention, place, config, 1, tokens, before, pool)
+            yield model, f"attention {pool}", f"prefill {tokens} after {before}", prepare
+
+
+def float8(setting: Setting) -> bool:
+    """Whether the card's kernels can read float8 keys."""
+    return setting.device.type == "cuda" and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+
+
+def timed(setting: Setting, work: Work, flush: Callable[[], object]) -> Row:
+    """The figures of a launch."""
+    seconds = measured(setting.timer, work.launch, setting.pick(REPEATS, 1), flush)
+    median = statistics.median(seconds)
+    row: Row = {"us": median * 1e6, "least_us": min(seconds) * 1e6, "bytes": work.moved, "operations": work.operations}
+    return row | setting.shares(work.moved, work.operations, median)
+
+
+def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a layer's matrices as they are fused, and of the head."""
+    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    return {
+        "qkv": (heads, config.hidden),
+        "o": (config.hidden, config.heads * config.head_dim),
+        "gate_up": (2 * config.intermediate, config.hidden),
+        "down": (config.hidden, config.intermediate),
+        "head": (config.vocab, config.hidden),
+    }
+
+
+def product(setting: Setting, place: Place, model: str, name: str, stored: str, m: int) -> Work:
+    """As the engine multiplies; the matrix is kept for the next number of rows."""
+    n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
+    linear = setting.keep.get((model, name, stored), lambda: linear_of(place, stored, n, k))
+    # Logits are float32, all else the activations' type.
+    x, out = place.randn(m, k), place.empty(m, n, dtype=torch.float32 if name == "head" else None)
+    [matrix] = linear.parts
+    kept = [t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None]
+    return Work(lambda: linear(x, out), size_of(x, out, *kept), 2 * m * n * k)
+
+
+def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
+    """A random matrix on the device."""
+    layout, found = LAYOUTS[stored], planes(place, LAYOUTS[stored], n, k)
+    matrix = Matrix(layout, k, found.values, found.scales, found.minimums)
+    return Linear((matrix,), (None,), place.empty(WORKSPACE, dtype=torch.float32))
+
+
+def attention(place: Place, config: ModelConfig, batch: int, queries: int, before: int, pool: str) -> Work:
+    """One layer's; decodes are split as the engine splits them."""
+    segments = segments_for(
+        sequences=batch, kv_heads=config.kv_heads, longest=queries + before, processors=place.processors
+    )
+    split = queries == 1 and segments > 1
+    shape = Attention(
+        config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch, pool=pool, split=split
+    )  # fmt: skip
+    trial = shape.prepare(place)
+    pairs = batch * (queries * before + queries * (queries + 1) // 2)
+    return Work(trial.launch, trial.moved, 4 * config.heads * config.head_dim * pairs)
+
+
+def elementwise(place: Place, name: str, m: int, config: ModelConfig) -> Work:
+    """A kernel that only moves what it reads."""
+    hidden, inner = place.pick(config.hidden, 48), place.pick(config.intermediate, 80)
+    if name == "silu_mul":
+        both, out = place.randn(m, 2 * inner), place.empty(m, inner)
+        return Work(lambda: gated(both, out, "silu"), size_of(both, out), 4 * m * inner)
+    residual, weight = place.randn(m, hidden, dtype=torch.float32), place.randn(hidden, dtype=torch.float32)
+    x, out = place.randn(m, hidden), place.empty(m, hidden)
+    if name == "rms_norm":
+        return Work(lambda: rms_norm(residual, weight, 1e-6, out), size_of(residual, out), 4 * m * hidden)
+    moved = 2 * size_of(residual) + size_of(x, out)
+    return Work(lambda: add_rms_norm(residual, x, 1.0, weight, 1e-6, out, None), moved, 5 * m * hidden)
+
+
+def of_case(trial: Any) -> Work:
+    """A kernel as `check` runs it; its operations are few."""
+    return Work(trial.launch, trial.moved, 0)

@@ -1,0 +1,52 @@
+"""nano-vllm's load through the engine: tokens per second beside what memory and arithmetic allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from journal import Item, Row
+from roofline import PUBLISHED, load_ceiling
+from serving import gpu_memory, lengths, loaded, measured_load, nano_vllm, sizes, small_load, warm
+from shapes import MODELS, config_of
+
+from octavo_inference.build import LoadedEngine
+from parts.setting import Setting
+
+ROUNDS = 2
+
+
+def items(setting: Setting) -> Iterator[Item]:
+    """Sampled as nano-vllm's bench does, and greedy; the first round of each fills caches of the allocator."""
+    for model in setting.models:
+        for number in range(setting.pick(ROUNDS, 1)):
+            for way, temperature in (("sampled", 0.6), ("greedy", 0.0)):
+                key = f"{model} {way} {number + 1}"
+                yield Item(key, lambda m=model, t=temperature, w=way: run(setting, m, t) | {"model": m, "way": w})
+
+
+def engine(setting: Setting, model: str) -> LoadedEngine:
+    """Kept for the next row."""
+
+    def make() -> LoadedEngine:
+        found = loaded(model, interpret=setting.interpret, **ranks(setting))
+        warm(found.engine)
+        return found
+
+    return setting.keep.get(model, make)
+
+
+def ranks(setting: Setting) -> dict[str, int]:
+    """The setting of tensor parallelism, where there is more than one GPU to use."""
+    return {} if setting.ranks == 1 else {"tensor_parallel_size": setting.ranks}
+
+
+def run(setting: Setting, model: str, temperature: float) -> Row:
+    """One round."""
+    load = small_load() if setting.interpret else nano_vllm()
+    found = engine(setting, model)
+    row = measured_load(found.engine, load, temperature, setting.timer, rows=setting.pick(32, 2))
+    config = config_of(model, interpret=setting.interpret)
+    row["ceiling"] = load_ceiling(config, lengths(load.prompts), load.outputs, setting.peaks)
+    row["of_ceiling"] = row["tokens_per_s"] / row["ceiling"]
+    whole = load_ceiling(MODELS[model], lengths(load.prompts), load.outputs, PUBLISHED)
+    return row | {"ceiling_h200_published": whole, "free_gib": gpu_memory()} | sizes(found)

@@ -1,0 +1,100 @@
+"""Some decode steps, drawn later: what the host does, when it waits, and which kernels run when.
+
+torch.profiler puts both on one clock. Where it gives no kernels (no GPU, or no right to count), the device's line is
+that of the events around each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from journal import Item, Row
+from serving import MANY, figures, loaded, warm
+from shapes import config_of
+from torch.profiler import ProfilerActivity, profile, record_function
+from watch import Span, device_spans, idle_share, watched
+
+from octavo_inference.build import LoadedEngine
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.request import Request, SamplingParams
+from parts.load import ranks
+from parts.setting import Setting
+
+BATCHES, PROMPT = (1, 32, 256), 512
+STEPS, SETTLED = 8, 24
+HOST = ("turn", "launch", "wait")
+
+
+def items(setting: Setting) -> Iterator[Item]:
+    """Each batch of each model."""
+    for model in setting.models:
+        for batch in setting.pick(BATCHES, (2,)):
+            yield Item(f"{model} batch {batch}", lambda m=model, b=batch: run(setting, m, b) | {"model": m, "batch": b})
+
+
+def run(setting: Setting, model: str, batch: int) -> Row:
+    """Steps in the middle of their answers."""
+
+    def make() -> LoadedEngine:
+        found = loaded(model, interpret=setting.interpret, **ranks(setting))
+        warm(found.engine)
+        return found
+
+    engine = setting.keep.get(model, make).engine
+    vocab, prompt = config_of(model, interpret=setting.interpret).vocab, setting.pick(PROMPT, 3)
+    steps, settled = setting.pick((STEPS, SETTLED), (2, 1))
+    engine.reset_cache()
+    for i in range(batch):
+        tokens = [(7 * i + 13 * j) % vocab for j in range(prompt)]
+        sampling = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=setting.pick(MANY, 40), seed=i)
+        engine.submit(Request(id=str(i), tokens=tokens, sampling=sampling))
+    try:
+        while len(engine.scheduler.running) < batch or any(s.computed < prompt for s in engine.scheduler.running):
+            engine.step()
+        for _ in range(settled):
+            engine.step()
+        return traced(setting, engine, steps)
+    finally:
+        for i in range(batch):
+            engine.abort(str(i))
+        while engine.has_work:
+            engine.step()
+
+
+def traced(setting: Setting, engine: Engine, steps: int) -> Row:
+    """Spans in milliseconds from the first one on, and shares."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.device.type == "cuda" else [])]
+    # A first run of the profiler costs seconds, which are no part of a step.
+    with profile(activities=activities), watched(engine, setting.timer, record_function):
+        engine.step()
+    with profile(activities=activities) as seen, watched(engine, setting.timer, record_function) as times:
+        for _ in range(steps):
+            engine.step()
+        setting.timer.wait()
+    host: dict[str, list[Span]] = {name: [] for name in HOST}
+    kernels: list[tuple[float, float, str]] = []
+    for event in seen.events() or []:
+        span = (event.time_range.start / 1e3, event.time_range.end / 1e3)
+        on_device = event.device_type == torch.autograd.DeviceType.CUDA
+        if event.name in host and not on_device:
+            host[event.name].append(span)
+        elif on_device and event.name not in host:
+            kernels.append((*span, event.name))
+    zero = min((span[0] for spans in host.values() for span in spans), default=0.0)
+    row: dict[str, Any] = {name: [_from(zero, span) for span in sorted(spans)] for name, spans in host.items()}
+    row["kernels"] = [[*_from(zero, (begin, end)), name] for begin, end, name in sorted(kernels)]
+    row["device"] = [[1e3 * a, 1e3 * b] for a, b in device_spans(setting.timer, times.steps)]
+    # Without the first and the last step: the profiler's own start and end are in them.
+    inner = [(begin, end) for begin, end, _ in sorted(kernels)]
+    row["kernel_idle"] = idle_share(inner) if inner else None
+    row["kernels_a_step"] = len(inner) / steps
+    return row | {n: v for n, v in figures(times, setting.timer, 1).items() if n in SHOWN}
+
+
+SHOWN = ("idle", "step_ms_p50", "host_ms_p50", "launch_ms_p50")
+
+
+def _from(zero: float, span: Span) -> list[float]:
+    return [round(span[0] - zero, 4), round(span[1] - zero, 4)]

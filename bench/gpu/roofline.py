@@ -1,0 +1,76 @@
+"""What memory and arithmetic allow at most: bytes and operations counted from shapes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo_inference.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes and floating-point operations per second that a card can do. fp8: None where it has no such products."""
+
+    bandwidth: float
+    bf16: float
+    fp8: float | None = None
+
+
+# NVIDIA's data sheets, without sparsity: by what torch calls the card, the longer name first.
+DATA_SHEET = {
+    "NVIDIA B200": Rates(8.0e12, 2.25e15, 4.5e15),
+    "NVIDIA H200": Rates(4.8e12, 989e12, 1979e12),
+    "NVIDIA H100 PCIe": Rates(2.0e12, 756e12, 1513e12),
+    "NVIDIA H100 NVL": Rates(3.9e12, 835e12, 1671e12),
+    "NVIDIA H100": Rates(3.35e12, 989e12, 1979e12),
+    "NVIDIA A100-SXM4-80GB": Rates(2.039e12, 312e12),
+    "NVIDIA A100 80GB PCIe": Rates(1.935e12, 312e12),
+    "NVIDIA A100": Rates(1.555e12, 312e12),
+    "NVIDIA L40S": Rates(0.864e12, 362e12, 733e12),
+    "NVIDIA L4": Rates(0.3e12, 121e12, 242e12),
+    "NVIDIA A10": Rates(0.6e12, 125e12),
+}
+PUBLISHED = Rates(4.8e12, 700e12)
+"""With which the ceilings of an H200 were published: 39,552 tok/s (Qwen3-0.6B) and 8,140 (Qwen3-14B)."""
+
+
+def data_sheet(card: str) -> Rates | None:
+    """Of a card by its name."""
+    return next((rates for name, rates in DATA_SHEET.items() if card.startswith(name)), None)
+
+
+def layer_parameters(config: ModelConfig) -> int:
+    """Weights of the matrices of all layers."""
+    projections = (2 * config.heads + 2 * config.kv_heads) * config.head_dim * config.hidden
+    return config.layers * (projections + 3 * config.hidden * config.intermediate)
+
+
+def parameters(config: ModelConfig) -> int:
+    """Weights of all matrices: a tied embedding counts once, one that is not counts beside the head."""
+    return layer_parameters(config) + config.vocab * config.hidden * (1 if config.tied_embeddings else 2)
+
+
+def load_ceiling(
+    config: ModelConfig, prompts: Sequence[int], outputs: Sequence[int], rates: Rates, weight_bytes: float = 2.0
+) -> float:
+    """Output tokens per second of a load whose sequences all run at once, in bf16, at a card's rates.
+
+    Each of as many steps as the longest output reads all weights, each output token all K and V before it; prompts are
+    two operations for each weight and token. Weights are counted whole, an embedding too of which a step reads rows.
+    """
+    keys = sum(given * out + out * (out - 1) // 2 for given, out in zip(prompts, outputs, strict=True))
+    read = keys * config.kv_bytes_per_token(2) + max(outputs) * parameters(config) * weight_bytes
+    return sum(outputs) / (read / rates.bandwidth + 2 * parameters(config) * sum(prompts) / rates.bf16)
+
+
+def decode_bytes(config: ModelConfig, weights: int, batch: int, context: int, kv_element: float) -> float:
+    """What a step of `batch` sequences with `context` tokens each must read: weights (bytes) once, K and V of all."""
+    return weights + batch * context * config.kv_bytes_per_token(1) * kv_element
+
+
+def prefill_operations(config: ModelConfig, tokens: int) -> int:
+    """Of one prompt: products with all layers' weights, attention to what is before, and one row of the head."""
+    pairs = tokens * (tokens + 1) // 2
+    attention = 4 * config.layers * config.heads * config.head_dim * pairs
+    return 2 * layer_parameters(config) * tokens + attention + 2 * config.vocab * config.hidden

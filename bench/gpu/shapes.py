@@ -1,0 +1,140 @@
+"""The three models that speed is measured on, with weights that need no file and no time to be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from octavo_inference.errors import ModelError
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.load import LoadedModel, TextModel
+from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, bf16_bits
+from octavo_inference.model.words import Words
+
+Stored = Literal["bf16", "int4"]
+
+LLAMA_8B = ModelConfig(
+    architecture="llama",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=14336,
+    vocab=128_256,
+    max_positions=131_072,
+    rope_theta=500_000.0,
+    norm_eps=1e-5,
+    tied_embeddings=False,
+    eos_token_ids=(128_001,),
+)
+QWEN3_14B = replace(
+    LLAMA_8B,
+    architecture="qwen3",
+    layers=40,
+    hidden=5120,
+    heads=40,
+    intermediate=17408,
+    vocab=151_936,
+    max_positions=40_960,
+    rope_theta=1_000_000.0,
+    norm_eps=1e-6,
+    eos_token_ids=(151_645,),
+    qk_norm=True,
+)
+QWEN3_06B = replace(QWEN3_14B, layers=28, hidden=1024, heads=16, intermediate=3072, tied_embeddings=True)
+MODELS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "qwen3-14b": QWEN3_14B}
+
+
+def tiny(config: ModelConfig) -> ModelConfig:
+    """The same flags at sizes that an interpreter can take; products of whole groups of 32."""
+    kv_heads = 1 if config.tied_embeddings else 2
+    return replace(
+        config, layers=1, hidden=64, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16, intermediate=96, vocab=128,
+        max_positions=512, eos_token_ids=(1,),
+    )  # fmt: skip
+
+
+def config_of(name: str, *, interpret: bool) -> ModelConfig:
+    """A model by name."""
+    return tiny(MODELS[name]) if interpret else MODELS[name]
+
+
+def random_model(name: str, config: ModelConfig, stored: Stored = "bf16") -> LoadedModel:
+    """A model that the loading path takes as it takes one from a file. Without a tokenizer: prompts are token ids."""
+
+    def words() -> Words:
+        raise ModelError(f"{name} has random weights and no tokenizer: give token ids")
+
+    text = TextModel(f"{name} (random {stored})", Path(name), config, words)
+    return LoadedModel(text, config, random_weights(config, stored))
+
+
+def random_weights(config: ModelConfig, stored: Stored = "bf16") -> Weights:
+    """Weights of size 1 / sqrt(columns), so that what passes through them keeps its size; norms of 1.
+
+    Row r of a matrix is the same random numbers from the rth on (a Hankel matrix): a view of one short vector, which is
+    all the memory that 28 GB of weights take here. Every row and column differs, which is all that speed can tell.
+    int4: q4_0 blocks in the layers, q8_0 for the embedding and the head.
+    """
+    rng = np.random.default_rng(0)
+    matrix = _dense(rng) if stored == "bf16" else _blocks("q4_0", rng)
+    table = _dense(rng) if stored == "bf16" else _blocks("q8_0", rng)
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    layer = LayerWeights(
+        input_norm=_ones(config.hidden),
+        q=matrix(queries, config.hidden),
+        k=matrix(keys, config.hidden),
+        v=matrix(keys, config.hidden),
+        o=matrix(config.hidden, queries),
+        post_norm=_ones(config.hidden),
+        gate=matrix(config.intermediate, config.hidden),
+        up=matrix(config.intermediate, config.hidden),
+        down=matrix(config.hidden, config.intermediate),
+        q_norm=_ones(config.head_dim) if config.qk_norm else None,
+        k_norm=_ones(config.head_dim) if config.qk_norm else None,
+    )
+    embedding = table(config.vocab, config.hidden)
+    head = embedding if config.tied_embeddings else table(config.vocab, config.hidden)
+    return Weights(embedding, (layer,) * config.layers, _ones(config.hidden), head)
+
+
+def table_bytes(config: ModelConfig, stored: Stored) -> int:
+    """An embedding on the device, of which a step reads a few rows: 0 where it is the head too."""
+    if config.tied_embeddings:
+        return 0
+    # q8_0: a byte for each value and a half-precision scale for every 32.
+    return config.vocab * config.hidden * (64 if stored == "bf16" else 34) // 32
+
+
+def _dense(rng: np.random.Generator) -> Callable[[int, int], Tensor]:
+    def matrix(rows: int, columns: int) -> Tensor:
+        values = rng.standard_normal(rows + columns, dtype=np.float32) / np.float32(columns**0.5)
+        data = as_strided(bf16_bits(values), (rows, columns), (2, 2), writeable=False)
+        return Tensor("bf16", (rows, columns), data)
+
+    return matrix
+
+
+def _blocks(format_: Format, rng: np.random.Generator) -> Callable[[int, int], Tensor]:
+    """Blocks of 32 with a half-precision scale in front; each row begins one block later."""
+    size, levels = {"q4_0": (18, 16), "q8_0": (34, 256)}[format_]
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        count = columns // 32
+        blocks = rng.integers(0, 256, (rows + count, size), dtype=np.uint8)
+        scale = np.float16(4 / levels / columns**0.5)
+        blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
+        data = as_strided(blocks.reshape(-1), (rows, count * size), (size, 1), writeable=False)
+        return Tensor(format_, (rows, columns), data)
+
+    return matrix
+
+
+def _ones(size: int) -> Tensor:
+    return Tensor("f32", (size,), np.ones(size, np.float32))

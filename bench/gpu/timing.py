@@ -1,0 +1,121 @@
+"""Time on the device: CUDA's events, or this process' clock where kernels are interpreted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from roofline import Rates
+
+
+class Timer(Protocol):
+    """Marks in the order of the device's work, and the seconds between them."""
+
+    def mark(self) -> Any:
+        """Now, for the device: when all that was launched before is done."""
+        ...
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds; after `wait`."""
+        ...
+
+    def wait(self) -> None:
+        """Until all is done."""
+        ...
+
+
+class Events:
+    """`Timer` on the current stream of a GPU."""
+
+    def mark(self) -> torch.cuda.Event:
+        """Recorded behind all that was launched."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        """Seconds."""
+        return first.elapsed_time(last) / 1e3
+
+    def wait(self) -> None:
+        """Until the GPU is idle."""
+        torch.cuda.synchronize()
+
+
+class Wall:
+    """`Timer` where the host computes everything itself."""
+
+    def mark(self) -> float:
+        """Seconds from some point."""
+        return time.perf_counter()
+
+    def between(self, first: float, last: float) -> float:
+        """Seconds."""
+        return last - first
+
+    def wait(self) -> None:
+        """Nothing is on its way."""
+
+
+def timer(*, interpret: bool) -> Timer:
+    """For this machine."""
+    return Wall() if interpret else Events()
+
+
+class Flush:
+    """Empties the L2 cache by writing more than it holds; that takes the GPU longer than a launch takes the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.empty((1 << 30) if device.type == "cuda" else 1, dtype=torch.uint8, device=device)
+
+    def __call__(self) -> None:
+        """Once."""
+        self._buffer.zero_()
+
+
+def measured(clock: Timer, launch: Callable[[], object], repeats: int, before: Callable[[], object]) -> list[float]:
+    """Seconds of launches on the device, after one that does not count; `before` each one, uncounted."""
+    launch()
+    marks = []
+    for _ in range(repeats):
+        before()
+        begin = clock.mark()
+        launch()
+        marks.append((begin, clock.mark()))
+    clock.wait()
+    return [clock.between(begin, end) for begin, end in marks]
+
+
+def peaks(clock: Timer, device: torch.device) -> Rates:
+    """What this card reaches: a copy of 2 GiB (reads and writes count), products of large square matrices."""
+    gpu = device.type == "cuda"
+    flush, size = Flush(device), 8192 if gpu else 64
+    source = torch.empty((2 << 30) if gpu else 1 << 20, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    repeats = 20 if gpu else 3
+    copy = statistics.median(measured(clock, lambda: target.copy_(source), repeats, lambda: None))
+    rate, source, target = 2 * source.nbytes / copy, torch.empty(0), torch.empty(0)
+    x, y, out = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(3))
+    product = statistics.median(measured(clock, lambda: torch.mm(x, y, out=out), repeats, flush))
+    fp8 = _float8_peak(clock, x, y, flush) if gpu and torch.cuda.get_device_capability(device) >= (8, 9) else None
+    found = Rates(rate, 2 * size**3 / product, fp8)
+    if gpu:
+        del flush, x, y, out
+        torch.cuda.empty_cache()
+    return found
+
+
+def _float8_peak(clock: Timer, x: torch.Tensor, y: torch.Tensor, flush: Callable[[], object]) -> float | None:
+    """Operations per second of the library's float8 product; None where this torch cannot: nothing depends on it."""
+    a, b = x.to(torch.float8_e4m3fn), y.t().contiguous().to(torch.float8_e4m3fn).t()
+    one = torch.ones((), device=x.device)
+    try:
+        seconds = measured(
+            clock, lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16), 20, flush  # noqa: SLF001
+        )  # fmt: skip
+    except (RuntimeError, TypeError):
+        return None
+    return 2 * len(x) ** 3 / statistics.median(seconds)

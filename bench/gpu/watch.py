@@ -1,0 +1,181 @@
+"""Where the time of an engine's steps goes: what the host does, when it waits, and when the device works."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from timing import Timer
+
+from octavo_inference.core.engine import Engine
+
+Span = tuple[float, float]
+"""Begin and end, in seconds."""
+Named = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of a backend: how many sequences and query tokens, and when the host launched it and waited for it.
+
+    `first` and `last` are marks on the device, around its work.
+    """
+
+    sequences: int
+    tokens: int
+    launch: Span
+    first: Any
+    last: Any
+    collect: Span = (0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Times:
+    """Steps in the order of their launch, and the host's time in each of the engine's turns."""
+
+    steps: list[Step]
+    turns: list[Span]
+
+
+@contextmanager
+def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()) -> Iterator[Times]:
+    """What an engine does inside the block. `named` wraps what is done, for a profiler.
+
+    Two events a step are all this adds on the device.
+    """
+    times = Times([], [])
+    backend: Any = engine.backend
+    # A backend without the row table computes when it is called, and answers then.
+    late = hasattr(backend, "launch")
+    name = "launch" if late else "step"
+    launch, turn = getattr(backend, name), engine.step
+    now = time.perf_counter
+
+    class Watching:
+        """A `Launched`."""
+
+        def __init__(self, launched: Any, step: Step) -> None:
+            self._launched, self._step = launched, step
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._launched, name)
+
+        def collect(self) -> Any:
+            begin = now()
+            with named("wait"):
+                result = self._launched.collect()
+            self._step.collect = (begin, now())
+            return result
+
+    def launching(work: Any) -> Watching:
+        begin, first = now(), timer.mark()
+        with named("launch"):
+            launched = launch(work)
+        last = timer.mark()
+        step = Step(len(work.seq_len), int(work.query_start[-1]), (begin, now()), first, last)
+        times.steps.append(step)
+        return Watching(launched, step) if late else launched
+
+    def turning() -> Any:
+        begin = now()
+        with named("turn"):
+            outputs = turn()
+        times.turns.append((begin, now()))
+        return outputs
+
+    setattr(backend, name, launching)
+    engine.step = turning  # type: ignore[method-assign]
+    try:
+        yield times
+    finally:
+        setattr(backend, name, launch)
+        engine.step = turn  # type: ignore[method-assign]
+
+
+def device_spans(timer: Timer, steps: Sequence[Step]) -> list[Span]:
+    """When the device worked for each step, in seconds since the first began."""
+    timer.wait()
+    zero = steps[0].first
+    return [(timer.between(zero, step.first), timer.between(zero, step.last)) for step in steps]
+
+
+def idle_share(spans: Sequence[Span]) -> float:
+    """Share of the time from the first begin to the last end in which nothing runs. Spans in order of their begin."""
+    whole = max(end for _, end in spans) - spans[0][0]
+    busy, until = 0.0, spans[0][0]
+    for begin, end in spans:
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return 1 - busy / whole if whole > 0 else 0.0
+
+
+def host_times(times: Times) -> list[float]:
+    """Seconds that the host computed in each turn: without its waiting for the device."""
+    waits = sorted(step.collect for step in times.steps)
+    found, at = [], 0
+    for begin, end in times.turns:
+        waited = 0.0
+        while at < len(waits) and waits[at][0] < end:
+            if waits[at][0] >= begin:
+                waited += waits[at][1] - waits[at][0]
+            at += 1
+        found.append(end - begin - waited)
+    return found
+
+
+def summary(times: Times, spans: Sequence[Span], rows: int) -> dict[str, Any]:
+    """Figures of a load: of all steps, and of the decodes of at least `rows` sequences whose next one is such, too.
+
+    `idle` is the share of the time between the device's first and last work in which none was there for it, by events:
+    gaps between the kernels of one step are not in it.
+    """
+    periods = np.diff([begin for begin, _ in spans]) if len(spans) > 1 else np.zeros(1)
+    decodes = [step.tokens == step.sequences >= rows for step in times.steps]
+    runs = _runs(decodes)
+    busy = sum((1 - idle_share(spans[a:b])) * _length(spans[a:b]) for a, b in runs)
+    whole = sum(_length(spans[a:b]) for a, b in runs)
+    found = {
+        "steps": len(spans),
+        "idle": idle_share(spans),
+        "decodes": sum(decodes),
+        "decode_idle": 1 - busy / whole if whole else None,
+    }
+    for name, values in (
+        ("step_ms", periods),
+        ("decode_ms", [periods[i] for i in range(len(periods)) if decodes[i] and decodes[i + 1]]),
+        ("host_ms", host_times(times)),
+        ("launch_ms", [end - begin for begin, end in (step.launch for step in times.steps)]),
+    ):
+        found |= {f"{name}_{share}": _percentile(values, share) for share in ("p50", "p90", "p99")}
+    return found
+
+
+def _runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
+    """Where at least two in a row are set: begin and end."""
+    found, begin = [], None
+    for i, flag in enumerate([*flags, False]):
+        if flag and begin is None:
+            begin = i
+        if not flag and begin is not None:
+            if i - begin > 1:
+                found.append((begin, i))
+            begin = None
+    return found
+
+
+def _length(spans: Sequence[Span]) -> float:
+    return max(end for _, end in spans) - spans[0][0]
+
+
+def _percentile(seconds: Sequence[float], share: str) -> float | None:
+    return round(float(np.percentile(seconds, int(share[1:]))) * 1e3, 4) if len(seconds) else None
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}

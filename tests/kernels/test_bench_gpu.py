@@ -1,0 +1,233 @@
+"""`bench/gpu`: its arithmetic, its files, and every measurement in the interpreter, where figures mean nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "gpu"))
+
+from everything import LOST, Ended, Job, run_all
+from journal import Item, Journal, opened
+from measuring import measure
+from roofline import DATA_SHEET, PUBLISHED, data_sheet, decode_bytes, load_ceiling, parameters, prefill_operations
+from serving import nano_vllm
+from shapes import LLAMA_8B, MODELS, random_weights, tiny
+from tables import markdown
+from watch import Step, Times, host_times, idle_share, summary
+
+from octavo_inference.model.weights import dequantize
+
+LINES: list[str] = []
+
+
+# Arithmetic
+
+
+def test_the_load_is_nano_vllms() -> None:
+    load = nano_vllm()
+    assert (len(load.prompts), sum(map(len, load.prompts)), sum(load.outputs)) == (256, 142_827, 133_966)
+
+
+@pytest.mark.parametrize(("model", "published"), [("qwen3-0.6b", 39_552), ("qwen3-14b", 8_140)])
+def test_ceilings_are_the_published_ones(model: str, published: int) -> None:
+    load = nano_vllm()
+    ceiling = load_ceiling(MODELS[model], [len(p) for p in load.prompts], load.outputs, PUBLISHED)
+    assert ceiling == pytest.approx(published, rel=2e-4)
+
+
+def test_sizes_are_those_of_the_models() -> None:
+    assert [round(parameters(config) / 1e9, 2) for config in MODELS.values()] == [0.6, 8.03, 14.77]
+    # 8.03 billion weights in bfloat16 and 128 KiB of K and V a token.
+    assert decode_bytes(LLAMA_8B, 0, 2, 1024, 2.0) == 2 * 1024 * 128 * 1024
+    assert prefill_operations(LLAMA_8B, 1000) == pytest.approx(2 * 6.98e9 * 1000, rel=0.05)
+
+
+def test_a_card_is_known_by_the_longest_name() -> None:
+    assert data_sheet("NVIDIA H100 PCIe") is DATA_SHEET["NVIDIA H100 PCIe"]
+    assert data_sheet("NVIDIA H100 80GB HBM3") is DATA_SHEET["NVIDIA H100"]
+    assert data_sheet("NVIDIA L40S") is DATA_SHEET["NVIDIA L40S"]
+    assert data_sheet("NVIDIA TITAN V") is None
+
+
+@pytest.mark.parametrize("stored", ["bf16", "int4"])
+def test_random_weights_take_no_memory_and_no_two_rows_or_matrices_are_alike(stored: Any) -> None:
+    big = random_weights(MODELS["qwen3-14b"], stored)
+    held = {id(root): root.nbytes for root in map(_root, (big.embedding.data, *_matrices(big.layers[0])))}
+    assert sum(held.values()) < 10 << 20
+    weights = random_weights(tiny(LLAMA_8B), stored)
+    q, k = dequantize(weights.layers[0].q), dequantize(weights.layers[0].k)
+    assert 0.5 < float(q.std()) * q.shape[1] ** 0.5 < 2
+    assert len({row.tobytes() for row in q}) == len(q)
+    assert not (q[: len(k)] == k).all()
+
+
+def _matrices(layer: Any) -> list[Any]:
+    return [layer.q.data, layer.k.data, layer.down.data]
+
+
+def _root(array: Any) -> Any:
+    while getattr(array.base, "nbytes", None) is not None:
+        array = array.base
+    return array.base.base if hasattr(array.base, "base") else array
+
+
+def test_idle_is_what_no_span_covers() -> None:
+    assert idle_share([(0.0, 1.0), (1.0, 3.0), (3.5, 4.0)]) == pytest.approx(0.125)
+    assert idle_share([(0.0, 4.0), (1.0, 2.0)]) == 0.0
+
+
+def test_waiting_is_no_work_of_the_host() -> None:
+    # The second step is launched in the second turn, in which the first is waited for.
+    steps = [_step(0.0, (1.2, 1.9)), _step(1.0, (2.1, 2.2))]
+    times = Times(steps, [(0.0, 0.5), (1.0, 2.0), (2.0, 2.5)])
+    assert host_times(times) == pytest.approx([0.5, 0.3, 0.4])
+    found = summary(times, [(0.0, 1.0), (1.5, 2.0)], rows=4)
+    assert (found["steps"], found["decodes"]) == (2, 2)
+    assert found["idle"] == found["decode_idle"] == pytest.approx(0.25)
+    assert found["step_ms_p50"] == 1500.0
+    assert summary(times, [(0.0, 1.0), (1.5, 2.0)], rows=9)["decode_idle"] is None
+
+
+def _step(launched: float, collect: tuple[float, float]) -> Step:
+    return Step(sequences=8, tokens=8, launch=(launched, launched + 0.1), first=None, last=None, collect=collect)
+
+
+# Files
+
+
+def _journal(path: Path, seconds: float, alive: Callable[[], object] = lambda: None) -> Journal:
+    journal = opened(path, {"part": "test"}, seconds, alive)
+    ticks = iter(range(10**6))
+    journal.clock, journal.began = lambda: float(next(ticks)), 0.0
+    return journal
+
+
+def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    path, ran = tmp_path / "a.json", []
+
+    def items(count: int) -> list[Item]:
+        return [Item(f"row {i}", lambda i=i: ran.append(i) or {"figure": i * 1.5}) for i in range(count)]
+
+    assert not _journal(path, 3.5).work(items(4), LINES.append)
+    assert 0 < len(ran) < 4
+    assert json.loads(path.read_text())["complete"] is False
+    assert _journal(path, 1e6).work(items(4), LINES.append)
+    assert ran == [0, 1, 2, 3]
+    assert [row["figure"] for row in json.loads(path.read_text())["rows"]] == [0.0, 1.5, 3.0, 4.5]
+    with pytest.raises(SystemExit, match="has part 'test', this is 'other': give another --out"):
+        opened(path, {"part": "other"}, 1.0, lambda: None)
+
+
+def test_a_run_without_time_does_one_row_so_that_runs_come_to_an_end(tmp_path: Path) -> None:
+    items = [Item(f"row {i}", dict) for i in range(3)]
+    runs = [_journal(tmp_path / "a.json", 0.0).work(items, LINES.append) for _ in range(3)]
+    assert runs == [False, False, True]
+
+
+def test_a_row_that_fails_is_kept_and_the_others_go_on(tmp_path: Path) -> None:
+    items = [Item("bad", lambda: 1 // 0), Item("good", dict)]  # type: ignore[arg-type,return-value]
+    assert _journal(tmp_path / "a.json", 1e6).work(items, LINES.append)
+    bad, good = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert (bad["verdict"], good["verdict"]) == ("failed", "ok")
+    assert "ZeroDivisionError" in bad["why"]
+
+
+def test_a_lost_gpu_ends_the_process_behind_the_row_that_lost_it(tmp_path: Path) -> None:
+    def dead() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    items = [Item("bad", lambda: 1 // 0), Item("good", dict)]  # type: ignore[arg-type,return-value]
+    with pytest.raises(SystemExit) as ended:
+        _journal(tmp_path / "a.json", 1e6, dead).work(items, LINES.append)
+    assert ended.value.code == LOST
+    assert _journal(tmp_path / "a.json", 1e6, dead).work(items, LINES.append)
+
+
+# All of it
+
+
+class Machine:
+    """Plays the processes of `run_all`: each writes `rows[job]` rows a turn, up to 4."""
+
+    def __init__(self, rows: dict[str, int]) -> None:
+        self.now, self.rows, self.calls = 0.0, rows, []
+
+    def start(self, arguments: list[str], log: Path, limit: float) -> Ended:
+        out = Path(arguments[arguments.index("--out") + 1])
+        self.calls.append((out.stem, limit))
+        self.now += 100
+        found = json.loads(out.read_text()) if out.exists() else {"rows": []}
+        found["rows"] = (found["rows"] + [{}] * self.rows[out.stem])[:4]
+        found["complete"] = len(found["rows"]) == 4
+        log.write_text("said")
+        if found["rows"]:
+            out.write_text(json.dumps(found))
+        return Ended(0 if found["complete"] else None, 100.0)
+
+    def run(self, folder: Path, seconds: float) -> int:
+        jobs = [Job(name, ("load",), 300.0) for name in self.rows]
+        return run_all(
+            folder, seconds, folder / "all.tar.gz", [], LINES.append, jobs, self.start, lambda: self.now
+        )  # fmt: skip
+
+
+def test_jobs_take_turns_and_one_that_comes_to_nothing_is_left(tmp_path: Path) -> None:
+    machine = Machine({"half": 2, "whole": 4, "never": 0})
+    assert machine.run(tmp_path, 1e6) == 1
+    assert [name for name, _ in machine.calls] == ["half", "whole", "never", "half", "never"]
+    assert "but for never" in LINES[-1]
+    with tarfile.open(tmp_path / "all.tar.gz") as packed:
+        names = {Path(name).name for name in packed.getnames()}
+    assert names == {"half.json", "whole.json", "half.log", "whole.log", "never.log", "all.json"}
+
+
+def test_a_call_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
+    machine = Machine({"first": 4, "second": 4})
+    assert machine.run(tmp_path, 130.0) == 75
+    assert machine.calls == [("first", 130.0)]
+    assert machine.run(tmp_path, 590.0) == 0
+    assert machine.calls[1:] == [("second", 315.0)]
+
+
+# Every measurement
+
+ABOUT = {"host": {"gpu": None}, "versions": {"torch": "t", "cuda": "c", "triton": "t"}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("part", "model", "figure"),
+    [
+        ("kernels", "qwen3-0.6b", "us"),
+        ("load", "qwen3-0.6b", "tokens_per_s"),
+        ("ttft", "llama-8b", "ttft_ms"),
+        ("ablation", "qwen3-0.6b", "gain_median"),
+    ],
+)
+def test_a_part_runs(folder: Path, part: str, model: str, figure: str) -> None:
+    out = folder / f"{part}.json"
+    given = argparse.Namespace(
+        command=part, out=out, model=[model], seconds=1e6, interpret=True, folder=folder, tensor_parallel_size=1
+    )
+    assert measure(given, ABOUT, LINES.append)
+    report = json.loads(out.read_text())
+    assert report["complete"]
+    assert [row.get("why") for row in report["rows"] if row["verdict"] != "ok"] == []
+    assert all(row[figure] > 0 for row in report["rows"])
+    text = markdown([report])
+    assert f"## {part}" in text
+    assert "| ≥ 30,000 tok/s | not measured |" in text

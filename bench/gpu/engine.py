@@ -171,7 +171,7 @@ def mixed_rows(rows: SampleRows, vocab: int) -> SampleRows:
     rng = np.random.default_rng(2)
 
     def adjust() -> LogitAdjust:
-        prompt, output, banned = (rng.integers(0, vocab, size).astype(np.int32) for size in (20, 30, 2))
+        prompt, output, banned = (rng.integers(0, vocab, size).astype(np.int32) for size in (9, 12, 2))
         return LogitAdjust(prompt, output, 0.3, 0.2, 1.2, banned)
 
     return replace(

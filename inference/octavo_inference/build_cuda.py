@@ -133,13 +133,13 @@ class Needs:
     margin: int
 
     def working(self, rows: int, tokens: int) -> int:
-        """Buffers, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
+        """Buffers, row table, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
         config = self.config
         limits = limits_of(self.device, tokens, rows, self.longest, self.block_size)
         ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
         return (
             shapes_bytes(buffer_shapes(config, limits, self.dtype))
-            + sampler_bytes(vocab=config.vocab, max_rows=rows, max_model_len=self.longest, max_logprobs=MAX_LOGPROBS)
+            + sampler_bytes(vocab=config.vocab, max_rows=rows, max_logprobs=MAX_LOGPROBS)
             + pieces(self.block) * self.block
             + sum(4 * self.longest * rope.dim for rope in ropes)
         )

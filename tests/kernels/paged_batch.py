@@ -27,6 +27,8 @@ class Paged:
     block_table: Tensor
     query_start: Tensor
     seq_len: Tensor
+    row: Tensor | None = None
+    """Of the block table, for each sequence; None: they are in order."""
     keys: list[Tensor] = field(default_factory=list)
     """What attention should see of each sequence: [length, kv_heads, dim], as stored."""
     values: list[Tensor] = field(default_factory=list)
@@ -108,6 +110,7 @@ def run(
         batch.q,
         *batch.pool.layer(0),
         batch.block_table,
+        torch.arange(len(batch.seq_len), dtype=torch.int32) if batch.row is None else batch.row,
         batch.query_start,
         batch.seq_len,
         out,

@@ -57,6 +57,16 @@ def test_ragged_batch(record: Record, heads: int, kv_heads: int, dim: int, block
     compare(record, batch, f"{heads}/{kv_heads}x{dim}, block {block}", tile=tile)
 
 
+def test_sequences_lie_in_any_row_of_the_table(record: Record) -> None:
+    batch = make(lengths(16), 4, 2, 64, padding=2)
+    count = len(batch.seq_len)
+    batch.row = torch.randperm(count + 3, generator=torch.Generator().manual_seed(1))[:count].to(torch.int32)
+    table = torch.full((count + 3, batch.block_table.shape[1]), 2**31 - 1, dtype=torch.int32)
+    table[batch.row.long()] = batch.block_table
+    batch.block_table = table
+    compare(record, batch, "4/2x64, rows in any order", tile=SMALL)
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "block", "segments"),
     [(9, 3, 64, 32, 4), (14, 2, 256, 16, 2), (32, 8, 128, 32, 2), (4, 4, 96, 16, 4), (8, 1, 80, 16, 8)],
@@ -148,7 +158,8 @@ def test_blocks_behind_two_to_the_31_elements(record: Record) -> None:
     rope_store(qkv, positions, last * 16 + positions.long(), None, None, None, 1e-5, q, kv, scales)
     table = torch.tensor([[last]], dtype=torch.int32)
     start, length = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
-    attend(q, kv, scales, table, start, length, out, scale=0.2, tile=SMALL)
+    row = torch.zeros(1, dtype=torch.int32)
+    attend(q, kv, scales, table, row, start, length, out, scale=0.2, tile=SMALL)
     q, k, v = qkv.view(2, 3, dim).unbind(1)
     weight = torch.softmax((q @ k.T * 0.2).masked_fill(torch.tensor([[False, True], [False, False]]), -torch.inf), -1)
     # A stored value is off by half a step of largest / 127 at most, and so is a score by a few hundredths.

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.ops.cuda.sampling import Sampler
 from octavo_inference.ops.sampling import adjust_logits, sample
 from octavo_inference.ops.triton.bitmask import apply_bitmask
 from octavo_inference.ops.triton.penalties import penalize
 from octavo_inference.run.batch import LogitAdjust, SampleRows
+
+from .chooser import Chooser
 
 
 def adjustment(
@@ -45,38 +46,48 @@ def test_penalize(vocab: int, record: Callable[..., None]) -> None:
         4: adjustment([], [], [1, 1, 3]),
         1: adjustment([1, 2], [3], [3], presence=-1.0),
     }
-    headers, ids = [], []
+    headers, banned = [], []
+    history = np.full((9, 2600), -1, np.int32)  # what is not numbers counts for nothing
     for row, a in given.items():
-        starts = np.cumsum([len(ids), len(a.prompt), len(a.output), len(a.banned)])
+        said = [*a.prompt, -1, *a.output]
+        history[row + 4, 3 : 3 + len(said)] = said
+        starts = 3 + np.cumsum([0, len(a.prompt), 1 + len(a.output)])
         factors = np.array([a.repetition_penalty, a.frequency_penalty, a.presence_penalty], np.float32)
-        headers.append([row, *starts, *factors.view(np.int32)])
-        ids += [*a.prompt, *a.output, *a.banned]
+        ends = len(banned), len(banned) + len(a.banned)
+        headers.append([row, row + 4, *starts, *ends, *factors.view(np.int32)])
+        banned += [*a.banned]
     expected = [adjust_logits(logits[i], given[i]) if i in given else logits[i] for i in range(5)]
     changed, counts = torch.from_numpy(logits.copy()), torch.zeros(6, vocab, dtype=torch.int32)
-    penalize(changed, torch.tensor(headers, dtype=torch.int32), torch.tensor(ids, dtype=torch.int32), counts)
+    penalize(
+        changed,
+        torch.tensor(headers, dtype=torch.int32),
+        torch.from_numpy(history),
+        torch.tensor(banned, dtype=torch.int32),
+        counts,
+    )
     np.testing.assert_array_equal(changed.numpy(), np.stack(expected))
     assert not counts.any(), "scratch is clean for the next batch"
     record("penalize", (4, vocab), torch.float32, 0.0)
 
 
-@pytest.mark.parametrize("max_model_len", [8, 10_000])
-def test_any_number_of_penalized_rows(max_model_len: int) -> None:
-    """More than one group of them, by their number and by the length of their histories."""
+@pytest.mark.parametrize("bans", [3, 9])
+def test_any_number_of_penalized_rows(bans: int) -> None:
+    """More than one group of them, by their number and by what they ban."""
     vocab, count = 32, 40
     random = np.random.default_rng(0)
     logits = random.standard_normal((count, vocab)).astype(np.float32)
     greedy = SampleRows.greedy(np.arange(count, dtype=np.int32), np.zeros(count, np.int32))
     for i in range(count):
-        likely = np.argsort(-logits[i])[:6]
+        likely = np.argsort(-logits[i])[:9]
         kinds = [
             None,
             adjustment(likely[:2], likely[2:4], [int(likely[5])], repetition=50.0),
-            adjustment([], [], likely[:3]),
+            adjustment([], [], likely[:bans]),
         ]
         greedy.adjust[i] = kinds[min(i % 7, 2)]
-    chooser = Sampler(torch.device("cpu"), vocab=vocab, max_rows=count, max_model_len=max_model_len, max_logprobs=0)
+    chooser = Chooser(vocab, count, max_logprobs=0)
     for _ in range(2):  # the second batch finds the scratch as the first did
-        found = chooser.sample(torch.from_numpy(logits.copy()), greedy)
+        found = chooser.sample(logits, greedy)
         assert found.tokens.tolist() == sample(logits, greedy).tokens.tolist()
 
 

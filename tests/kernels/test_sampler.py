@@ -13,13 +13,14 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_inference.ops.cuda.sampling import Sampler, sampler_bytes
+from octavo_inference.ops.cuda.sampling import sampler_bytes
 from octavo_inference.ops.sampling import sample
 from octavo_inference.ops.triton.passes import first_past
 from octavo_inference.ops.triton.sample import choose, edge
-from octavo_inference.run.batch import Float32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.run.batch import SAMPLING, Float32, LogitAdjust, SampleRows, StepResult
 
-CPU = torch.device("cpu")
+from .chooser import Chooser
+
 INF = float("inf")
 
 
@@ -54,14 +55,11 @@ def sample_rows(rows: list[Row]) -> SampleRows:
     )
 
 
-def sampler(vocab: int, rows: int, max_model_len: int = 64) -> Sampler:
-    return Sampler(CPU, vocab=vocab, max_rows=rows, max_model_len=max_model_len, max_logprobs=20)
-
-
 def both(logits: Float32, rows: list[Row]) -> tuple[StepResult, StepResult]:
     """What the kernels choose, and what the rule does."""
     given = sample_rows(rows)
-    found = sampler(logits.shape[1], len(rows)).sample(torch.from_numpy(logits.copy()), given)
+    positions = int(given.position.max(initial=0)) + 1
+    found = Chooser(logits.shape[1], len(rows), positions).sample(logits, given)
     return found, sample(logits, given)
 
 
@@ -85,7 +83,7 @@ row_strategy = st.builds(
     top_k=st.sampled_from([0, 0, 1, 2, 7, 40, 5000]),
     min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0, width=32)),
     seed=st.integers(0, 2**64 - 1),
-    position=st.integers(0, 2**31 - 1),
+    position=st.integers(0, 9000),
 )
 
 
@@ -141,12 +139,16 @@ def test_a_vocabulary_of_several_tiles(kind: str, record: Callable[..., None]) -
     limits = [Row(temperature=0), Row(), Row(top_p=0.0), Row(top_k=9, top_p=0.8), Row(top_p=0.9), Row(top_k=2)]
     rows = sample_rows([replace(limit, seed=i) for i, limit in enumerate(limits)])
     logits = np.tile(row, (len(limits), 1))
-    names = ("position", "temperature", "top_p", "top_k", "min_p")
-    columns = {name: torch.from_numpy(getattr(rows, name)) for name in names}
+    table = Chooser(99, len(limits), positions=1)
+    table.sample(logits, rows)
+    table = table.rows.table
+    assert table.sampling.shape == (len(limits) + 1, len(SAMPLING))
     tokens, scratch = torch.empty(len(limits), dtype=torch.int32), torch.empty(logits.shape)
-    seed = torch.from_numpy(rows.seed.view(np.int64))
-    choose(torch.from_numpy(logits), scratch, tokens, seed=seed, tile=32, **columns)
+    row = torch.arange(len(limits), dtype=torch.int32)
+    at = {"row": row, "position": torch.zeros_like(row), "sampling": table.sampling, "history": table.tokens}
+    choose(torch.from_numpy(logits), scratch, tokens, tile=32, **at)
     assert tokens.tolist() == sample(logits, rows).tokens.tolist()
+    assert table.tokens[:-1, 0].tolist() == tokens.tolist(), "written into the row table, too"
     record("sample: tokens that differ", f"{logits.shape} in tiles of 32", torch.float32, 0.0)
 
 
@@ -199,19 +201,18 @@ def test_draws_follow_the_distribution(record: Callable[..., None]) -> None:
     """Chi-square of one seed's draws over positions, at a level of one in 10,000."""
     draws = 150
     logits = np.tile(np.log(np.array([0.3, 0.05, 0.25, 0.1, 0.3], np.float32)), (draws, 1))
-    found = sampler(5, draws).sample(
-        torch.from_numpy(logits), sample_rows([Row(seed=7, position=i) for i in range(draws)])
-    )
+    rows = sample_rows([Row(seed=7, position=i) for i in range(draws)])
+    found = Chooser(5, draws, positions=draws).sample(logits, rows)
     shares, expected = np.bincount(found.tokens, minlength=5) / draws, np.array([0.3, 0.05, 0.25, 0.1, 0.3])
     assert draws * ((shares - expected) ** 2 / expected).sum() < 23.5  # 4 degrees of freedom
     record("sample: shares of tokens", f"{draws} draws", torch.float32, float(np.abs(shares - expected).max()))
 
 
 def test_a_batch_can_be_launched_before_the_one_before_is_collected() -> None:
-    chooser = sampler(32, 4)
+    chooser = Chooser(32, 4)
     logits = [logits_of("normal", 32, seed)[None] for seed in (1, 2)]
     rows = sample_rows([Row(temperature=0, logprobs=2)])
-    launched = [chooser.launch(torch.from_numpy(values.copy()), rows) for values in logits]
+    launched = [chooser.launch(values, rows) for values in logits]
     for values, batch in zip(logits, launched, strict=True):
         expected, found = sample(values, rows), batch.collect()
         assert found.tokens.tolist() == expected.tokens.tolist()
@@ -223,12 +224,11 @@ def test_a_batch_can_be_launched_before_the_one_before_is_collected() -> None:
 
 
 def test_no_rows() -> None:
-    found = sampler(32, 4).sample(torch.empty(0, 32), sample_rows([]))
+    found = Chooser(32, 4).sample(np.empty((0, 32), np.float32), sample_rows([]))
     assert found.tokens.tolist() == []
     assert found.top == []
 
 
 def test_memory_is_what_was_said() -> None:
-    chooser = sampler(99, 5, max_model_len=1000)
-    held = [value for value in vars(chooser).values() if isinstance(value, torch.Tensor)]
-    assert sum(t.nbytes for t in held) == sampler_bytes(vocab=99, max_rows=5, max_model_len=1000, max_logprobs=20)
+    held = [value for value in vars(Chooser(99, 5).sampler).values() if isinstance(value, torch.Tensor)]
+    assert sum(t.nbytes for t in held) == sampler_bytes(vocab=99, max_rows=5, max_logprobs=20)

@@ -82,11 +82,13 @@ def attention(shape: Attention, place: Place) -> Trial:
         )  # fmt: skip
         sizes = {"tokens": tokens, "heads": shape.heads, "head_dim": shape.dim, "segments": segments}
         partial = partial_views(place.empty(partial_size(**sizes), dtype=torch.float32), **sizes)
-    on_device = table.to(place.device)
+    # Sequences lie in any row of the table.
+    order = torch.randperm(sequences)
+    on_device, row = table[order].to(place.device), order.argsort().to(torch.int32).to(place.device)
 
     def launch() -> None:
         attend(
-            q, kv, scales, on_device, query_start, seq_len, out, scale=shape.dim**-0.5, window=shape.window,
+            q, kv, scales, on_device, row, query_start, seq_len, out, scale=shape.dim**-0.5, window=shape.window,
             softcap=shape.softcap, sinks=sinks, tree=tree, positions=positions, partial=partial,
         )  # fmt: skip
 

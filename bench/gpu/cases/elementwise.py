@@ -14,6 +14,7 @@ from octavo_inference.ops.triton.activation import gated
 from octavo_inference.ops.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
 from octavo_inference.ops.triton.prepare import prepare
+from octavo_inference.ops.triton.rows import LONGEST, write_rows
 
 EPS = 1e-5
 Prepare = Callable[[Place], Trial]
@@ -89,20 +90,45 @@ def batch_prepared(sequences: int) -> Prepare:
         at = torch.tensor(positions)
         slots = table[owner, at // size].long() * size + at % size
         padding = 9
-        found_positions = place.empty(len(at) + padding, dtype=torch.int32)
+        history = torch.randint(-1, 9, (count, max(lengths)), dtype=torch.int32)
+        words = history[owner, at].clamp(min=0)
+        found = [place.empty(len(at) + padding, dtype=torch.int32) for _ in range(2)]
         found_slots = place.empty(len(at) + padding, dtype=torch.int64)
+        row = place.ints(range(count))
         query_start, seq_len, blocks = place.ints(starts), place.ints(lengths), table.to(place.device)
+        known = history.to(place.device)
         return Trial(
-            lambda: prepare(query_start, seq_len, blocks, size, found_positions, found_slots),
+            lambda: prepare(row, query_start, seq_len, known, blocks, size, *found, found_slots),
             lambda: [
-                (found_positions, torch.cat([at, torch.zeros(padding, dtype=torch.int64)])),
+                (found[0], torch.cat([words, torch.zeros(padding, dtype=torch.int32)])),
+                (found[1], torch.cat([at, torch.zeros(padding, dtype=torch.int64)])),
                 (found_slots, torch.cat([slots, torch.full((padding,), -1)])),
             ],
             0.0,
-            size_of(query_start, seq_len, blocks, found_positions, found_slots),
+            size_of(query_start, seq_len, blocks, *found, found_slots),
         )
 
     return case
+
+
+def rows_written(place: Place) -> Trial:
+    """Changes of a row table: one block each for many sequences, and some prompts in pieces."""
+    rows, width = place.pick(256, 4), place.pick(4096, 1500)
+    table = torch.randint(0, 99, (rows * width,), dtype=torch.int32)
+    lengths = [1] * (rows - 2) + [LONGEST, 7]
+    starts = [sum(lengths[:i]) for i in range(rows)]
+    places = [i * width + 13 * i % (width - LONGEST) for i in range(rows)]
+    runs = place.ints(
+        [n for at, start, size in zip(places, starts, lengths, strict=True) for n in (at, 0, start, size)]
+    )
+    values = torch.randint(100, 200, (sum(lengths),), dtype=torch.int32)
+    expected = table.clone()
+    for at, start, size in zip(places, starts, lengths, strict=True):
+        expected[at : at + size] = values[start : start + size]
+    found, given = table.to(place.device), values.to(place.device)
+    return Trial(
+        lambda: write_rows(found, runs.view(rows, 4), given), lambda: [(found, expected)], 0.0, 2 * size_of(values)
+    )
 
 
 def moved_blocks(kind: Literal["copy", "gather", "scatter"], dtype: torch.dtype) -> Prepare:
@@ -155,6 +181,7 @@ CASES = [
         for kind, width in (("silu", 1536), ("silu", 14336), ("gelu_tanh", 9216))
     ),
     *(Case("prepare", f"B={count}", batch_prepared(count), quick=count == 256) for count in (1, 32, 256)),
+    Case("write_rows", "256 sequences", rows_written, quick=True),
     *(
         Case(
             f"{kind}_blocks",

@@ -45,19 +45,17 @@ def chosen(kind: str) -> Prepare:
         rows, vocab = sizes(place)
         logits = logits_at(place)
         settings = [KINDS[kind][i % len(KINDS[kind])] for i in range(rows)]
-        columns = [place.ints([row[i] for row in settings], torch.float32) for i in (0, 1, 3)]
-        seeds, positions = [977 * i + 5 for i in range(rows)], list(range(10, 10 + rows))
+        seeds, positions = [977 * i + 5 for i in range(rows)], [i % 11 for i in range(rows)]
         tokens, weights = place.empty(rows, dtype=torch.int32), place.empty(rows, vocab, dtype=torch.float32)
-        position, seed, top_k = (
-            place.ints(positions),
-            place.ints(seeds, torch.int64),
-            place.ints([r[2] for r in settings]),
-        )
+        floats = np.array(settings, np.float32).view(np.int32)
+        columns = [(seeds[i], 0, *floats[i, :2], settings[i][2], floats[i, 3]) for i in range(rows)]
+        sampling = torch.tensor(np.array(columns[::-1], np.int32), device=place.device)
+        row, position = place.ints(range(rows - 1, -1, -1)), place.ints(positions)
+        history = place.empty(rows, 11, dtype=torch.int32)
 
         def launch() -> None:
             choose(
-                logits, weights, tokens, position=position, seed=seed, temperature=columns[0], top_p=columns[1],
-                top_k=top_k, min_p=columns[2],
+                logits, weights, tokens, row=row, position=position, sampling=sampling, history=history,
             )  # fmt: skip
 
         def pairs() -> list[Pair]:
@@ -65,7 +63,8 @@ def chosen(kind: str) -> Prepare:
                 rule.choose(row, temperature=t, top_p=p, top_k=k, min_p=m, u=rule.uniform(seeds[i], positions[i]))
                 for i, (row, (t, p, k, m)) in enumerate(zip(logits.cpu().numpy()[:-1], settings[:-1], strict=True))
             ]
-            return [(tokens, torch.tensor([*expected, -1], dtype=torch.int32))]
+            written = history[row.long(), position.long()]
+            return [(found, torch.tensor([*expected, -1], dtype=torch.int32)) for found in (tokens, written)]
 
         # A GPU's exponential differs from numpy's in its last bit, which moves a draw once in many thousand rows.
         return Trial(launch, pairs, 0.0 if place.tiny or kind == "greedy" else 1 / ROWS, size_of(logits))
@@ -106,21 +105,18 @@ def penalized(place: Place) -> Trial:
                     rng.integers(0, vocab, 3).astype(np.int32))
         for _ in range(rows)
     ]  # fmt: skip
-    ids = np.concatenate([part for a in adjusts for part in (a.prompt, a.output, a.banned)])
+    history = torch.tensor(np.stack([np.concatenate([a.prompt, a.output]) for a in adjusts]), device=place.device)
+    banned = torch.tensor(np.concatenate([a.banned for a in adjusts]), device=place.device)
     factors = np.array([1.1, 0.1, 0.2], np.float32).view(np.int32).tolist()
-    starts = [(2 * count + 3) * row for row in range(rows + 1)]
-    header = [
-        [row, starts[row], starts[row] + count, starts[row] + 2 * count, starts[row + 1], *factors]
-        for row in range(rows)
-    ]
-    headers, history = torch.tensor(header, dtype=torch.int32, device=place.device), place.ints(ids.tolist())
+    header = [[row, row, 0, count, 2 * count, 3 * row, 3 * row + 3, *factors] for row in range(rows)]
+    headers = torch.tensor(header, dtype=torch.int32, device=place.device)
     counts = torch.zeros((rows, vocab), dtype=torch.int32, device=place.device)
 
     def pairs() -> list[Pair]:
         expected = [rule.adjust_logits(row, adjust) for row, adjust in zip(before.numpy(), adjusts, strict=True)]
         return [(logits, torch.from_numpy(np.stack(expected))), (counts, torch.zeros_like(counts))]
 
-    return Trial(lambda: penalize(logits, headers, history, counts), pairs, 1e-6, 3 * 4 * history.numel())
+    return Trial(lambda: penalize(logits, headers, history, banned, counts), pairs, 1e-6, 3 * 4 * history.numel())
 
 
 def masked(place: Place) -> Trial:

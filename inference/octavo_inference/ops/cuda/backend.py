@@ -1,4 +1,4 @@
-"""The CUDA backend: `Decoder` and `Sampler` behind the protocol that all backends share.
+"""The CUDA backend: row table, `Decoder` and `Sampler` behind the protocol of backends that keep the row table.
 
 Under TRITON_INTERPRET=1 the same code runs on the CPU, its kernels interpreted one program after the other: slow, and
 the proof that everything but the speed is right.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,18 +21,20 @@ from octavo_inference.errors import ModelError, SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Weights
+from octavo_inference.ops.cuda.batches import as_rows
 from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
 from octavo_inference.ops.cuda.decoder import Decoder
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted, watched
-from octavo_inference.ops.cuda.inputs import Stage
+from octavo_inference.ops.cuda.inputs import Size, Stage
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import allocate_pool
 from octavo_inference.ops.cuda.rehearsal import rehearsal
-from octavo_inference.ops.cuda.sampling import Sampler
+from octavo_inference.ops.cuda.rows import DeviceRows
+from octavo_inference.ops.cuda.sampling import Chosen, Sampler
 from octavo_inference.ops.cuda.transfer import Transfer
 from octavo_inference.ops.cuda.upload import upload
 from octavo_inference.ops.triton.blocks import copy_blocks
-from octavo_inference.run.batch import Batch, Float32, StepResult
+from octavo_inference.run.batch import Batch, Float32, RowStep, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +43,25 @@ _LARGEST_HEAD = 256
 _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
-class CudaBackend:
-    """`Backend` on one GPU. All its memory is allocated when it is made."""
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way, of a backend that `check`s its device after an error."""
 
-    def __init__(self, device: Device, decoder: Decoder, sampler: Sampler, failpoints: Failpoints) -> None:
+    chosen: Chosen
+    check: Callable[[], None]
+
+    def collect(self) -> StepResult:
+        """Wait for it. Raises `DeviceLostError` when the GPU is gone."""
+        with watched(self.check):
+            return self.chosen.collect()
+
+
+class CudaBackend:
+    """`RowBackend` on one GPU. All its memory is allocated when it is made."""
+
+    def __init__(
+        self, device: Device, decoder: Decoder, rows: DeviceRows, sampler: Sampler, failpoints: Failpoints
+    ) -> None:
         kind = f", {decoder.pool.data.dtype} KV".replace("torch.", "")
         self.name = f"cuda ({device.name}{kind})"
         self.block_size = decoder.limits.block_size
@@ -52,8 +70,9 @@ class CudaBackend:
         self._device = device.torch
         self._failpoints = failpoints
         self._decoder = decoder
+        self._rows = rows
         self._sampler = sampler
-        self._stage = Stage(decoder.buffers["inputs"])
+        self._stage = Stage(decoder.buffers["inputs"], decoder.limits)
         self._transfer = Transfer(decoder.pool)
 
     @classmethod
@@ -88,6 +107,8 @@ class CudaBackend:
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
+        buffers = allocate(buffer_shapes(config, limits, dtype), device.torch)
+        rows = DeviceRows(buffers["table"], buffers["changes"], limits)
         decoder = Decoder(
             config,
             upload(config, weights, device=device.torch, dtype=dtype, quantization=quantization, progress=progress),
@@ -101,38 +122,49 @@ class CudaBackend:
                 device=device.torch,
             ),
             tuple(None if rope is None else tables[rope] for rope in map(config.rope, range(config.layers))),
-            allocate(buffer_shapes(config, limits, dtype), device.torch),
+            buffers,
+            rows.table,
             limits,
             group,
         )
-        sampler = Sampler(
-            device.torch,
-            vocab=config.vocab,
-            max_rows=max_running,
-            max_model_len=max_model_len,
-            max_logprobs=MAX_LOGPROBS,
-        )
-        return cls(device, decoder, sampler, failpoints or Failpoints(""))
+        sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
+        return cls(device, decoder, rows, sampler, failpoints or Failpoints(""))
 
     def warm_up(self) -> None:
         """Have all kernels compiled and loaded: the first requests are not to wait for that."""
-        with watched(self._synchronize):
-            for batch in rehearsal(self._decoder.limits):
-                self._sampler.sample(self._decoder.forward(self._stage.load(batch)), batch.sample)
+        for batch in rehearsal(self._decoder.limits):
+            self.step(batch)
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
 
-    def step(self, batch: Batch) -> StepResult:
-        """Run the model over the batch, store K and V, sample. Raises `DeviceLostError` when the GPU is gone."""
+    def launch(self, step: RowStep) -> Launched:
+        """Start a step; the ones before it are computed first. Raises `DeviceLostError` when the GPU is gone."""
         with watched(self._synchronize):
             self._failpoints.hit("gpu.step")
-            return self._sampler.sample(self._decoder.forward(self._stage.load(batch)), batch.sample)
+            size = self._load(step)
+            inputs = self._stage.inputs(size)
+            logits = self._decoder.forward(inputs)
+            self._sampler.penalize(logits, step.sample)
+            self._sampler.choose(logits, inputs)
+            return Launched(self._sampler.send(logits, inputs, step.sample), self._synchronize)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model over the batch, store K and V, sample. Raises `DeviceLostError` when the GPU is gone.
+
+        The batch is written into the row table from its first row on: not for beside an engine that launches steps.
+        """
+        return self.launch(as_rows(batch)).collect()
 
     def logits(self, batch: Batch) -> Float32:
-        """The step without sampling: logits [R, vocab] of the sample rows."""
+        """The step without sampling: logits [R, vocab] of the sample rows. Overwrites rows as `step` does."""
         with watched(self._synchronize):
-            logits: Float32 = self._decoder.forward(self._stage.load(batch)).cpu().numpy().copy()
+            inputs = self._stage.inputs(self._load(as_rows(batch)))
+            logits: Float32 = self._decoder.forward(inputs).cpu().numpy().copy()
             return logits
+
+    def idle(self) -> bool:
+        """Nothing is prepared in idle moments."""
+        return False
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
@@ -162,6 +194,12 @@ class CudaBackend:
         """Copy rows of what `to_host` gave back into as many blocks."""
         with watched(self._synchronize):
             self._transfer.from_host(saved, blocks)
+
+    def _load(self, step: RowStep) -> Size:
+        self._rows.apply(step.changes)
+        size = Size(len(step.row), int(step.query_start[-1]), len(step.sample.row))
+        self._stage.load(step, size)
+        return size
 
     def _synchronize(self) -> None:
         self._failpoints.hit("gpu.sync")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,12 @@ from octavo_inference.dist.group import gathered_size
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.ops.triton.reduce import partial_size
 from octavo_inference.ops.triton.tiles import segments_for
+from octavo_inference.run.batch import SAMPLING
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+CHANGES = 1 << 16
+"""Integers of the row table that are sent to the device at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,10 @@ def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype) -> Sh
     attended = config.heads * config.head_dim
     qkv = attended + 2 * config.kv_heads * config.head_dim
     return {
-        "inputs": ((inputs_size(limits),), torch.int32),
+        "table": ((_end(table_places(limits), limits.rows + 1),), torch.int32),
+        "changes": ((CHANGES,), torch.int32),
+        "inputs": ((_end(input_places(limits), 1),), torch.int32),
+        "tokens": ((tokens,), torch.int32),
         "positions": ((tokens,), torch.int32),
         "slots": ((tokens,), torch.int64),
         "residual": ((tokens, config.hidden), torch.float32),
@@ -67,10 +75,16 @@ def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype) -> Sh
     }
 
 
-def inputs_size(limits: Limits) -> int:
-    """Integers that a step is told: tokens, query starts, lengths, sample rows and block tables."""
-    parts = (limits.tokens, limits.rows + 1, limits.rows, limits.rows, limits.rows * limits.columns)
-    return sum(map(aligned, parts))
+def table_places(limits: Limits) -> dict[str, tuple[int, int]]:
+    """Where in its buffer each part of the row table begins, and how wide its rows are: one more than there may be."""
+    widths = {"tokens": limits.positions, "blocks": limits.columns, "sampling": len(SAMPLING)}
+    return _places(widths, limits.rows + 1)
+
+
+def input_places(limits: Limits) -> dict[str, tuple[int, int]]:
+    """Where in its buffer each of a step's inputs begins, and how many integers it may have (see `inputs.Inputs`)."""
+    names = ("row", "query_start", "seq_len", "query", "sample_row", "position", "logprobs")
+    return _places({name: limits.rows + (name == "query_start") for name in names}, 1)
 
 
 def aligned(size: int) -> int:
@@ -86,6 +100,15 @@ def shapes_bytes(shapes: Shapes) -> int:
 def allocate(shapes: Shapes, device: torch.device) -> dict[str, Torch]:
     """The buffers, zeroed."""
     return {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
+
+
+def _places(widths: Mapping[str, int], rows: int) -> dict[str, tuple[int, int]]:
+    starts = itertools.accumulate((aligned(rows * width) for width in widths.values()), initial=0)
+    return dict(zip(widths, zip(starts, widths.values(), strict=False), strict=True))
+
+
+def _end(places: Mapping[str, tuple[int, int]], rows: int) -> int:
+    return max(start + rows * width for start, width in places.values())
 
 
 def _partial_elements(config: ModelConfig, limits: Limits) -> int:

@@ -12,6 +12,7 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.ops.cuda.buffers import Limits
 from octavo_inference.ops.cuda.inputs import Inputs
 from octavo_inference.ops.cuda.pool import KvPool
+from octavo_inference.ops.cuda.rows import Table
 from octavo_inference.ops.cuda.upload import DeviceLayer, DeviceWeights
 from octavo_inference.ops.triton.activation import gated
 from octavo_inference.ops.triton.attention import attend
@@ -23,7 +24,7 @@ from octavo_inference.ops.triton.rope_store import rope_store
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model, or a rank's part of it (`dist.shard`), on the device with its pool and buffers.
+    """A model, or a rank's part of it (`dist.shard`), on the device with its pool, row table and buffers.
 
     `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` as `buffer_shapes` says.
     """
@@ -33,16 +34,27 @@ class Decoder:
     pool: KvPool
     ropes: tuple[Torch | None, ...]
     buffers: dict[str, Torch]
+    table: Table
     limits: Limits
     group: Group = ALONE
 
     def forward(self, inputs: Inputs) -> Torch:
         """Logits [R, vocab] in float32 of the sample rows, until the next call. K and V of all tokens are stored."""
-        config, weights, tokens = self.config, self.weights, len(inputs.tokens)
-        residual, normed = self._first("residual", tokens), self._first("normed", tokens)
-        positions, slots = self._first("positions", tokens), self._first("slots", tokens)
-        prepare(inputs.query_start, inputs.seq_len, inputs.table, self.limits.block_size, positions, slots)
-        weights.embedding(inputs.tokens, residual, scale=config.embedding_scale)
+        config, weights, count = self.config, self.weights, inputs.tokens
+        residual, normed = self._first("residual", count), self._first("normed", count)
+        tokens = self._first("tokens", count)
+        prepare(
+            inputs.row,
+            inputs.query_start,
+            inputs.seq_len,
+            self.table.tokens,
+            self.table.blocks,
+            self.limits.block_size,
+            tokens,
+            self._first("positions", count),
+            self._first("slots", count),
+        )
+        weights.embedding(tokens, residual, scale=config.embedding_scale)
         rms_norm(residual, weights.layers[0].input_norm, config.norm_eps, normed)
         for number, layer in enumerate(weights.layers):
             attended = self._attention(number, layer, normed, inputs)
@@ -50,7 +62,7 @@ class Decoder:
             mixed = self._mlp(layer, normed)
             following = weights.layers[number + 1].input_norm if number + 1 < config.layers else weights.final_norm
             self._add(residual, mixed, layer.mlp_output_norm, following, normed)
-        return self._logits(normed, inputs.rows)
+        return self._logits(normed, inputs.query)
 
     def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
         config, tokens, sequences = self.config, len(x), len(inputs.seq_len)
@@ -72,7 +84,8 @@ class Decoder:
             q,
             kv,
             scales,
-            inputs.table,
+            self.table.blocks,
+            inputs.row,
             inputs.query_start,
             inputs.seq_len,
             attended,

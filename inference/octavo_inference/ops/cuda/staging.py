@@ -1,4 +1,4 @@
-"""The one piece of host memory that weights pass through on their way to the device."""
+"""Host memory that things pass through on their way to the device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,29 @@ class Staging:
         self._copied = [torch.cuda.Event() if gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
         self._next = 0
 
-    def send(self, array: NDArray[np.generic], target: Torch) -> None:
-        """Copy the bytes of an array into a contiguous tensor as large; `array` may be changed as soon as this returns.
+    def fill(self) -> NDArray[np.uint8]:
+        """The half to fill next. Waits until what was copied from it last, two copies ago, is on the device."""
+        copied = self._copied[self._next]
+        if copied is not None:
+            copied.synchronize()
+        half: NDArray[np.uint8] = self._halves[self._next].numpy()
+        return half
+
+    def copy(self, target: Torch) -> None:
+        """Copy the front of the half that was filled into a contiguous tensor.
 
         The tensor holds the values once the device has caught up with the current stream.
         """
         half, copied = self._halves[self._next], self._copied[self._next]
         self._next = 1 - self._next
-        if copied is not None:
-            copied.synchronize()
-        staged = half[: target.nbytes]
-        np.copyto(staged.numpy().view(array.dtype).reshape(array.shape), array)
-        target.copy_(staged.view(target.dtype).view(target.shape), non_blocking=True)
+        target.copy_(half[: target.nbytes].view(target.dtype).view(target.shape), non_blocking=True)
         if copied is not None:
             copied.record()
+
+    def send(self, array: NDArray[np.generic], target: Torch) -> None:
+        """Copy the bytes of an array into a contiguous tensor as large; `array` may be changed as soon as this returns.
+
+        The tensor holds the values once the device has caught up with the current stream.
+        """
+        np.copyto(self.fill()[: target.nbytes].view(array.dtype).reshape(array.shape), array)
+        self.copy(target)

@@ -13,12 +13,12 @@ from octavo_inference.ops.triton.tiles import AttentionTile, attention_tile, dot
 
 # What differs from step to step must not choose another variant: that would compile while requests wait.
 @triton.jit(
-    do_not_specialize=["num_seqs", "table_width", "tree_width"],
-    do_not_specialize_on_alignment=["block_table", "query_start", "seq_len", "positions", "top_out", "total_out"],
+    do_not_specialize=["num_seqs", "table_stride", "tree_width"],
+    do_not_specialize_on_alignment=["positions", "top_out", "total_out"],
 )
 def _attend(
-    q, kv, scales, block_table, query_start, seq_len, sinks, tree, positions, out, acc_out, top_out, total_out,
-    scale, softcap, num_seqs, table_width, tree_width,
+    q, kv, scales, block_table, row, query_start, seq_len, sinks, tree, positions, out, acc_out, top_out, total_out,
+    scale, softcap, num_seqs, table_stride, tree_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def _attend(
         top = tl.load(sinks + head).to(tl.float32) * LOG2E
         total += tl.where(segment == 0, 1.0, 0.0)
     acc = tl.zeros([BLOCK_M, D], tl.float32)
-    table = block_table + seq.to(tl.int64) * table_width
+    table = block_table + tl.load(row + seq).to(tl.int64) * table_stride
     for tile in range(begin + segment * share, tl.minimum(begin + (segment + 1) * share, end)):
         keys = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         stored = keys < high  # what lies behind is arbitrary, NaN included, and must not be read
@@ -125,6 +125,7 @@ def attend(
     kv: Torch,
     scales: Torch | None,
     block_table: Torch,
+    row: Torch,
     query_start: Torch,
     seq_len: Torch,
     out: Torch,
@@ -141,9 +142,9 @@ def attend(
     """Attention of a step's query tokens over their sequences' keys in the pool, the step's own included.
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16); kv [num_blocks, 2, kv_heads, block_size, head_dim] and
-    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`; block_table [B, W],
-    query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` at or behind query_start[B] stay as they are;
-    sequences without query tokens are skipped, whatever their length says.
+    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`; block_table [rows, columns],
+    row [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` at or behind query_start[B]
+    stay as they are; sequences without query tokens are skipped, whatever their length says.
 
     A token sees `window` tokens, itself included (None: all before it). A softcap c bends a score x to c * tanh(x / c).
     sinks [heads]: a logit per head that takes its share of the softmax and gives nothing.
@@ -163,8 +164,8 @@ def attend(
     grid = (tokens // (tile.rows // group) + sequences, kv_heads, segments)
     acc, top, total = partial or (None, None, None)
     _attend[grid](
-        q, kv, scales, block_table, query_start, seq_len, sinks, tree, positions, out, acc, top, total,
-        scale, softcap, sequences, block_table.shape[1], 0 if tree is None else tree.shape[1],
+        q, kv, scales, block_table, row, query_start, seq_len, sinks, tree, positions, out, acc, top, total,
+        scale, softcap, sequences, block_table.stride(0), 0 if tree is None else tree.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0, SEGMENTS=segments,
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
         num_warps=tile.warps, num_stages=tile.stages,

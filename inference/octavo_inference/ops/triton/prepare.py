@@ -1,4 +1,4 @@
-"""Batch preparation: where each query token stands and where its K and V go, from what is known of the sequences."""
+"""Batch preparation: what each query token is, where it stands and where its K and V go, read from the row table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ _TILE = 128
 
 
 # What changes from step to step makes no variants of the kernel.
-@triton.jit(do_not_specialize=["sequences", "tokens", "table_stride", "steps"])
+@triton.jit(do_not_specialize=["sequences", "count", "history_stride", "table_stride", "steps"])
 def _prepare(
+    row,
     query_start,
     seq_len,
+    history,
     block_table,
+    tokens,
     positions,
     slots,
     sequences,
-    tokens,
+    count,
+    history_stride,
     table_stride,
     block_size,
     steps,
@@ -36,31 +40,48 @@ def _prepare(
     real = token < tl.load(query_start + sequences)
     end = tl.load(query_start + low + 1)
     position = tl.where(real, tl.load(seq_len + low) - (end - token), 0)
-    block = tl.load(block_table + low.to(tl.int64) * table_stride + position // block_size, mask=real, other=0)
+    own = tl.load(row + low).to(tl.int64)
+    # A token of -1 stands for logits that were no numbers; the step behind them is on its way already.
+    word = tl.maximum(tl.load(history + own * history_stride + position, mask=real, other=0), 0)
+    block = tl.load(block_table + own * table_stride + position // block_size, mask=real, other=0)
     slot = tl.where(real, block.to(tl.int64) * block_size + position % block_size, -1)
-    tl.store(positions + token, position, mask=token < tokens)
-    tl.store(slots + token, slot, mask=token < tokens)
+    tl.store(tokens + token, word, mask=token < count)
+    tl.store(positions + token, position, mask=token < count)
+    tl.store(slots + token, slot, mask=token < count)
 
 
 def prepare(
-    query_start: Torch, seq_len: Torch, block_table: Torch, block_size: int, positions: Torch, slots: Torch
+    row: Torch,
+    query_start: Torch,
+    seq_len: Torch,
+    history: Torch,
+    block_table: Torch,
+    block_size: int,
+    tokens: Torch,
+    positions: Torch,
+    slots: Torch,
 ) -> None:
-    """Find the position and the slot of each query token.
+    """Find token, position and slot of each query token.
 
-    query_start [B+1], seq_len [B] (tokens after the step) and block_table [B, W] in int32; positions [T] in int32 and
-    slots [T] in int64 (block * block_size + offset) are written. Tokens from query_start[B] on are padding: position 0,
-    slot -1. A batch has at least one sequence.
+    row [B] (of the table), query_start [B+1] and seq_len [B] (tokens after the step) in int32; history [rows,
+    positions] (tokens) and block_table [rows, columns] in int32, the row table; tokens [T] and positions [T] in int32
+    and slots [T] in int64 (block * block_size + offset) are written. Tokens from query_start[B] on are padding: token
+    and position 0, slot -1. A batch has at least one sequence.
     """
-    tokens, sequences = len(positions), len(seq_len)
-    if tokens:
-        _prepare[(triton.cdiv(tokens, _TILE),)](
+    count, sequences = len(tokens), len(seq_len)
+    if count:
+        _prepare[(triton.cdiv(count, _TILE),)](
+            row,
             query_start,
             seq_len,
+            history,
             block_table,
+            tokens,
             positions,
             slots,
             sequences,
-            tokens,
+            count,
+            history.stride(0),
             block_table.stride(0),
             block_size,
             (sequences - 1).bit_length(),

@@ -29,8 +29,8 @@ def _mix(z):
 
 @triton.jit
 def _uniform(seed, position):
-    """A float64 in [0, 1) that depends on (seed, position) alone."""
-    bits = _mix(_mix(seed.to(tl.uint64, bitcast=True)) ^ position.to(tl.uint64)) >> 11
+    """A float64 in [0, 1) that depends on (seed, position) alone; `seed` is a uint64."""
+    bits = _mix(_mix(seed) ^ position.to(tl.uint64)) >> 11
     return bits.to(tl.float64) * 1.1102230246251565e-16  # 2**-53
 
 
@@ -78,18 +78,32 @@ def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: 
 
 @triton.jit
 def _sample(
-    logits, weights, tokens, position, seed, temperature, top_p, top_k, min_p, logits_stride, vocab, TILE: tl.constexpr
+    logits,
+    weights,
+    chosen,
+    row,
+    position,
+    sampling,
+    history,
+    logits_stride,
+    sampling_stride,
+    history_stride,
+    vocab,
+    TILE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * logits_stride
-    weights += row * vocab
-    heat = tl.load(temperature + row)
+    number = tl.program_id(0).to(tl.int64)
+    logits += number * logits_stride
+    weights += number * vocab
+    own = tl.load(row + number).to(tl.int64)
+    place = tl.load(position + number)
+    sampling += own * sampling_stride  # in the order of run.batch.SAMPLING
+    heat = tl.load(sampling + 2).to(tl.float32, bitcast=True)
     peak, token = best(logits, vocab, TILE)
     if tl.abs(peak) < float("inf"):
         if heat > 0:
-            limit = tl.load(min_p + row)
-            k = tl.load(top_k + row)
-            p = tl.load(top_p + row)
+            p = tl.load(sampling + 3).to(tl.float32, bitcast=True)
+            k = tl.load(sampling + 4)
+            limit = tl.load(sampling + 5).to(tl.float32, bitcast=True)
             last_tie = vocab
             count, mass = _weigh(logits, weights, vocab, peak, heat, limit, TILE)
             tl.debug_barrier()  # other threads read the weights now
@@ -104,31 +118,31 @@ def _sample(
                 if quota < count - count_above:
                     last_tie = first_past(weights, vocab, limit, last_tie, quota - 1, True, TILE)
                     mass = mass_above + quota * share
-            goal = _uniform(tl.load(seed + row), tl.load(position + row)) * mass
-            token = first_past(weights, vocab, limit, last_tie, goal, False, TILE)
+            low = tl.load(sampling).to(tl.uint32, bitcast=True).to(tl.uint64)
+            high = tl.load(sampling + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+            token = first_past(weights, vocab, limit, last_tie, _uniform((high << 32) | low, place) * mass, False, TILE)
     else:
         token = -1
-    tl.store(tokens + row, token)
+    tl.store(chosen + number, token)
+    tl.store(history + own * history_stride + place, token)
 
 
 def choose(
     logits: Torch,
     weights: Torch,
-    tokens: Torch,
+    chosen: Torch,
     *,
+    row: Torch,
     position: Torch,
-    seed: Torch,
-    temperature: Torch,
-    top_p: Torch,
-    top_k: Torch,
-    min_p: Torch,
+    sampling: Torch,
+    history: Torch,
     tile: int | None = None,
 ) -> None:
-    """Choose a token for each row of adjusted logits.
+    """Choose a token for each row of adjusted logits, and write it into the row table.
 
-    logits [R, vocab] float32; weights [>= R, vocab] float32, scratch; tokens [R] int32, written, -1 for a row whose
-    logits are no numbers. Per row [R], as in `SampleRows`: position and top_k int32, seed int64 (the bits of the
-    unsigned), temperature, top_p and min_p float32.
+    logits [R, vocab] float32; weights [>= R, vocab] float32, scratch; chosen [R] int32, written, -1 for a row whose
+    logits are no numbers. row [R] and position [R] int32: where in history [rows, positions] int32 the token is
+    written, too (a place named twice gets one of the tokens). sampling [rows, 6] int32 as in `run.batch.SAMPLING`.
     """
     rows, vocab = logits.shape
     if rows:
@@ -136,14 +150,14 @@ def choose(
         _sample[(rows,)](
             logits,
             weights,
-            tokens,
+            chosen,
+            row,
             position,
-            seed,
-            temperature,
-            top_p,
-            top_k,
-            min_p,
+            sampling,
+            history,
             logits.stride(0),
+            sampling.stride(0),
+            history.stride(0),
             vocab,
             TILE=size,
             num_warps=max(1, size // 256),

@@ -13,6 +13,8 @@ from typing import Literal
 from octavo_inference.built import Built
 from octavo_inference.config import PROFILES, BackendName, Dtype, EngineSettings
 from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.dist.ranks import End, Ranks, end_process
+from octavo_inference.dist.shard import require_shards
 from octavo_inference.errors import DeviceError, SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.description import Description
@@ -43,18 +45,29 @@ class LoadedEngine:
     text: TextModel
     settings: EngineSettings
     memory: MemoryPlan | None
+    rank_pids: tuple[int, ...] = ()
 
 
-def load_engine(settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
-    """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault."""
-    return engine_for(settings, load_model(settings.model, native=settings.backend != "transformers"), clock)
+def load_engine(
+    settings: EngineSettings, clock: Callable[[], float] = time.monotonic, *, end: End = end_process
+) -> LoadedEngine:
+    """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault.
+
+    `end` ends this process when another one that shares its model is gone.
+    """
+    model = load_model(settings.model, native=settings.backend != "transformers")
+    return engine_for(settings, model, clock, end=end)
 
 
 def engine_for(
-    settings: EngineSettings, model: LoadedModel | ForeignModel, clock: Callable[[], float] = time.monotonic
+    settings: EngineSettings,
+    model: LoadedModel | ForeignModel,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    end: End = end_process,
 ) -> LoadedEngine:
-    """As `load_engine`, of a model that is loaded already; `settings.model` is not looked at."""
-    built = _build(settings, model)
+    """As `load_engine`, of a model that is loaded already; only other ranks look at `settings.model`."""
+    built = _build(settings, model, end)
     sizes = built.sizes
     limits = EngineLimits(
         max_model_len=sizes.max_model_len,
@@ -83,10 +96,10 @@ def engine_for(
         threads=built.threads,
         swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
     )
-    return LoadedEngine(engine, model.text, resolved, built.memory)
+    return LoadedEngine(engine, model.text, resolved, built.memory, built.rank_pids)
 
 
-def _build(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built:
+def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
     if settings.backend == "cuda" or (settings.backend == "auto" and isinstance(model, LoadedModel) and gpu_visible()):
         absent = absent_libraries()
         if absent:
@@ -95,6 +108,8 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built
                 "octavo-server-cpu, or pip install 'octavo[inference]'",
                 "device",
             )
+        if settings.tensor_parallel_size > 1:
+            return _build_spread(settings, model, end)
         from octavo_inference.build_cuda import build_cuda  # noqa: PLC0415 -- imports torch
         from octavo_inference.ops.cuda.device import find_device  # noqa: PLC0415 -- imports torch
 
@@ -110,9 +125,37 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built
         value = getattr(settings, field)
         if value != "auto":
             raise SettingsError(f"{field} {value} needs a GPU (device cuda); without one leave it at auto", field)
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"tensor_parallel_size {settings.tensor_parallel_size} needs as many GPUs (device cuda): the cores of a "
+            "CPU share its memory already; leave it at 1",
+            "tensor_parallel_size",
+        )
     if settings.overlap:
         raise SettingsError("overlap needs a GPU (device cuda): a CPU plans and computes on the same cores", "overlap")
     return _build_foreign(settings, model) if isinstance(model, ForeignModel) else _build_native(settings, model)
+
+
+def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
+    """A model over several GPUs, whose processes import what they need while this one does."""
+    size = settings.tensor_parallel_size
+    if settings.preemption == "swap":
+        raise SettingsError(
+            f"preemption swap keeps blocks of one GPU in RAM, and tensor_parallel_size {size} spreads each over more: "
+            "use recompute",
+            "preemption",
+        )
+    if isinstance(model, LoadedModel):
+        require_shards(model.config, model.weights, size)
+    ranks = Ranks(size, end)
+    try:
+        from octavo_inference.build_cuda import build_cuda  # noqa: PLC0415 -- imports torch
+        from octavo_inference.ops.cuda.device import find_device  # noqa: PLC0415 -- imports torch
+
+        return build_cuda(settings, model, find_device(count=size), ranks)
+    except BaseException:
+        ranks.close()
+        raise
 
 
 def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:

@@ -12,11 +12,17 @@ import torch
 from octavo_inference.built import Built
 from octavo_inference.config import GPU_PROFILES, EngineSettings
 from octavo_inference.core.request import MAX_LOGPROBS
+from octavo_inference.dist.group import ALONE, Group
+from octavo_inference.dist.meet import meet
+from octavo_inference.dist.parallel import TensorParallel
+from octavo_inference.dist.ranks import Ranks
+from octavo_inference.dist.shard import shard
 from octavo_inference.errors import DeviceError, SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.load import ForeignModel, LoadedModel
 from octavo_inference.model.weights import Weights
+from octavo_inference.ops.base import RowBackend
 from octavo_inference.ops.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, check, kv_type, limits_of
 from octavo_inference.ops.cuda.buffers import buffer_shapes, shapes_bytes
 from octavo_inference.ops.cuda.device import INTERPRETER, Device, require_room
@@ -26,7 +32,7 @@ from octavo_inference.ops.cuda.sampling import sampler_bytes
 from octavo_inference.ops.cuda.transfer import pieces
 from octavo_inference.ops.cuda.upload import device_bytes
 from octavo_inference.run.memory import MemoryPlan, available_memory, resident_memory
-from octavo_inference.sizes import fit
+from octavo_inference.sizes import Sizes, fit
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +44,13 @@ _ROUNDING, _MOST_ROUNDING = 0.06, 512 * 2**20
 _REPORTS = 10
 
 
-def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device) -> Built:
-    """A model on the GPU. Raises `DeviceError`, `ModelError` or `SettingsError` with what to do."""
+def build_cuda(
+    settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device, ranks: Ranks | None = None
+) -> Built:
+    """A model on the GPU, or on those of all `ranks`, of which this process is the first.
+
+    Raises `DeviceError`, `ModelError` or `SettingsError` with what to do.
+    """
     if isinstance(model, ForeignModel):
         raise SettingsError(
             f"device cuda cannot compute this model: {model.config.missing}; transformers computes it on CPUs: set "
@@ -56,13 +67,16 @@ def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel, devi
     interpreted = device.name == INTERPRETER
     if interpreted:
         log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, right and thousands of times slower")
-    config = model.config
-    check(config, device, settings.kv_dtype)
-    need = _needs(settings, model, device)
+    check(model.config, device, settings.kv_dtype)
+    group = ALONE
+    if ranks is not None:
+        group, device = meet(settings, model.config.digest, ranks)
+    config, weights = shard(model.config, model.weights, rank=0, size=group.size)
+    need = _needs(settings, config, weights, device, group)
 
     def room(rows: int, tokens: int) -> int:
         if interpreted:
-            return int(available_memory() * _INTERPRETER_SHARE)
+            return int(available_memory() * _INTERPRETER_SHARE) // group.size
         least = need.beside_pool(rows, tokens)
         require_room(device, least + 2 * need.block)
         return device.free - least
@@ -80,10 +94,38 @@ def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel, devi
         beside = need.beside_pool(sizes.max_running, sizes.max_batched_tokens)
         require_room(device, beside + sizes.kv_memory, kv_memory=settings.kv_memory)
     process = resident_memory(os.getpid())
+    if ranks is not None:
+        ranks.make(sizes)
+    backend: RowBackend = _create(settings, need, weights, sizes, group, model.text.name)
+    if ranks is not None:
+        ranks.made()
+        backend = TensorParallel(backend, ranks)
+    memory = MemoryPlan(
+        weights=need.weights,
+        kv_pool=sizes.kv_memory,
+        activations=need.working(sizes.max_running, sizes.max_batched_tokens),
+        swap=sizes.host_blocks * need.block,
+        process=process,
+        available=device.free or available_memory(),
+        device=device.name if ranks is None else f"each {device.name} of {ranks.size}",
+    )
+    return Built(backend, model.config, sizes, "cuda", settings.dtype, 1, memory, () if ranks is None else ranks.pids)
+
+
+def build_rank(settings: EngineSettings, model: LoadedModel, device: Device, group: Group, sizes: Sizes) -> CudaBackend:
+    """A rank's part of a model, for sizes that rank 0 settled. Ends its warm-up with the other ranks."""
+    config, weights = shard(model.config, model.weights, rank=group.rank, size=group.size)
+    return _create(settings, _needs(settings, config, weights, device, group), weights, sizes, group, model.text.name)
+
+
+def _create(
+    settings: EngineSettings, need: Needs, weights: Weights, sizes: Sizes, group: Group, name: str
+) -> CudaBackend:
+    device = need.device
     try:
         backend = CudaBackend.create(
-            config,
-            model.weights,
+            need.config,
+            weights,
             device=device,
             num_blocks=sizes.num_blocks,
             block_size=sizes.block_size,
@@ -93,26 +135,18 @@ def build_cuda(settings: EngineSettings, model: LoadedModel | ForeignModel, devi
             dtype=need.dtype,
             kv_dtype=settings.kv_dtype,
             quantization=need.quantization,
-            progress=_report(model.text.name),
+            progress=_report(name) if group.rank == 0 else None,
             failpoints=Failpoints.from_environment(),
+            group=group,
         )
-        if not interpreted:
+        if device.name != INTERPRETER:
             backend.warm_up()
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"the GPU's memory ran out while the model was loaded: {device.free / 2**30:.1f} GiB were free when it "
             "began, and another process has taken some since; end it (nvidia-smi lists who), or set --kv-memory"
         ) from error
-    memory = MemoryPlan(
-        weights=need.weights,
-        kv_pool=sizes.kv_memory,
-        activations=need.working(sizes.max_running, sizes.max_batched_tokens),
-        swap=sizes.host_blocks * need.block,
-        process=process,
-        available=device.free or available_memory(),
-        device=device.name,
-    )
-    return Built(backend, config, sizes, "cuda", settings.dtype, 1, memory)
+    return backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +165,12 @@ class Needs:
     weights: int
     block: int
     margin: int
+    ranks: int
 
     def working(self, rows: int, tokens: int) -> int:
         """Buffers, row table, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
         config = self.config
-        limits = limits_of(self.device, tokens, rows, self.longest, self.block_size)
+        limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
         ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
         return (
             shapes_bytes(buffer_shapes(config, limits, self.dtype))
@@ -149,12 +184,11 @@ class Needs:
         return self.weights + self.working(rows, tokens) + self.margin
 
 
-def _needs(settings: EngineSettings, model: LoadedModel, device: Device) -> Needs:
-    config = model.config
+def _needs(settings: EngineSettings, config: ModelConfig, weights: Weights, device: Device, group: Group) -> Needs:
     dtype = _dtype(settings, interpreted=device.name == INTERPRETER)
     quantization = _quantization(settings)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
-    weights = device_bytes(config, model.weights, dtype=dtype, quantization=quantization)
+    size = device_bytes(config, weights, dtype=dtype, quantization=quantization)
     block = block_bytes(
         layers=config.layers,
         kv_heads=config.kv_heads,
@@ -169,9 +203,10 @@ def _needs(settings: EngineSettings, model: LoadedModel, device: Device) -> Need
         quantization,
         block_size,
         settings.max_model_len or config.max_positions,
-        weights,
+        size,
         block,
-        device.reserve + min(int(weights * _ROUNDING), _MOST_ROUNDING),
+        device.reserve + min(int(size * _ROUNDING), _MOST_ROUNDING),
+        group.size,
     )
 
 

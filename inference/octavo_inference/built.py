@@ -22,3 +22,4 @@ class Built:
     dtype: Dtype
     threads: int
     memory: MemoryPlan | None = None
+    rank_pids: tuple[int, ...] = ()

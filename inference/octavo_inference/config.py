@@ -51,6 +51,7 @@ class EngineSettings:
     than "auto" (as the model has them) are for GPUs. `static_wait_ms` counts with static batching only,
     `swap_memory` (bytes) with preemption by swap. `prefill_slowdown` None: prompts are computed as fast as they can be,
     whoever waits. `overlap` None: the next step is launched while the last computes, where the backend can.
+    `tensor_parallel_size` is over how many GPUs the model is spread; `kv_memory` is then what each of them gives.
     """
 
     model: str = "smollm2"
@@ -68,6 +69,7 @@ class EngineSettings:
     chunked_prefill: bool = True
     prefill_slowdown: float | None = None
     overlap: bool | None = None
+    tensor_parallel_size: int = 1
     threads: int | None = None
     profile: ProfileName = "balanced"
     batching: Batching = "continuous"

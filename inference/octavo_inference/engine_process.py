@@ -18,19 +18,24 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from octavo_inference import logs
 from octavo_inference.config import PROFILES, EngineSettings
 from octavo_inference.core.blocks import PoolError
 from octavo_inference.core.request import Abort, Request, ResetCache
+from octavo_inference.dist.life import live_with
+from octavo_inference.dist.ranks import End
 from octavo_inference.engine_loop import Engine, EngineLoop, report
-from octavo_inference.errors import DeviceLostError, OctavoError
+from octavo_inference.errors import DeviceLostError, OctavoError, RankLostError
 from octavo_inference.ipc import (
     DUMP_SIGNAL,
     EXIT_CORRUPT,
     EXIT_DEVICE_LOST,
+    EXIT_RANK_LOST,
     EngineInfo,
     Failure,
     FrameReader,
@@ -43,6 +48,7 @@ from octavo_inference.settings import Settings
 from octavo_inference.timeline import Timeline
 
 _RECEIVE_BYTES = 1 << 20
+_LAST_WORDS_SECONDS = 2.0
 log = logging.getLogger("octavo.engine")
 
 Loader = Callable[[Settings], tuple[Engine, EngineInfo]]
@@ -58,6 +64,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._reader = FrameReader()
+        self._sending = threading.Lock()
 
     def receive(self, wait: float | None) -> list[bytes]:
         """Frames that have arrived, in order; at least one if need be after up to `wait` seconds, None for ever.
@@ -81,22 +88,34 @@ class Channel:
     def send(self, frame: bytes) -> None:
         """Send a whole frame; waits while the peer does not read."""
         try:
-            self._connection.sendall(frame)
+            with self._sending:
+                self._connection.sendall(frame)
         except (BrokenPipeError, ConnectionResetError):
             raise _PeerGoneError from None
 
+    def end(self, message: str, status: int) -> NoReturn:
+        """End this process from any thread, whatever the others are doing, and say why."""
+        log.error("%s", message)
+        # Another thread that sends is done in a moment, or the peer does not read anyway.
+        if self._sending.acquire(timeout=_LAST_WORDS_SECONDS):
+            with contextlib.suppress(OSError):
+                self._connection.sendall(encode_frame(Failure(message=message, status=status)))
+        os._exit(status)
 
-def serve(connection: socket.socket, load: Loader, prepare: Callable[[], object] = lambda: None) -> int:
+
+def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda: None) -> int:
     """Load what the peer asks for and run it until the peer goes. Returns the exit status.
 
     `prepare` needs no settings and runs before they come.
     """
-    channel = Channel(connection)
     try:
         prepare()
         _load_and_run(channel, load)
     except _PeerGoneError:
         return 0
+    except RankLostError as error:
+        _last_words(channel, str(error), EXIT_RANK_LOST)
+        return EXIT_RANK_LOST
     except DeviceLostError as error:
         log.exception("the GPU is lost")
         _last_words(channel, str(error), EXIT_DEVICE_LOST)
@@ -158,6 +177,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         chunked_prefill=settings.chunked_prefill,
         prefill_slowdown=settings.prefill_slowdown or PROFILES[settings.profile].prefill_slowdown,
         overlap=settings.overlap,
+        tensor_parallel_size=settings.tensor_parallel_size,
         threads=settings.threads,
         profile=settings.profile,
         batching=settings.batching,
@@ -168,14 +188,14 @@ def engine_settings(settings: Settings) -> EngineSettings:
     )
 
 
-def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
-    """The real engine; see `octavo_inference.build`."""
+def load_model(settings: Settings, end: End) -> tuple[Engine, EngineInfo]:
+    """The real engine; see `octavo_inference.build`, also for `end`."""
     logs.configure(settings.log_format)
     timeline = Timeline.of_process()
     imported = timeline.now()
     from octavo_inference.build import load_engine  # noqa: PLC0415
 
-    loaded = load_engine(engine_settings(settings))
+    loaded = load_engine(engine_settings(settings), end=end)
     # What is there now stays: the collector need not walk it again and again.
     gc.freeze()
     gc.enable()
@@ -201,12 +221,13 @@ def load_model(settings: Settings) -> tuple[Engine, EngineInfo]:
         swap_bytes=loaded.settings.swap_memory or 0,
         memory=loaded.memory,
         pid=os.getpid(),
+        rank_pids=loaded.rank_pids,
         phases=(("imports", imported), ("weights and kernels", timeline.now() - imported)),
     )
     return loaded.engine, info
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Entry point."""
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -215,7 +236,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Nothing made while loading becomes garbage, so looking for it only costs time.
     gc.disable()
-    return serve(socket.socket(fileno=int(sys.argv[1])), load_model, _prepare)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    live_with(connection)
+    channel = Channel(connection)
+    status = serve(channel, partial(load_model, end=channel.end), _prepare)
+    # Nothing is left to save, and what libraries do at the end may wait for devices and processes that are gone.
+    logging.shutdown()
+    os._exit(status)
 
 
 def _prepare() -> None:
@@ -224,4 +251,4 @@ def _prepare() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -41,3 +41,7 @@ class DeviceError(OctavoError):
 
 class DeviceLostError(DeviceError):
     """The GPU failed while in use, and every call to it fails from now on: only a new process can go on."""
+
+
+class RankLostError(DeviceLostError):
+    """A process of those that share a model is gone, or no longer does what the others do: all have to end."""

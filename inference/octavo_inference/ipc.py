@@ -18,7 +18,7 @@ from octavo_inference.run.memory import MemoryPlan
 from octavo_inference.settings import Settings
 from octavo_protocol.load import LoadReport
 
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 MAX_FRAME = 256 * 2**20
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes an engine process write the stacks of its threads to stderr, also while it hangs."""
@@ -30,6 +30,9 @@ EXIT_CORRUPT = 71
 EXIT_DEVICE_LOST = 72
 """Exit status of an engine whose GPU failed for good, and of its server: nothing it could still say would be true."""
 
+EXIT_RANK_LOST = 73
+"""Exit status of an engine that lost one of the processes it shares its model with, and of its server."""
+
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process loads."""
@@ -38,7 +41,11 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine made of the settings. Sizes in tokens or bytes; `phases` are (name, seconds)."""
+    """What the engine made of the settings. Sizes in tokens or bytes; `phases` are (name, seconds).
+
+    With a model that is spread over several GPUs, sizes in bytes are those of each, `pid` is rank 0 and `rank_pids` are
+    the others.
+    """
 
     backend: str
     max_model_len: int
@@ -60,6 +67,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     swap_bytes: int = 0
     memory: MemoryPlan | None = None
     pid: int = 0
+    rank_pids: tuple[int, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
 
 
@@ -102,7 +110,7 @@ decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 def encode_frame(message: Any) -> bytes:
     """A message with its length in front."""
     body = _encoder.encode(message)
-    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 class FrameReader:
@@ -115,13 +123,13 @@ class FrameReader:
         """Add bytes, yield the frames completed by them. Raises `ValueError` for a length no peer of ours sends."""
         self._buffer += data
         position = 0
-        while len(self._buffer) - position >= _LENGTH_BYTES:
-            size = int.from_bytes(self._buffer[position : position + _LENGTH_BYTES], "little")
+        while len(self._buffer) - position >= LENGTH_BYTES:
+            size = int.from_bytes(self._buffer[position : position + LENGTH_BYTES], "little")
             if size > MAX_FRAME:
                 raise ValueError(f"a frame of {size} bytes; the limit is {MAX_FRAME}")
-            end = position + _LENGTH_BYTES + size
+            end = position + LENGTH_BYTES + size
             if len(self._buffer) < end:
                 break
-            yield bytes(self._buffer[position + _LENGTH_BYTES : end])
+            yield bytes(self._buffer[position + LENGTH_BYTES : end])
             position = end
         del self._buffer[:position]

@@ -38,6 +38,11 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+def form() -> Literal["text", "json"]:
+    """How this process logs."""
+    return "json" if any(isinstance(h.formatter, JsonFormatter) for h in logging.root.handlers) else "text"
+
+
 def configure(form: Literal["text", "json"]) -> None:
     """Send all logging of this process to stderr in the chosen form."""
     handler = logging.StreamHandler(sys.stderr)

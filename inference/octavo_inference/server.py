@@ -230,6 +230,9 @@ def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Tim
         f" ({info.swap_bytes / 2**20:.0f} MiB)" if info.swap_bytes else "",
         info.cache_policy,
     )
+    if info.rank_pids:
+        others = ", ".join(f"{rank} (pid {pid})" for rank, pid in enumerate((info.pid, *info.rank_pids)))
+        log.info("tensor parallelism: ranks %s; sizes are those of each", others)
     memory = {part: f"{size / 2**20:,.0f} MiB" for part, size in service.memory().items()}
     if memory:
         log.info(

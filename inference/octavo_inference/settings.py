@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     chunked_prefill: bool = True
     prefill_slowdown: float | None = None
     overlap: bool | None = None
+    tensor_parallel_size: int = 1
     threads: int | None = None
     profile: Literal["latency", "balanced", "throughput"] = "balanced"
     batching: Literal["continuous", "static"] = "continuous"
@@ -256,6 +257,13 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
         "--overlap",
         action=argparse.BooleanOptionalAction,
         help="launch the next step before the tokens of the last are taken (default: on with a GPU)",
+    )
+    engine.add_argument(
+        "--tensor-parallel-size",
+        type=_whole(1, 16, "GPUs"),
+        default=d.tensor_parallel_size,
+        metavar="N",
+        help="spread the model over so many GPUs of this machine (default: 1)",
     )
     engine.add_argument(
         "--threads",

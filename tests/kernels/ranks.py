@@ -1,18 +1,23 @@
 """One decoder on several processes beside one process, kernels interpreted; test_ranks.py runs this and reads it.
 
-Usage: ranks.py SIZE NAME...: for each model of `MODELS` that is named one line, the largest error of its logits beside
-those of one process, relative to the largest logit, and how many bits differ between ranks.
+    ranks.py logits SIZE NAME...   for each model of `MODELS` that is named one line: the largest error of its logits
+                                   beside those of one process, relative to the largest logit, and how many elements
+                                   are not the same on all ranks
+    ranks.py engine NAME           what an engine gives whose backend is 2 ranks, and what it went through, as JSON
 
 Ranks are forks of this process, which has imported everything and has no threads yet.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -22,10 +27,23 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from tests.kernels.stored import stored, vector  # noqa: E402
-from tests.kernels.test_engine import BLOCK, LONGEST, Model, prompt, tiny_model, with_everything  # noqa: E402
+from tests.kernels.test_engine import (  # noqa: E402
+    BLOCK,
+    LONGEST,
+    PROMPTS,
+    Model,
+    prompt,
+    run,
+    tiny_model,
+    with_everything,
+)
 
+from octavo_inference.dist.frames import Call, encode  # noqa: E402
 from octavo_inference.dist.group import ALONE, Group, join  # noqa: E402
+from octavo_inference.dist.parallel import TensorParallel  # noqa: E402
+from octavo_inference.dist.rank import Inbox, follow  # noqa: E402
 from octavo_inference.dist.shard import shard  # noqa: E402
+from octavo_inference.failpoints import Failpoints  # noqa: E402
 from octavo_inference.model.config import ModelConfig  # noqa: E402
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights  # noqa: E402
 from octavo_inference.ops.cuda.backend import CudaBackend  # noqa: E402
@@ -80,34 +98,85 @@ def backend(model: Model, group: Group, blocks: int = 32) -> CudaBackend:
     )
 
 
-def fork(size: int) -> int:
-    """Become `size` processes; which one this is."""
+def fork(size: int) -> tuple[int, list[socket.socket]]:
+    """Become `size` processes: which one this is, and its connections to the others, of rank 0 to each."""
+    ours = []
     for rank in range(1, size):
+        connection, theirs = socket.socketpair()
         if os.fork() == 0:
-            return rank
-    return 0
+            connection.close()
+            return rank, [theirs]
+        theirs.close()
+        ours.append(connection)
+    return 0, ours
+
+
+def logits(group: Group, names: list[str]) -> None:
+    tokens = np.random.default_rng(1).integers(0, 60, 9).astype(np.int32)
+    batch = prompt(tokens, [3, 1])
+    for name in names:
+        model = MODELS[name]()
+        found = torch.from_numpy(backend(model, group).logits(batch))
+        everywhere = [torch.empty_like(found) for _ in range(group.size)]
+        torch.distributed.all_gather(everywhere, found)
+        if group.rank == 0:
+            wanted = backend(model, ALONE).logits(batch)
+            error = np.abs(found.numpy() - wanted).max() / np.abs(wanted).max()
+            print(name, error, sum(int((other != found).sum()) for other in everywhere), flush=True)
+
+
+@dataclass
+class Forked:
+    """`Ranks` that were forked."""
+
+    connections: list[socket.socket]
+    size: int
+
+    def tell(self, call: Call) -> None:
+        for connection in self.connections:
+            connection.sendall(encode(call))
+
+    def in_step(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+
+def engine(group: Group, connections: list[socket.socket], name: str) -> None:
+    """Prompts in chunks over a pool so small that some are computed again, then one that has been there before."""
+    own = backend(MODELS[name](), group, blocks=6)
+    if group.rank:
+        with contextlib.suppress(EOFError):
+            follow(own, Inbox(connections[0]), Failpoints(""))
+        return
+    runner = run(TensorParallel(own, Forked(connections, group.size)), budget=9, max_running=4)
+    runner.submit("again", PROMPTS[2], temperature=0, seed=2, max_tokens=5, ignore_eos=True)
+    runner.finish()
+    scheduler = runner.engine.scheduler
+    told = {
+        "tokens": {f"{request} {index}": tokens for (request, index), tokens in runner.tokens.items()},
+        "preemptions": scheduler.preemptions,
+        "hits": scheduler.hit_tokens,
+        "overlaps": runner.engine.overlaps,
+    }
+    print(json.dumps(told), flush=True)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    size, names = int(sys.argv[1]), sys.argv[2:]
-    tokens = np.random.default_rng(1).integers(0, 60, 11).astype(np.int32)
-    batch = prompt(tokens, [3, 1])
+    what, *given = sys.argv[1:]
+    size = int(given.pop(0)) if what == "logits" else 2
     with tempfile.TemporaryDirectory() as folder:
-        rank = fork(size)
+        rank, connections = fork(size)
         group = join(Path(folder), rank=rank, size=size, device=torch.device("cpu"))
-        for name in names:
-            model = MODELS[name]()
-            found = torch.from_numpy(backend(model, group).logits(batch))
-            everywhere = [torch.empty_like(found) for _ in range(size)]
-            torch.distributed.all_gather(everywhere, found)
-            if rank == 0:
-                wanted = backend(model, ALONE).logits(batch)
-                error = np.abs(found.numpy() - wanted).max() / np.abs(wanted).max()
-                print(name, error, sum(int((other != found).sum()) for other in everywhere), flush=True)
-        torch.distributed.barrier()
+        if what == "logits":
+            logits(group, given)
+        else:
+            engine(group, connections, given[0])
+        for connection in connections:
+            connection.close()
         if rank:
             os._exit(0)
+        for _ in range(1, size):
+            os.wait()
 
 
 if __name__ == "__main__":

@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from octavo_inference.dist.frames import Found
+from octavo_inference.dist.meet import least
 from octavo_inference.errors import DeviceError, DeviceLostError
 from octavo_inference.ops.cuda import device
-from octavo_inference.ops.cuda.device import Device, Driver, explain, judge, judge_capability, require_room, watched
+from octavo_inference.ops.cuda.device import (
+    Device,
+    Driver,
+    explain,
+    judge,
+    judge_capability,
+    judge_count,
+    require_room,
+    watched,
+)
 
 GIB = 2**30
 SOUND = Driver(status=0, version=13020, devices=1)
@@ -40,6 +51,22 @@ def test_each_thing_wrong_with_a_driver_has_its_sentence(driver: Driver | None, 
 @pytest.mark.parametrize("version", [13000, 13020, 14010])
 def test_a_driver_of_the_same_or_a_later_major_version_is_sound(version: int) -> None:
     assert judge(Driver(0, version, 1), "13.2") is None
+
+
+def test_too_few_gpus_for_a_model_are_counted() -> None:
+    sentence = "tensor_parallel_size 4 needs as many GPUs, and 2 are visible: set resources.gpu.count to 4"
+    assert str(judge_count(2, 4)).startswith(sentence)
+    assert "and 1 is visible" in str(judge_count(1, 2))
+    assert judge_count(4, 4) is None
+    assert judge_count(8, 2) is None
+
+
+def test_ranks_have_what_the_smallest_of_their_cards_has() -> None:
+    others = [Found("NVIDIA H200", 140 * GIB, 90 * GIB), Found("NVIDIA H200", 139 * GIB, 100 * GIB)]
+    device = least(h200(free=120), others)
+    assert (device.total, device.free) == (139 * GIB, 90 * GIB)
+    with pytest.raises(DeviceError, match="rank 0 has NVIDIA H200 and rank 1 has NVIDIA L4; choose one kind"):
+        least(h200(), [Found("NVIDIA L4", GIB, GIB)])
 
 
 def test_what_hides_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

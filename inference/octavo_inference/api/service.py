@@ -134,8 +134,12 @@ class Service:
 
     def memory_in_use(self) -> dict[str, int]:
         """Bytes in RAM now, by process."""
-        engine = {} if self.loaded is None else {"engine": resident_memory(self.loaded.info.pid)}
-        return {"api": resident_memory(os.getpid()), **engine}
+        found = {"api": resident_memory(os.getpid())}
+        if self.loaded is not None:
+            info = self.loaded.info
+            found["engine"] = resident_memory(info.pid)
+            found |= {f"rank-{rank}": resident_memory(pid) for rank, pid in enumerate(info.rank_pids, 1)}
+        return found
 
     @property
     def is_ready(self) -> bool:

@@ -81,4 +81,12 @@ def join(folder: Path, *, rank: int, size: int, device: torch.device) -> Group:
         timeout=_PATIENCE,
         device_id=device if backend == "nccl" else None,
     )
+    # Connections are made, and take their memory, when they are first used: short and long messages have their own.
+    for elements in (1, 1 << 20):
+        x = torch.ones(elements, device=device)
+        dist.all_reduce(x)
+        dist.all_gather_into_tensor(torch.empty(size * elements, device=device), x)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
     return Group(rank, size)

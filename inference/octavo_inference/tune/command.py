@@ -82,6 +82,11 @@ def _tune(settings: Settings, load: Load, output: Path) -> None:
         output.touch()  # minutes before there is something to write
     except OSError as error:
         raise SettingsError(f"--output: {output}: {error.strerror}", "--output") from None
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size}: tune measures models on one device; leave it out",
+            "--tensor-parallel-size",
+        )
     wishes = dataclasses.replace(engine_settings(settings), max_queued_requests=load.concurrency)
     first = load_engine(wishes)
     default = _candidate(first.settings)

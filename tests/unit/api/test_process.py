@@ -15,6 +15,7 @@ import pytest
 from octavo_inference import engine_process, ipc
 from octavo_inference.client import ProcessClient
 from octavo_inference.core.request import Abort, Request, SamplingParams
+from octavo_inference.engine_process import Channel
 from octavo_inference.errors import ModelError
 from octavo_inference.ipc import EngineInfo, FrameReader, Ready, Start, Step, decode_from_engine, encode_frame
 from octavo_inference.logs import JsonFormatter, TextFormatter
@@ -48,7 +49,7 @@ class Child:
 
     def _run(self, connection, load):
         with connection:
-            self.status = engine_process.serve(connection, load)
+            self.status = engine_process.serve(Channel(connection), load)
         self.process.kill()
 
 
@@ -167,7 +168,9 @@ async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
 def test_messages_before_the_model_is_loaded_are_not_lost(fake_engine):
     ours, theirs = socket.socketpair()
     ours.sendall(encode_frame(Start(settings=Settings())) + encode_frame([request("early")]))
-    thread = threading.Thread(target=engine_process.serve, args=(theirs, lambda _: (fake_engine, INFO)), daemon=True)
+    thread = threading.Thread(
+        target=engine_process.serve, args=(Channel(theirs), lambda _: (fake_engine, INFO)), daemon=True
+    )
     thread.start()
     found = read(ours, Step)
     ours.close()

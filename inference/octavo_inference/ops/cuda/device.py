@@ -54,14 +54,15 @@ class Driver:
     devices: int
 
 
-def find_device() -> Device:
-    """The first visible GPU, or with TRITON_INTERPRET=1 the CPU, on which kernels are then interpreted: for tests.
+def find_device(index: int = 0, *, count: int = 1) -> Device:
+    """One of `count` visible GPUs, or with TRITON_INTERPRET=1 the CPU, which then interprets kernels: for tests.
 
-    Raises `DeviceError` with one sentence for each thing that can be wrong.
+    It becomes torch's current one. Raises `DeviceError` with one sentence for each thing that can be wrong.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return Device(torch.device("cpu"), INTERPRETER, MIN_CAPABILITY, 1, 0, 0)
-    refusal = judge(_ask_driver(), torch.version.cuda)
+    driver = _ask_driver()
+    refusal = judge(driver, torch.version.cuda) or judge_count(0 if driver is None else driver.devices, count)
     if refusal:
         raise DeviceError(refusal)
     try:
@@ -69,15 +70,17 @@ def find_device() -> Device:
     except driver_stub.CompilerMissingError as error:
         raise DeviceError(str(error)) from error
     try:
-        free, total = torch.cuda.mem_get_info(0)  # makes the context
-        properties = torch.cuda.get_device_properties(0)
+        torch.cuda.set_device(index)
+        free, total = torch.cuda.mem_get_info(index)  # makes the context
+        properties = torch.cuda.get_device_properties(index)
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(explain(str(error))) from error
     capability = (properties.major, properties.minor)
     refusal = judge_capability(properties.name, capability)
     if refusal:
         raise DeviceError(refusal)
-    return Device(torch.device("cuda", 0), properties.name, capability, properties.multi_processor_count, total, free)
+    where = torch.device("cuda", index)
+    return Device(where, properties.name, capability, properties.multi_processor_count, total, free)
 
 
 def judge(driver: Driver | None, wheel: str | None) -> str | None:
@@ -108,6 +111,17 @@ def judge(driver: Driver | None, wheel: str | None) -> str | None:
     if driver.status != _SUCCESS:
         return f"the NVIDIA driver does not start (cuInit gives {driver.status}): check nvidia-smi on the node"
     return None
+
+
+def judge_count(found: int, count: int) -> str | None:
+    """Why a model cannot be spread over `count` GPUs, None when it can."""
+    if found >= count:
+        return None
+    return (
+        f"tensor_parallel_size {count} needs as many GPUs, and {found} {'is' if found == 1 else 'are'} visible: set "
+        f"resources.gpu.count to {count}, elsewhere check nvidia-smi and CUDA_VISIBLE_DEVICES, or set "
+        f"tensor_parallel_size to {found}"
+    )
 
 
 def judge_capability(name: str, capability: tuple[int, int]) -> str | None:

@@ -33,10 +33,13 @@ RESULTS = HERE.parent / "results"
 CAPABILITIES = (80, 89, 90, 100)
 PARTS = {
     "load": "nano-vllm's load through the engine: tok/s beside the ceiling, GPU idle share, step and host times",
+    "decode": "decode steps of 1 to 256 sequences against the bytes they must read, by format and context",
     "kernels": "each kernel at decode and prefill shapes: time, share of bandwidth and of FLOP/s",
     "ttft": "time to the first token against the prompt's length",
     "ablation": "one load with and without each technique, in turns",
     "timeline": "some decode steps, host and device, to be drawn",
+    "start": "from the start of octavo-server to ready, kernels compiled before or not",
+    "peer": "other engines on nano-vllm's load, where they are installed",
 }
 INCOMPLETE = 75
 """Exit status of a measurement that has more to do: call it again (sysexits' EX_TEMPFAIL)."""

@@ -41,16 +41,22 @@ JOBS = (
     Job("check", ("check", "--quick"), 300),
     Job("load-qwen3-0.6b", ("load", "--model", "qwen3-0.6b"), 240),
     Job("load-qwen3-14b", ("load", "--model", "qwen3-14b"), 240),
+    Job("decode-llama-8b", ("decode", "--model", "llama-8b"), 240),
     Job("timeline", ("timeline", "--model", "qwen3-0.6b", "llama-8b"), 180),
     Job("ablation-qwen3-0.6b", ("ablation", "--model", "qwen3-0.6b"), 240),
     Job("load-llama-8b", ("load", "--model", "llama-8b"), 180),
     Job("kernels-llama-8b", ("kernels", "--model", "llama-8b"), 240),
     Job("ttft-llama-8b", ("ttft", "--model", "llama-8b"), 180),
     Job("ablation-llama-8b", ("ablation", "--model", "llama-8b"), 240),
+    Job("start-llama-8b", ("start", "--model", "llama-8b"), 240),
     Job("kernels-qwen3-14b", ("kernels", "--model", "qwen3-14b"), 240),
     Job("ttft-qwen3-14b", ("ttft", "--model", "qwen3-14b"), 180),
     Job("kernels-qwen3-0.6b", ("kernels", "--model", "qwen3-0.6b"), 240),
     Job("ttft-qwen3-0.6b", ("ttft", "--model", "qwen3-0.6b"), 180),
+    Job("decode-qwen3-0.6b", ("decode", "--model", "qwen3-0.6b"), 240),
+    Job("decode-qwen3-14b", ("decode", "--model", "qwen3-14b"), 240),
+    Job("peer-qwen3-0.6b", ("peer", "--model", "qwen3-0.6b"), 540),
+    Job("peer-qwen3-14b", ("peer", "--model", "qwen3-14b"), 540),
 )
 
 

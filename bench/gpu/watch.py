@@ -50,10 +50,7 @@ def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()
     """
     times = Times([], [])
     backend: Any = engine.backend
-    # A backend without the row table computes when it is called, and answers then.
-    late = hasattr(backend, "launch")
-    name = "launch" if late else "step"
-    launch, turn = getattr(backend, name), engine.step
+    launch, turn = backend.launch, engine.step
     now = time.perf_counter
 
     class Watching:
@@ -79,7 +76,7 @@ def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()
         last = timer.mark()
         step = Step(len(work.seq_len), int(work.query_start[-1]), (begin, now()), first, last)
         times.steps.append(step)
-        return Watching(launched, step) if late else launched
+        return Watching(launched, step)
 
     def turning() -> Any:
         begin = now()
@@ -88,13 +85,11 @@ def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()
         times.turns.append((begin, now()))
         return outputs
 
-    setattr(backend, name, launching)
-    engine.step = turning  # type: ignore[method-assign]
+    backend.launch, engine.step = launching, turning  # type: ignore[method-assign]
     try:
         yield times
     finally:
-        setattr(backend, name, launch)
-        engine.step = turn  # type: ignore[method-assign]
+        backend.launch, engine.step = launch, turn  # type: ignore[method-assign]
 
 
 def device_spans(timer: Timer, steps: Sequence[Step]) -> list[Span]:

@@ -7,23 +7,30 @@ import json
 import sys
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "gpu"))
 
 from everything import LOST, Ended, Job, run_all
+from folders import written
 from journal import Item, Journal, opened
 from measuring import measure
+from parts import peer
+from parts.setting import Setting
 from roofline import DATA_SHEET, PUBLISHED, data_sheet, decode_bytes, load_ceiling, parameters, prefill_operations
 from serving import nano_vllm
 from shapes import LLAMA_8B, MODELS, random_weights, tiny
 from tables import markdown
+from timing import Wall
 from watch import Step, Times, host_times, idle_share, summary
 
+from octavo_inference.model.load import LoadedModel, load_model
 from octavo_inference.model.weights import dequantize
 
 LINES: list[str] = []
@@ -198,6 +205,52 @@ def test_a_call_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
     assert machine.calls[1:] == [("second", 315.0)]
 
 
+# Other engines, and folders for them
+
+
+def test_a_folder_of_random_weights_is_a_checkpoint(tmp_path: Path) -> None:
+    config = tiny(MODELS["qwen3-0.6b"])
+    model = load_model(str(written(tmp_path / "model", config)))
+    assert isinstance(model, LoadedModel)
+    # Defaults, spelled out.
+    usual = {"rotary_dim": config.head_dim, "query_scale": config.score_scale, "bos_token_id": 0}
+    assert replace(model.config, digest="") == replace(config, **usual)
+    expected = random_weights(config)
+    for found, given in (
+        (model.weights.embedding, expected.embedding),
+        (model.weights.layers[0].k, expected.layers[0].k),
+    ):
+        assert (dequantize(found) == dequantize(given)).all()
+    assert model.text.tokenizer.get_vocab_size() <= config.vocab
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_peer_is_measured_by_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    program = tmp_path / "with_echo.py"
+    program.write_text(ECHO.format(programs=str(peer.PROGRAMS), count="outputs" if answers else "[1]"))
+    monkeypatch.setattr(peer, "PROGRAMS", tmp_path)
+    setting = Setting((), True, Wall(), torch.device("cpu"), PUBLISHED, None, tmp_path)
+    echo = peer.Peer("json", "with_echo.py")
+    if not answers:
+        with pytest.raises(RuntimeError, match="echo ended with status 1: 1 tokens came out, 6 were asked for"):
+            peer.run(setting, "qwen3-0.6b", "echo", echo)
+        return
+    row = peer.run(setting, "qwen3-0.6b", "echo", echo)
+    assert (row["version"], row["tokens"], len(row["rounds_s"])) == ("echo 1", 6, 2)
+    assert row["tokens_per_s"] > 0
+    absent = peer.run(setting, "qwen3-0.6b", "nobody", peer.Peer("no_such_module", ""))
+    assert absent["why"] == "nobody is not installed here (no module no_such_module)"
+
+
+ECHO = """import sys
+sys.path.insert(0, {programs!r})
+from rounds import serve
+serve("echo 1", lambda folder: lambda prompts, outputs: [2] if prompts == [[1, 2, 3]] else {count})
+"""
+
+
 # Every measurement
 
 ABOUT = {"host": {"gpu": None}, "versions": {"torch": "t", "cuda": "c", "triton": "t"}}
@@ -213,6 +266,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("part", "model", "figure"),
     [
         ("kernels", "qwen3-0.6b", "us"),
+        ("decode", "llama-8b", "gb"),
         ("load", "qwen3-0.6b", "tokens_per_s"),
         ("ttft", "llama-8b", "ttft_ms"),
         ("ablation", "qwen3-0.6b", "gain_median"),

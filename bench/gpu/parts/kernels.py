@@ -68,7 +68,7 @@ def shapes(setting: Setting, place: Place) -> Iterator[Shape]:
         yield from product_shapes(setting, place, model)
         yield from attention_shapes(setting, place, model)
     for model in setting.models:
-        for m in setting.pick(ROWS, (1, 3)):
+        for m in setting.pick(ROWS, (3,)):
             for name in ("rms_norm", "add_rms_norm", "silu_mul"):
                 yield model, name, f"{m} rows", partial(elementwise, place, name, m, MODELS[model])
     for case in sampling.CASES:
@@ -78,7 +78,7 @@ def shapes(setting: Setting, place: Place) -> Iterator[Shape]:
 
 def product_shapes(setting: Setting, place: Place, model: str) -> Iterator[Shape]:
     """A layer's matrices in each format, and the head."""
-    rows = setting.pick(ROWS, (1, 3))
+    rows = setting.pick(ROWS, (3,))
     for name, (n, k) in products(MODELS[model]).items():
         head = name == "head"
         for stored in ("dense",) if head else setting.pick(FORMATS, ("dense", "int4 q4_0")):

@@ -22,7 +22,7 @@ REPEATS = 5
 def items(setting: Setting) -> Iterator[Item]:
     """Every length of every model."""
     for model in setting.models:
-        for tokens in setting.pick(LENGTHS, (3, 20)):
+        for tokens in setting.pick(LENGTHS, (20,)):
             yield Item(f"{model} {tokens}", lambda m=model, n=tokens: run(setting, m, n) | {"model": m, "tokens": n})
 
 

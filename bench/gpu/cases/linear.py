@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from case import Case, Pair, Place, Trial, rounding, size_of
 from torch import Tensor
 
-from octavo_inference.ops.cuda.packing import Layout, half_columns
+from octavo_inference.ops.cuda.packing import Layout
 from octavo_inference.ops.triton.embedding import embed
-from octavo_inference.ops.triton.linear import Stored, linear
-from octavo_inference.ops.triton.tiles import WORKSPACE
+from octavo_inference.ops.triton.forms import Stored
+from octavo_inference.ops.triton.gemv import gemv, suits
+from octavo_inference.ops.triton.linear import linear
+from octavo_inference.ops.triton.tiles import WORKSPACE, gemv_rows
 
 LAYOUTS = {
     "dense": Layout("bf16"),
@@ -58,9 +61,8 @@ def planes(place: Place, layout: Layout, rows: int, cols: int) -> Planes:
         weights += minimums.float().repeat_interleave(layout.group, dim=1)
     if layout.form == "int8":
         return Planes("int8", stored, scales, minimums, weights)
-    half = half_columns(cols, layout.group)
-    packed = stored[:, :half].clone()
-    packed[:, : cols - half] |= stored[:, half:] << 4
+    halves = stored.view(rows, cols // layout.group, 2, layout.group // 2)
+    packed = (halves[:, :, 0] | halves[:, :, 1] << 4).view(rows, cols // 2)
     return Planes("int4", packed, scales, minimums, weights)
 
 
@@ -78,6 +80,12 @@ class Product:
     def __str__(self) -> str:
         return f"{self.layout} {self.m}x{self.n}x{self.k}{' bias' * self.bias}{' logits' * self.logits}"
 
+    @property
+    def kernel(self) -> str:
+        """As the layers choose it."""
+        form = "dense" if self.layout == "dense" else LAYOUTS[self.layout].form
+        return "gemv" if self.m <= gemv_rows(cast("Stored", form)) else "linear"
+
     def prepare(self, place: Place) -> Trial:
         """For `Case`."""
         # In groups of 32 that are no whole tile, as Qwen's 896 columns are none.
@@ -88,15 +96,22 @@ class Product:
         bias = place.randn(n, dtype=torch.float32) if self.bias else None
         workspace = place.empty(WORKSPACE, dtype=torch.float32)
 
+        given = (x, matrix.values, matrix.scales, matrix.minimums, bias, out)
+        kind: dict[str, Any] = {"form": matrix.form, "group": layout.group, "zero": layout.zero}
+
+        # In the interpreter activations and dense weights are float32.
+        few = self.kernel == "gemv" and suits(x, matrix.values, matrix.form, layout.group)
+
         def launch() -> None:
-            linear(
-                x, matrix.values, matrix.scales, matrix.minimums, bias, out, workspace, form=matrix.form,
-                group=layout.group, zero=layout.zero,
-            )  # fmt: skip
+            if few:
+                gemv(*given, **kind)
+            else:
+                linear(*given, workspace, **kind)
 
         def pairs() -> list[Pair]:
-            # The kernel rounds unpacked weights to the type it multiplies in; so does the reference.
-            expected = x.float() @ matrix.weights.to(place.dtype).float().T
+            # `linear` rounds unpacked weights to the type it multiplies in; so does the reference.
+            weights = matrix.weights if few else matrix.weights.to(place.dtype).float()
+            expected = x.float() @ weights.T
             return [(out, expected if bias is None else expected + bias)]
 
         kept = [t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None]
@@ -136,11 +151,11 @@ class Lookup:
 SIZES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 PACKED = [name for name in LAYOUTS if name != "dense"]
 PRODUCTS = [
-    *(Product(layout, m, *SIZES["gate_up"]) for layout in PACKED for m in (1, 32, 512)),
-    *(Product(layout, 1, *SIZES["down"]) for layout in PACKED),
+    *(Product(layout, m, *SIZES["gate_up"]) for layout in PACKED for m in (1, 2, 16, 32, 512)),
+    *(Product(layout, 1, *SIZES["down"]) for layout in LAYOUTS),
     *(Product(layout, m, *SIZES["qkv"], bias=True) for layout in ("int4 q4_k", "fp8") for m in (4, 64)),
     *(Product(layout, m, 128_256, 4096, logits=True) for layout in ("dense", "int8 q6_k", "fp8") for m in (1, 64)),
-    Product("int4 q4_0", 3, 1152, 896, bias=True),
+    *(Product("int4 q4_0", m, 1152, 896, bias=True) for m in (1, 3)),
     Product("int8 q8_0", 17, 576, 1536),
 ]
 LOOKUPS = [
@@ -149,6 +164,10 @@ LOOKUPS = [
 ]
 QUICK = {
     "int4 q4_k 1x28672x4096",
+    "int8 q6_k 2x28672x4096",
+    "fp8 1x28672x4096",
+    "dense 1x128256x4096 logits",
+    "int4 q4_k 16x28672x4096",
     "int4 q4_k 512x28672x4096",
     "int8 q6_k 32x28672x4096",
     "fp8 512x28672x4096",
@@ -156,6 +175,6 @@ QUICK = {
     "int8 q6_k 128256x4096",
 }
 CASES = [
-    *(Case("linear", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in PRODUCTS),
+    *(Case(shape.kernel, str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in PRODUCTS),
     *(Case("embed", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in LOOKUPS),
 ]

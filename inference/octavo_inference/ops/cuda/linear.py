@@ -9,8 +9,10 @@ from torch import Tensor as Torch
 
 from octavo_inference.ops.cuda.packing import Form, Layout
 from octavo_inference.ops.triton import embedding as table_kernel
-from octavo_inference.ops.triton import linear as kernel
-from octavo_inference.ops.triton.linear import Stored
+from octavo_inference.ops.triton.forms import Stored
+from octavo_inference.ops.triton.gemv import gemv, suits
+from octavo_inference.ops.triton.linear import linear
+from octavo_inference.ops.triton.tiles import gemv_rows
 
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
@@ -100,23 +102,17 @@ def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
 
 
 def _product(x: Torch, part: Matrix, bias: Torch | None, out: Torch, workspace: Torch) -> None:
-    if part.form == "dense" and x.dtype == out.dtype == part.values.dtype:
+    layout = part.layout
+    planes = (part.values, part.scales, part.minimums)
+    if len(x) <= gemv_rows(part.form) and suits(x, part.values, part.form, layout.group):
+        gemv(x, *planes, bias, out, form=part.form, group=layout.group, zero=layout.zero)
+    elif part.form == "dense" and x.dtype == out.dtype == part.values.dtype:
         weights = part.values.t()
         if bias is None:
             torch.mm(x, weights, out=out)
         else:
             torch.addmm(bias, x, weights, out=out)
-        return
-    # Dense weights come here for outputs of another type: logits are float32, and no library gives them so everywhere.
-    kernel.linear(
-        x,
-        part.values,
-        part.scales,
-        part.minimums,
-        bias,
-        out,
-        workspace,
-        form=part.form,
-        group=part.layout.group,
-        zero=part.layout.zero,
-    )
+    else:
+        # Dense weights come here for outputs of another type: logits are float32, and no library gives them so
+        # everywhere.
+        linear(x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero)

@@ -2,9 +2,8 @@
 
 A GGUF block keeps scales and values together, which no GPU reads well. On the device they lie apart, row by row:
 
-    int4  values uint8 [rows, half]: low nibbles are the first `half` columns, high ones those from `half` on, so that
-          a kernel multiplies both with columns of x that lie together, and no value ever changes its lane;
-          half is a multiple of the group, with zeros in the columns that the matrix does not have
+    int4  values uint8 [rows, cols / 2]: of each group the low nibbles are the first half of its columns, the high ones
+          the second, so that a kernel multiplies both with columns of x that lie together, in their lanes
     int8  values uint8 [rows, cols]
     both  scales fp16 [rows, cols / group], and minimums of the same shape where the format has them:
           weight = (value - zero) * scale + minimum
@@ -67,18 +66,13 @@ def layout_of(tensor: Tensor, dense: Dense, quantization: Quantization) -> Layou
     return kept or Layout("fp8" if quantization == "fp8" else dense)
 
 
-def half_columns(cols: int, group: int) -> int:
-    """Bytes of an int4 row: half its columns in whole groups."""
-    return -(-cols // (2 * group)) * group
-
-
 def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneType, tuple[int, ...]]]:
     """Type and shape of all that is kept for a matrix, by name."""
     if layout.form in ("f32", "bf16"):
         return {"values": (layout.form, (rows, cols))}
     if layout.form == "fp8":
         return {"values": ("u8", (rows, cols)), "scales": ("f32", (rows,))}
-    width = half_columns(cols, layout.group) if layout.form == "int4" else cols
+    width = cols // 2 if layout.form == "int4" else cols
     planes: dict[str, tuple[PlaneType, tuple[int, ...]]] = {"values": ("u8", (rows, width))}
     for name in ("scales", "minimums") if layout.minimum else ("scales",):
         planes[name] = ("f16", (rows, cols // layout.group))
@@ -110,8 +104,6 @@ def _integers(blocks: Blocks, layout: Layout, rows: int, cols: int) -> Planes:
 
 
 def _two_a_byte(values: NDArray[np.uint8], group: int) -> NDArray[np.uint8]:
-    half = half_columns(values.shape[1], group)
-    packed = values[:, :half].copy()
-    high = values[:, half:]
-    packed[:, : high.shape[1]] |= high << np.uint8(4)
-    return packed
+    rows, cols = values.shape
+    halves = values.reshape(rows, cols // group, 2, group // 2)
+    return (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(rows, cols // 2)

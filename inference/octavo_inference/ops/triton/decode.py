@@ -26,6 +26,12 @@ def e4m3(raw):
 
 
 @triton.jit
+def e4m3_byte(word, NTH: tl.constexpr):
+    """Bits of float8_e4m3fn in the nth byte of an int32, to float32 that is 2**-120 too small."""
+    return (((word << (24 - 8 * NTH)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def spread(x, GROUP: tl.constexpr):
     """Each column of x [rows, groups] GROUP times: [rows, groups * GROUP] in float32."""
     wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (x.shape[0], x.shape[1], GROUP))

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.ops.triton.decode import e4m3, integers
-from octavo_inference.ops.triton.linear import Stored
+from octavo_inference.ops.triton.forms import Stored
 
 _COLUMNS = 1024
 
@@ -20,8 +20,9 @@ def _embed(tokens, table, scales, minimums, out, factor, hidden, width, groups, 
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = at < hidden
     if FORM == "int4":
-        byte = tl.load(table + token * width + tl.where(at < width, at, at - width), mask=mask, other=0).to(tl.int32)
-        values = integers(tl.where(at < width, byte & 15, byte >> 4), ZERO)
+        HALF: tl.constexpr = GROUP // 2
+        byte = tl.load(table + token * width + at // GROUP * HALF + at % HALF, mask=mask, other=0).to(tl.int32)
+        values = integers(tl.where(at % GROUP < HALF, byte & 15, byte >> 4), ZERO)
     elif FORM == "int8":
         values = integers(tl.load(table + token * width + at, mask=mask, other=0).to(tl.int32), ZERO)
     elif FORM == "fp8":

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.ops.triton.decode import e4m3, integers, spread
+from octavo_inference.ops.triton.forms import Stored
 from octavo_inference.ops.triton.tiles import LinearTile, dot_type, linear_tile
-
-Stored = Literal["dense", "int4", "int8", "fp8"]
 
 _REDUCED = 1024
 
 
 @triton.jit
-def _add_product(acc, x, present, weights, scales, minimums, known, step, limit, UNIT: tl.constexpr,
-                 GROUP: tl.constexpr, MINIMUM: tl.constexpr, DOT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
-    """Sums plus x @ weights.T over the columns of a step below `limit`; x and scales point to the starts of rows.
-
-    Weights come in multiples of 1 / UNIT.
-    """
-    at = step * STEP + tl.arange(0, STEP)[None, :]
-    rows = tl.load(x + at, mask=present & (at < limit), other=0.0).to(DOT)
-    if GROUP > 0:
-        group = step * (STEP // GROUP) + tl.arange(0, STEP // GROUP)[None, :]
-        mask = known & (group * GROUP < limit)
-        weights *= spread(tl.load(scales + group, mask=mask, other=0.0).to(tl.float32) * UNIT, GROUP)
-        if MINIMUM:
-            weights += spread(tl.load(minimums + group, mask=mask, other=0.0).to(tl.float32), GROUP)
+def _add_product(acc, x, columns, present, limit, weights, scale, minimum, UNIT: tl.constexpr, DOT: tl.constexpr):
+    """Sums plus x @ weights.T over columns below `limit`. Weights come times 1 / UNIT, and without their scales."""
+    rows = tl.load(x + columns, mask=present & (columns < limit), other=0.0).to(DOT)
+    if scale is not None:
+        weights *= scale * UNIT
+    if minimum is not None:
+        weights += minimum
     return tl.dot(rows, tl.trans(weights.to(DOT)), acc, input_precision="ieee")
 
 
@@ -49,29 +39,34 @@ def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_
         scales += out[:, None] * groups
     if MINIMUM:
         minimums += out[:, None] * groups
+    # Bytes of a row that share a scale.
+    SPAN: tl.constexpr = GROUP // 2 if FORM == "int4" else GROUP
     steps = tl.cdiv(width, STEP)
     each = tl.cdiv(steps, SPLIT)
     acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    scale, minimum = None, None
     for step in range(part * each, tl.minimum(part * each + each, steps)):
         at = step * STEP + tl.arange(0, STEP)[None, :]
         raw = tl.load(w + at, mask=known & (at < width), other=0)
+        if GROUP > 0:
+            group = step * (STEP // SPAN) + tl.arange(0, STEP // SPAN)[None, :]
+            mask = known & (group < groups)
+            scale = spread(tl.load(scales + group, mask=mask, other=0.0), SPAN)
+            if MINIMUM:
+                minimum = spread(tl.load(minimums + group, mask=mask, other=0.0), SPAN)
         if FORM == "int4":
             both = raw.to(tl.int32)
-            acc = _add_product(acc, x, present, integers(both & 15, ZERO), scales, minimums, known, step, width,
-                               1.0, GROUP, MINIMUM, DOT, STEP)  # fmt: skip
+            columns = at // SPAN * GROUP + at % SPAN
+            acc = _add_product(acc, x, columns, present, k, integers(both & 15, ZERO), scale, minimum, 1.0, DOT)
             # The high nibble stays where it is: sixteen times the value, with a sixteenth of the scale.
-            acc = _add_product(acc, x + width, present, integers(both & 240, 16 * ZERO), scales + width // GROUP,
-                               minimums + width // GROUP if MINIMUM else None, known, step, k - width,
-                               0.0625, GROUP, MINIMUM, DOT, STEP)  # fmt: skip
+            high = integers(both & 240, 16 * ZERO)
+            acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, 0.0625, DOT)
+        elif FORM == "int8":
+            acc = _add_product(acc, x, at, present, k, integers(raw.to(tl.int32), ZERO), scale, minimum, 1.0, DOT)
+        elif FORM == "fp8":
+            acc = _add_product(acc, x, at, present, k, e4m3(raw), scale, minimum, 1.0, DOT)
         else:
-            if FORM == "int8":
-                weights = integers(raw.to(tl.int32), ZERO)
-            elif FORM == "fp8":
-                weights = e4m3(raw)
-            else:
-                weights = raw
-            acc = _add_product(acc, x, present, weights, scales, minimums, known, step, width,
-                               1.0, GROUP, MINIMUM, DOT, STEP)  # fmt: skip
+            acc = _add_product(acc, x, at, present, k, raw, scale, minimum, 1.0, DOT)
     mask = present & (out < n)[None, :]
     if SPLIT > 1:
         tl.store(partial + (part * m + row[:, None]) * n + out[None, :], acc, mask=mask)
@@ -115,11 +110,11 @@ def linear(
     """Write x @ weights.T + bias to `out`, for weights of rows [N, K] as `ops.cuda.packing` lays them out.
 
     x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any distance; bias [N] float32.
-    Dense `values` [N, K] in a float type. int4: uint8 [N, bytes], low nibbles before high ones in the row; int8: uint8
-    [N, K]; weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16. fp8: uint8
-    [N, K], the bits of float8_e4m3fn, `scales` [N] float32. Weights are rounded to the type of x and multiplied in it,
-    sums are float32. `workspace`: `tiles.WORKSPACE` floats for sums that are cut, which a second launch adds in order:
-    results depend on the shapes alone.
+    Dense `values` [N, K] in a float type. int4: uint8 [N, K / 2], low nibbles of a group before its high ones;
+    int8: uint8 [N, K]; weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16.
+    fp8: uint8 [N, K], the bits of float8_e4m3fn, `scales` [N] float32. Weights are rounded to the type of x and
+    multiplied in it, sums are float32. `workspace`: `tiles.WORKSPACE` floats for sums that are cut, which a second
+    launch adds in order: results depend on the shapes alone.
     """
     (m, k), (n, width) = x.shape, values.shape
     if m == 0:

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_inference.ops.triton.forms import Stored
+
 _MMA_ROWS = 16  # the smallest tile of a tensor core
 _PROGRAMS = 256  # about two for each multiprocessor of a large card
 _LEAST_STEPS = 4
@@ -83,6 +85,34 @@ def linear_tile(m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
         rows, outputs, step, warps, stages = min(rows, 64), 64, 32, 4 if rows <= 32 else 8, 2
     parts = min(_PROGRAMS // triton.cdiv(n, outputs), width // (step * _LEAST_STEPS)) if m <= 64 else 1
     return LinearTile(rows, outputs, step, max(1, parts), warps, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class GemvTile:
+    """Rows of weights of one program, and its warps, each of which reads 512 bytes of a row at a time."""
+
+    outputs: int
+    warps: int
+
+
+def gemv_rows(form: Stored) -> int:
+    """Up to how many rows of x `gemv.gemv` is for: beyond, its multiplications cost more than those of tensor cores.
+
+    By the code compiled for 9.0, instructions a weight at 1 and 2 rows: int4 3.4 and 5.0, int8 4.3 and 5.6, fp8 4.4 and
+    5.5, dense 3.0 and 4.2, at 4 rows 7.5; `linear.linear` has 7.0 to 7.7 for what is packed at up to 16 rows. Not
+    measured on a card.
+    """
+    return 4 if form == "dense" else 2
+
+
+def gemv_tile(m: int, n: int, width: int) -> GemvTile:
+    """The tile for `m` rows of x and weights of `n` rows of `width` bytes.
+
+    Where there are programs enough, one warp each: then no sum crosses warps.
+    """
+    outputs = 8 if m <= 2 and n >= _PROGRAMS * 8 else 4
+    warps = 1 if n >= 8 * _PROGRAMS * outputs else min(4, triton.next_power_of_2(triton.cdiv(width, 512)))
+    return GemvTile(outputs, warps)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

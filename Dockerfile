@@ -90,6 +90,14 @@ COPY --from=kernels /native/*.so inference/octavo_inference/ops/native/
 RUN /opt/venv/bin/pip install --no-deps --no-build-isolation --no-index --prefix /install . \
  && find /install/bin -type f ! -name octavo-server -delete
 
+# Kernels, compiled for cards that are not here: a pod that computes one of these models starts without a compiler run.
+# Minutes of CPU; others are compiled in their pod's first start. Empty: none at all.
+FROM dependencies-server AS kernel-cache
+ARG KERNEL_OPTIONS="--capability 8.0 8.6 8.9 9.0 10.0"
+COPY --from=code-server /install /opt/venv
+RUN mkdir /kernels \
+ && (test -z "${KERNEL_OPTIONS}" || /opt/venv/bin/python -m octavo_inference.precompile --out /kernels ${KERNEL_OPTIONS})
+
 FROM dependencies-operator AS operator
 ARG VERSION=0
 LABEL org.opencontainers.image.title="octavo-operator" \
@@ -139,4 +147,5 @@ USER 65532:65532
 EXPOSE 8000 9000
 ENTRYPOINT ["octavo-server"]
 COPY --from=driver-stub /stub /opt/venv/lib/octavo
+COPY --from=kernel-cache /kernels /opt/venv/lib/octavo/kernels
 COPY --from=code-server /install /opt/venv

@@ -23,6 +23,7 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.load import ForeignModel, LoadedModel
 from octavo_inference.model.weights import Weights
 from octavo_inference.ops.base import RowBackend
+from octavo_inference.ops.cuda import kernel_cache
 from octavo_inference.ops.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, check, kv_type, limits_of
 from octavo_inference.ops.cuda.buffers import buffer_shapes, shapes_bytes
 from octavo_inference.ops.cuda.device import INTERPRETER, Device, require_room
@@ -140,7 +141,14 @@ def _create(
             group=group,
         )
         if device.name != INTERPRETER:
-            backend.warm_up()
+            with kernel_cache.watched() as kernels:
+                backend.warm_up()
+            log.info(
+                "%d kernels were compiled before this start, and %d in it, which took %.1f s",
+                kernels.ready,
+                kernels.compiled,
+                kernels.seconds,
+            )
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"the GPU's memory ran out while the model was loaded: {device.free / 2**30:.1f} GiB were free when it "

@@ -60,7 +60,7 @@ class Parallelism(Block):
         ge=1,
         le=16,
         description="GPUs that share every layer of the model, each with a part of its heads and columns; "
-        "`resources.gpu.count` must be as many. The heads of K and V must be divisible by it.",
+        "`resources.gpu.count` must be as many. It must divide the number of the model's attention heads.",
     )
 
 

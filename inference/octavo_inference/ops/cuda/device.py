@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo_inference.errors import DeviceError, DeviceLostError
-from octavo_inference.ops.cuda import driver_stub
+from octavo_inference.ops.cuda import driver_stub, kernel_cache
 
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
@@ -67,6 +67,7 @@ def find_device(index: int = 0, *, count: int = 1) -> Device:
         raise DeviceError(refusal)
     try:
         driver_stub.prepare()
+        kernel_cache.prepare()
     except driver_stub.CompilerMissingError as error:
         raise DeviceError(str(error)) from error
     try:

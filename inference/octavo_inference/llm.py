@@ -66,7 +66,8 @@ class LLM:
     """A model loaded into this process. Parameter names are vLLM's where it has them.
 
     `model` is a folder, a .gguf file or `smollm2`; `kv_memory` and `swap_memory` are sizes such as "512Mi" or bytes;
-    the rest as the flags of `octavo-server`. Raises `ModelError` or `SettingsError`.
+    the rest as the flags of `octavo-server`. With `tensor_parallel_size` above 1 other processes share the model: when
+    one of them ends, this one does too, with status 73. Raises `ModelError` or `SettingsError`.
     """
 
     def __init__(

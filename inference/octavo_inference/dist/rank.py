@@ -93,7 +93,8 @@ def serve(connection: socket.socket, folder: Path) -> int:
         known = isinstance(error, OctavoError)
         if not known:
             log.exception("the rank failed")
-        message = str(error) if known else f"{type(error).__name__}: {error}"
+        first = (str(error).strip().splitlines() or ["no reason given"])[0]
+        message = str(error) if known else f"{type(error).__name__}: {first}"
         # What cannot begin is refused as on one GPU; what was serving ends as a replica that lost a rank.
         refused = not made and not isinstance(error, DeviceLostError)
         status = 1 if refused else EXIT_RANK_LOST

@@ -1,0 +1,181 @@
+"""Calls between ranks: what is sent arrives as it was, and a rank that follows does what the first one does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from octavo_inference.dist.frames import Call, ClearBlocks, Failed, Launch, Step, decode_to_rank, encode
+from octavo_inference.dist.parallel import TensorParallel
+from octavo_inference.dist.rank import Inbox, follow
+from octavo_inference.dist.ranks import Ranks
+from octavo_inference.errors import DeviceLostError, RankLostError, SettingsError
+from octavo_inference.failpoints import Failpoints, InjectedFaultError
+from octavo_inference.run.batch import Batch, Change, LogitAdjust, Penalty, RowSamples, RowStep, SampleRows
+
+from .echo import make_runner
+from .late import LateBackend
+
+# What ends a process ends a thread here.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def test_a_step_arrives_as_it_was() -> None:
+    samples = RowSamples(ids(1), ids(4), ids(9), ids(-1), [Penalty(2, 9, 0.5, 0.25, 1.5, ids(7, 8))])
+    step = RowStep([Change("blocks", 4, 1, ids(5, 6))], ids(4), ids(0, 2), ids(9), samples)
+    found = decode_to_rank(encode(Launch(step=step))[4:])
+    assert isinstance(found, Launch)
+    np.testing.assert_equal(asdict(found.step), asdict(step))
+    # torch takes arrays that can be written, and no other.
+    assert found.step.row.flags.writeable
+
+
+def test_a_batch_arrives_as_it_was() -> None:
+    sample = SampleRows.greedy(ids(1), ids(2))
+    sample.seed[:] = 2**64 - 1
+    sample.adjust[0] = LogitAdjust(ids(1), ids(), 0.1, 0.2, 0.3, ids(4))
+    batch = Batch(
+        ids(3, 4), ids(0, 1), ids(8, 9), ids(0, 2), ids(2), np.arange(6, dtype=np.int32).reshape(1, 6), sample
+    )
+    found = decode_to_rank(encode(Step(batch=batch))[4:])
+    assert isinstance(found, Step)
+    np.testing.assert_equal(asdict(found.batch), asdict(batch))
+    assert found.batch.sample.seed.dtype == np.uint64
+
+
+class Told:
+    """`Ranks` of one other, in a thread of this process."""
+
+    size = 2
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def tell(self, call: Call) -> None:
+        self._connection.sendall(encode(call))
+
+    def in_step(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+def test_a_rank_that_follows_does_what_the_first_does() -> None:
+    """A pool that is small enough for preemption, siblings that share blocks, prefixes found again."""
+    ours, theirs = socket.socketpair()
+    first, other = LateBackend(12), LateBackend(12)
+
+    def be_the_other() -> None:
+        with suppress(EOFError):
+            follow(other, Inbox(theirs), Failpoints(""))
+
+    thread = threading.Thread(target=be_the_other)
+    thread.start()
+    runner = make_runner(TensorParallel(first, Told(ours)), blocks=12, budget=7)  # type: ignore[arg-type]
+    for i in range(4):
+        runner.submit(str(i), [i, 2, 3, 4, 5, 6, 7], n=1 + i % 2, max_tokens=9, temperature=1.0)
+    runner.finish()
+    runner.submit("again", [3, 2, 3, 4, 5, 6, 7], max_tokens=2)
+    runner.finish()
+    runner.engine.backend.clear_blocks([0])
+    ours.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert runner.engine.scheduler.preemptions > 0
+    assert runner.engine.scheduler.hit_tokens > 0
+    assert first.most_in_flight == 2
+    assert other.copies == first.copies > 0
+    other.synchronize()
+    assert np.array_equal(other.kv, first.kv)
+
+
+def test_what_a_call_raises_ends_a_rank() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for block in (1, 2, 3):
+            ours.sendall(encode(ClearBlocks(blocks=[block])))
+        backend = LateBackend(4)
+        backend.kv[:] = 7
+        with pytest.raises(InjectedFaultError):
+            follow(backend, Inbox(theirs), Failpoints("rank.call:raise@3"))
+    assert backend.kv[:, 0].tolist() == [7, 0, 0, 7]
+
+
+def test_swap_is_refused_with_the_reason() -> None:
+    spread = TensorParallel(LateBackend(4), Told(socket.socket()))  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="cannot move to RAM and back with tensor_parallel_size above 1"):
+        spread.to_host([1])
+
+
+Ended = SimpleQueue[tuple[str, int]]
+DIES = "connection.recv(1)\nos.kill(os.getpid(), 9)"
+REFUSES = f"connection.sendall({encode(Failed(message='no room', status=1))!r})\nconnection.recv(1)"
+WAITS = "connection.recv(1)"
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Ranks, Ended]]:
+    """Ranks with a program that stands for rank 1, and what they ended this process with."""
+
+    def begin(program: str) -> tuple[Ranks, Ended]:
+        folder, ended = tmp_path / "octavo_inference" / "dist", Ended()
+        folder.mkdir(parents=True)
+        for package in (folder.parent, folder):
+            (package / "__init__.py").touch()
+        head = "import os, socket, sys\nconnection = socket.socket(fileno=int(sys.argv[1]))\n"
+        (folder / "rank.py").write_text(head + program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+        def end(message: str, status: int) -> NoReturn:
+            ended.put((message, status))
+            sys.exit()  # of the thread alone
+
+        return Ranks(2, end), ended
+
+    return begin
+
+
+def test_a_killed_rank_ends_the_process_with_its_name(start: Callable[[str], tuple[Ranks, Ended]]) -> None:
+    ranks, ended = start(DIES)
+    assert ranks.folder.stat().st_mode & 0o777 == 0o700
+    ranks.tell(ClearBlocks(blocks=[]))
+    (pid,) = ranks.pids
+    assert ended.get(timeout=60) == (f"tensor-parallel rank 1 (pid {pid}) was killed by signal 9", 73)
+    assert not ranks.folder.exists()
+    with pytest.raises(RankLostError, match=r"rank 1 .* was killed by signal 9"):
+        ranks.tell(ClearBlocks(blocks=[]))
+    with (
+        pytest.raises(RankLostError, match=rf"rank 0 \(pid {os.getpid()}\) failed in a step .*: no number"),
+        ranks.in_step(),
+    ):
+        raise ValueError("no number")
+    with pytest.raises(DeviceLostError, match="fell off the bus"), ranks.in_step():
+        raise DeviceLostError("fell off the bus")
+    ranks.close()
+
+
+def test_what_a_rank_refuses_is_told_with_its_name(start: Callable[[str], tuple[Ranks, Ended]]) -> None:
+    ranks, ended = start(REFUSES)
+    assert ended.get(timeout=60) == (f"tensor-parallel rank 1 (pid {ranks.pids[0]}): no room", 1)
+    ranks.close()
+
+
+def test_ranks_that_are_closed_end_nobody_else(start: Callable[[str], tuple[Ranks, Ended]]) -> None:
+    ranks, ended = start(WAITS)
+    ranks.close()
+    assert ended.empty()
+    assert not ranks.folder.exists()
+    assert not Path(f"/proc/{ranks.pids[0]}").exists()

@@ -105,6 +105,9 @@ def arguments() -> argparse.Namespace:
         command = commands.add_parser(name, help=words)
         command.add_argument("--out", type=Path, required=True, help="result file (JSON); gone on with where it exists")
         command.add_argument("--model", nargs="+", default=[], help="qwen3-0.6b, llama-8b, qwen3-14b (default: all)")
+        command.add_argument(
+            "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share the model"
+        )
         command.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for large files")
         _add_limits(command)
     command = commands.add_parser("all", help="check and all measurements, each in a process with its limit; a report")

@@ -16,6 +16,9 @@ from roofline import Rates, data_sheet
 from shapes import MODELS
 from timing import peaks, timer
 
+TOGETHER = ("load", "decode", "ttft", "timeline")
+"""Parts that one engine over several GPUs can do."""
+
 
 def measure(given: argparse.Namespace, about: dict[str, Any], say: Callable[[str], None]) -> bool:
     """Whether all rows are there now. SystemExit where nothing can be measured, or the GPU is lost."""
@@ -24,11 +27,14 @@ def measure(given: argparse.Namespace, about: dict[str, Any], say: Callable[[str
     if unknown := sorted(set(given.model) - set(MODELS)):
         sys.exit(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
     models = tuple(given.model or MODELS)
+    if given.tensor_parallel_size > 1 and (len(models) > 1 or given.command not in TOGETHER):
+        sys.exit(f"--tensor-parallel-size is for one --model, and for {', '.join(TOGETHER)}")
     card = about["host"]["gpu"]["name"] if about["host"]["gpu"] else None
     identity = {
         "part": given.command,
         "models": list(models),
         "interpreted": given.interpret,
+        "ranks": given.tensor_parallel_size,
         "card": card,
         "versions": about["versions"],
     }
@@ -41,7 +47,7 @@ def measure(given: argparse.Namespace, about: dict[str, Any], say: Callable[[str
     journal.report["data_sheet"] = None if sheet is None else asdict(sheet)
     say(f"{card or 'no GPU: interpreted on the CPU'}; a copy reaches {found.bandwidth / 1e12:.3g} TB/s, a bf16 product "
         f"{found.bf16 / 1e12:.4g} TFLOP/s; {given.seconds:.0f} s for this run")  # fmt: skip
-    setting = Setting(models, given.interpret, clock, device, found, sheet, given.folder)
+    setting = Setting(models, given.interpret, clock, device, found, sheet, given.folder, given.tensor_parallel_size)
     items: Callable[[Setting], Iterable[Item]] = import_module(f"parts.{given.command}").items
     complete = journal.work(items(setting), say)
     bad = sum(row["verdict"] == "failed" for row in journal.report["rows"])

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from folders import written
+from parts.setting import Setting
 from shapes import Stored, config_of, random_model
 from timing import Timer
 from watch import Times, device_spans, summary, watched
 
-from octavo_inference.build import LoadedEngine, engine_for
+from octavo_inference.build import LoadedEngine, engine_for, load_engine
 from octavo_inference.config import EngineSettings
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request, SamplingParams
@@ -45,18 +48,30 @@ def small_load() -> Load:
     return nano_vllm(count=2, least=2, most=3, vocab=100)
 
 
-def loaded(name: str, stored: Stored = "bf16", *, interpret: bool, **settings: Any) -> LoadedEngine:
-    """An engine on this machine's GPU for a model by name; `settings` as of `EngineSettings`."""
+def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any) -> LoadedEngine:
+    """An engine on this machine's GPU for a model by name, warm; `settings` as of `EngineSettings`."""
     settings = {"max_running_requests": 256, "max_batched_tokens": 8192, "max_model_len": 4096} | settings
-    if interpret:
+    if setting.interpret:
         settings |= {"max_running_requests": 4, "max_batched_tokens": 16, "max_model_len": 64, "kv_memory": 1 << 18}
     given = EngineSettings(model=name, backend="cuda", profile="throughput", max_queued_requests=MANY, **settings)
-    return engine_for(given, random_model(name, config_of(name, interpret=interpret), stored))
+    config = config_of(name, interpret=setting.interpret)
+    if setting.ranks == 1:
+        found = engine_for(given, random_model(name, config, stored))
+    else:
+        # Ranks are processes: each reads its part of a checkpoint.
+        folder = checkpoint(setting, name)
+        found = load_engine(replace(given, model=str(folder), tensor_parallel_size=setting.ranks))
+    answer(found.engine, Load([[1, 2, 3]], [2]), 0.0)
+    # As a server does in idle moments.
+    while found.engine.rest():
+        pass
+    return found
 
 
-def warm(engine: Engine) -> None:
-    """One short answer: what happens once has happened."""
-    answer(engine, Load([[1, 2, 3]], [2]), 0.0)
+def checkpoint(setting: Setting, name: str) -> Path:
+    """A folder of a model's random weights."""
+    config = config_of(name, interpret=setting.interpret)
+    return written(setting.folder / f"octavo-{name}{'-tiny' * setting.interpret}", config)
 
 
 def answer(engine: Engine, load: Load, temperature: float) -> float:

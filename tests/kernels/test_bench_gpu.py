@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,12 +22,12 @@ from everything import LOST, Ended, Job, run_all
 from folders import written
 from journal import Item, Journal, opened
 from measuring import measure
-from parts import peer
+from parts import peer, timeline
 from parts.setting import Setting
 from roofline import DATA_SHEET, PUBLISHED, data_sheet, decode_bytes, load_ceiling, parameters, prefill_operations
 from serving import nano_vllm
 from shapes import LLAMA_8B, MODELS, random_weights, tiny
-from tables import markdown
+from tables import markdown, write_report
 from timing import Wall
 from watch import Step, Times, host_times, idle_share, summary
 
@@ -106,6 +107,29 @@ def test_waiting_is_no_work_of_the_host() -> None:
 
 def _step(launched: float, collect: tuple[float, float]) -> Step:
     return Step(sequences=8, tokens=8, launch=(launched, launched + 0.1), first=None, last=None, collect=collect)
+
+
+def test_kernels_and_the_host_are_on_one_clock() -> None:
+    def event(name: str, begin: float, end: float, *, device: bool = False) -> Any:
+        kind = torch.autograd.DeviceType.CUDA if device else torch.autograd.DeviceType.CPU
+        return SimpleNamespace(name=name, time_range=SimpleNamespace(start=begin, end=end), device_type=kind)
+
+    found = timeline.lanes(
+        [
+            event("aten::mm", 0, 1),
+            event("turn", 1000, 5000),
+            event("launch", 1000, 2000),
+            event("launch", 1500, 6000, device=True),
+            event("attend", 4000, 5000, device=True),
+            event("linear", 2000, 3000, device=True),
+        ],
+        steps=2,
+    )
+    assert found["turn"] == [[0.0, 4.0]]
+    assert found["launch"] == [[0.0, 1.0]]
+    assert found["kernels"] == [[1.0, 2.0, "linear"], [3.0, 4.0, "attend"]]
+    assert found["kernel_idle"] == pytest.approx(1 / 3)
+    assert found["kernels_a_step"] == 1.0
 
 
 # Files
@@ -270,6 +294,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("load", "qwen3-0.6b", "tokens_per_s"),
         ("ttft", "llama-8b", "ttft_ms"),
         ("ablation", "qwen3-0.6b", "gain_median"),
+        ("timeline", "qwen3-0.6b", "step_ms_p50"),
     ],
 )
 def test_a_part_runs(folder: Path, part: str, model: str, figure: str) -> None:
@@ -285,3 +310,28 @@ def test_a_part_runs(folder: Path, part: str, model: str, figure: str) -> None:
     text = markdown([report])
     assert f"## {part}" in text
     assert "| ≥ 30,000 tok/s | not measured |" in text
+
+
+def test_a_report_has_tables_and_plots(tmp_path: Path) -> None:
+    row = {"verdict": "ok", "model": "llama-8b"}
+    rows = {
+        "load": [row | {"key": "a", "model": "qwen3-0.6b", "way": "sampled", "tokens_per_s": 31e3, "of_ceiling": 0.8}],
+        "decode": [row | {"weights": "bf16", "kv": "auto", "batch": 1, "context": 512, "of_bandwidth": 0.9,
+                          "of_sheet_bandwidth": 0.8}],
+        "ttft": [row | {"tokens": 128, "ttft_ms": 9.0, "of_flops": 0.5},
+                 {"key": "b", "verdict": "failed", "why": "no room"}],
+        "timeline": [row | {"batch": 1, "turn": [[0, 2]], "launch": [[0, 1]], "wait": [[1, 2]], "device": [[0, 1]],
+                            "kernels": [[0, 1, "k"]]}],
+    }  # fmt: skip
+    peaks = {"bandwidth": 4.3e12, "bf16": 8e14, "fp8": None}
+    for part, own in rows.items():
+        report = {"part": part, "rows": own, "interpreted": False, "card": "NVIDIA H200", "peaks": peaks}
+        report |= {"versions": ABOUT["versions"], "data_sheet": None}
+        (tmp_path / f"{part}.json").write_text(json.dumps(report))
+    text = write_report(tmp_path).read_text()
+    assert "| ≥ 30,000 tok/s | **31,000** ✓ |" in text
+    assert "| ≥ 85 % | **80.0 %** ✗ |" in text
+    assert "- b: failed: no room" in text
+    for name in ("load", "decode", "ttft", "timeline-llama-8b-1"):
+        assert f"({name}.svg)" in text
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from case import Place
 from journal import Item, Row
-from serving import answer, loaded, nano_vllm, small_load, warm
+from serving import answer, loaded, nano_vllm, small_load
 from shapes import MODELS
 from timing import Flush, measured
 from watch import spread
@@ -44,14 +44,8 @@ def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
     """Seconds with all, and without one thing, in turns; ratios of the rounds."""
     load = small_load() if setting.interpret else nano_vllm().cut(REQUESTS, OUT)
 
-    def make() -> Engine:
-        engine = loaded(model, interpret=setting.interpret, kv_memory=KV_MEMORY).engine
-        warm(engine)
-        return engine
-
-    whole = setting.keep.get(("whole", model), make)
-    other = loaded(model, interpret=setting.interpret, kv_memory=KV_MEMORY, **without).engine
-    warm(other)
+    whole: Engine = setting.keep.get(model, lambda: loaded(setting, model, kv_memory=KV_MEMORY)).engine
+    other = loaded(setting, model, kv_memory=KV_MEMORY, **without).engine
     pairs = []
     for number in range(setting.pick(ROUNDS, 1)):
         turns: list[Callable[[], float]] = [lambda: answer(whole, load, 0.0), lambda: answer(other, load, 0.0)]

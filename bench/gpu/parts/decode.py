@@ -23,7 +23,6 @@ from octavo_inference.build import LoadedEngine
 from octavo_inference.ops.triton.tiles import WORKSPACE
 from octavo_inference.run.batch import Change, RowSamples, RowStep
 from parts.kernels import float8
-from parts.load import ranks
 from parts.setting import Setting
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -66,7 +65,9 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def ways(setting: Setting) -> list[Way]:
-    """What the card can do, by worth."""
+    """What the card can do, by worth. Several ranks read a checkpoint, which is bf16, and keep to one engine."""
+    if setting.ranks > 1:
+        return [Way("bf16", "auto")]
     if setting.interpret:
         return [Way("bf16", "auto"), Way("int4", "int8")]
     pools = ("fp8", "int8") if float8(setting) else ("int8",)
@@ -78,7 +79,7 @@ def run(setting: Setting, model: str, way: Way, batch: int, context: int) -> Row
 
     def make() -> LoadedEngine:
         sizes = {"max_model_len": max(CONTEXTS) + 256, "max_running_requests": max(BATCHES)}
-        return loaded(model, way.stored, interpret=setting.interpret, **sizes, **way.settings, **ranks(setting))
+        return loaded(setting, model, way.stored, **sizes, **way.settings)
 
     found = setting.keep.get((model, way), make)
     config, backend = config_of(model, interpret=setting.interpret), found.engine.backend

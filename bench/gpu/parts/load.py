@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from journal import Item, Row
-from roofline import PUBLISHED, load_ceiling
-from serving import gpu_memory, lengths, loaded, measured_load, nano_vllm, sizes, small_load, warm
+from roofline import PUBLISHED, Rates, load_ceiling
+from serving import gpu_memory, lengths, loaded, measured_load, nano_vllm, sizes, small_load
 from shapes import MODELS, config_of
 
 from octavo_inference.build import LoadedEngine
@@ -26,18 +26,7 @@ def items(setting: Setting) -> Iterator[Item]:
 
 def engine(setting: Setting, model: str) -> LoadedEngine:
     """Kept for the next row."""
-
-    def make() -> LoadedEngine:
-        found = loaded(model, interpret=setting.interpret, **ranks(setting))
-        warm(found.engine)
-        return found
-
-    return setting.keep.get(model, make)
-
-
-def ranks(setting: Setting) -> dict[str, int]:
-    """The setting of tensor parallelism, where there is more than one GPU to use."""
-    return {} if setting.ranks == 1 else {"tensor_parallel_size": setting.ranks}
+    return setting.keep.get(model, lambda: loaded(setting, model))
 
 
 def run(setting: Setting, model: str, temperature: float) -> Row:
@@ -46,7 +35,8 @@ def run(setting: Setting, model: str, temperature: float) -> Row:
     found = engine(setting, model)
     row = measured_load(found.engine, load, temperature, setting.timer, rows=setting.pick(32, 2))
     config = config_of(model, interpret=setting.interpret)
-    row["ceiling"] = load_ceiling(config, lengths(load.prompts), load.outputs, setting.peaks)
+    cards = Rates(setting.peaks.bandwidth * setting.ranks, setting.peaks.bf16 * setting.ranks)
+    row["ceiling"] = load_ceiling(config, lengths(load.prompts), load.outputs, cards)
     row["of_ceiling"] = row["tokens_per_s"] / row["ceiling"]
     whole = load_ceiling(MODELS[model], lengths(load.prompts), load.outputs, PUBLISHED)
     return row | {"ceiling_h200_published": whole, "free_gib": gpu_memory()} | sizes(found)

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from folders import written
 from journal import Item, Row
-from serving import nano_vllm, small_load
-from shapes import config_of
+from serving import checkpoint, nano_vllm, small_load
 
 from parts.setting import Setting
 
@@ -56,8 +54,7 @@ def run(setting: Setting, model: str, name: str, peer: Peer) -> Row:
         return row | {"verdict": "refused", "why": f"{name} is not installed here (no module {peer.module})"}
     if not model.startswith(peer.prefix):
         return row | {"verdict": "refused", "why": f"{name} knows {peer.prefix} models only"}
-    config = config_of(model, interpret=setting.interpret)
-    folder = written(setting.folder / f"octavo-{model}{'-tiny' * setting.interpret}", config)
+    folder = checkpoint(setting, model)
     load, result = small_load() if setting.interpret else nano_vllm(), folder / "peer.json"
     given = {"folder": str(folder), "prompts": load.prompts, "outputs": load.outputs, "result": str(result)}
     (folder / "load.json").write_text(json.dumps(given), encoding="utf-8")

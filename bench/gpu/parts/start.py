@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
-from folders import written
 from journal import Item, Row
-from shapes import config_of
+from serving import checkpoint
 
 from parts.setting import Setting
 
@@ -37,9 +36,7 @@ def items(setting: Setting) -> Iterator[Item]:
 def run(setting: Setting, model: str, way: str) -> Row:
     """One start; the server is ended again."""
     began = time.perf_counter()
-    folder = written(
-        setting.folder / f"octavo-{model}{'-tiny' * setting.interpret}", config_of(model, interpret=setting.interpret)
-    )
+    folder = checkpoint(setting, model)
     wrote, kernels = time.perf_counter() - began, setting.folder / f"octavo-kernels-{model}"
     if way == "cold":
         shutil.rmtree(kernels, ignore_errors=True)

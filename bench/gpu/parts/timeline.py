@@ -6,20 +6,18 @@ that of the events around each step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from journal import Item, Row
-from serving import MANY, figures, loaded, warm
+from serving import MANY, figures, loaded
 from shapes import config_of
 from torch.profiler import ProfilerActivity, profile, record_function
 from watch import Span, device_spans, idle_share, watched
 
-from octavo_inference.build import LoadedEngine
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request, SamplingParams
-from parts.load import ranks
 from parts.setting import Setting
 
 BATCHES, PROMPT = (1, 32, 256), 512
@@ -36,13 +34,7 @@ def items(setting: Setting) -> Iterator[Item]:
 
 def run(setting: Setting, model: str, batch: int) -> Row:
     """Steps in the middle of their answers."""
-
-    def make() -> LoadedEngine:
-        found = loaded(model, interpret=setting.interpret, **ranks(setting))
-        warm(found.engine)
-        return found
-
-    engine = setting.keep.get(model, make).engine
+    engine: Engine = setting.keep.get(model, lambda: loaded(setting, model)).engine
     vocab, prompt = config_of(model, interpret=setting.interpret).vocab, setting.pick(PROMPT, 3)
     steps, settled = setting.pick((STEPS, SETTLED), (2, 1))
     engine.reset_cache()
@@ -73,24 +65,29 @@ def traced(setting: Setting, engine: Engine, steps: int) -> Row:
         for _ in range(steps):
             engine.step()
         setting.timer.wait()
+    row = lanes(seen.events() or [], steps)
+    row["device"] = [[1e3 * a, 1e3 * b] for a, b in device_spans(setting.timer, times.steps)]
+    return row | {n: v for n, v in figures(times, setting.timer, 1).items() if n in SHOWN}
+
+
+def lanes(events: Iterable[Any], steps: int) -> Row:
+    """The profiler's events (microseconds) as spans in milliseconds from the host's first one on."""
     host: dict[str, list[Span]] = {name: [] for name in HOST}
     kernels: list[tuple[float, float, str]] = []
-    for event in seen.events() or []:
+    for event in events:
         span = (event.time_range.start / 1e3, event.time_range.end / 1e3)
         on_device = event.device_type == torch.autograd.DeviceType.CUDA
         if event.name in host and not on_device:
             host[event.name].append(span)
-        elif on_device and event.name not in host:
+        elif on_device and event.name not in host:  # where the host's ranges are shown once more
             kernels.append((*span, event.name))
+    kernels.sort()
     zero = min((span[0] for spans in host.values() for span in spans), default=0.0)
-    row: dict[str, Any] = {name: [_from(zero, span) for span in sorted(spans)] for name, spans in host.items()}
-    row["kernels"] = [[*_from(zero, (begin, end)), name] for begin, end, name in sorted(kernels)]
-    row["device"] = [[1e3 * a, 1e3 * b] for a, b in device_spans(setting.timer, times.steps)]
-    # Without the first and the last step: the profiler's own start and end are in them.
-    inner = [(begin, end) for begin, end, _ in sorted(kernels)]
-    row["kernel_idle"] = idle_share(inner) if inner else None
-    row["kernels_a_step"] = len(inner) / steps
-    return row | {n: v for n, v in figures(times, setting.timer, 1).items() if n in SHOWN}
+    row: Row = {name: [_from(zero, span) for span in sorted(spans)] for name, spans in host.items()}
+    row["kernels"] = [[*_from(zero, (begin, end)), name] for begin, end, name in kernels]
+    row["kernel_idle"] = idle_share([(begin, end) for begin, end, _ in kernels]) if kernels else None
+    row["kernels_a_step"] = len(kernels) / steps
+    return row
 
 
 SHOWN = ("idle", "step_ms_p50", "host_ms_p50", "launch_ms_p50")

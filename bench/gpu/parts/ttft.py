@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 from journal import Item, Row
 from roofline import prefill_operations
-from serving import Load, answer, loaded, warm
+from serving import Load, answer, loaded
 from shapes import config_of
 
 from octavo_inference.build import LoadedEngine
-from parts.load import ranks
 from parts.setting import Setting
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -28,14 +27,8 @@ def items(setting: Setting) -> Iterator[Item]:
 
 def engine(setting: Setting, model: str) -> LoadedEngine:
     """With room for the longest prompt and little else."""
-
-    def make() -> LoadedEngine:
-        sizes = {"max_model_len": max(LENGTHS) + 64, "max_running_requests": 8}
-        found = loaded(model, interpret=setting.interpret, **sizes, **ranks(setting))
-        warm(found.engine)
-        return found
-
-    return setting.keep.get(model, make)
+    sizes = {"max_model_len": max(LENGTHS) + 64, "max_running_requests": 8}
+    return setting.keep.get(model, lambda: loaded(setting, model, **sizes))
 
 
 def run(setting: Setting, model: str, tokens: int) -> Row:
@@ -52,4 +45,8 @@ def run(setting: Setting, model: str, tokens: int) -> Row:
         "most_ms": max(seconds) * 1e3,
         "prompt_tokens_per_s": tokens / median,
         "step_tokens": found.limits.max_batched_tokens,
-    } | {n: v for n, v in setting.shares(0, prefill_operations(config, tokens), median).items() if "flops" in n}
+    } | {
+        name: share
+        for name, share in setting.shares(0, prefill_operations(config, tokens) / setting.ranks, median).items()
+        if "flops" in name
+    }

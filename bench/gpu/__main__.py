@@ -20,15 +20,20 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
+
+from host import host  # noqa: E402  beside this folder
+
 RESULTS = HERE.parent / "results"
 CAPABILITIES = (80, 89, 90, 100)
 PARTS = {
@@ -47,29 +52,17 @@ INCOMPLETE = 75
 
 def main() -> None:
     given = arguments()
-    if given.command == "report":
-        write_report_of(given.folder, None)
-        return
     # Compiled kernels are kept by content, between clones.
     cache = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "triton"
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache))
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
-    interpret = given.command != "compile" and given.interpret
     # Triton reads this when it is imported, which is why the rest of this program is imported late.
-    os.environ["TRITON_INTERPRET"] = "1" if interpret else "0"
-    if given.command == "all":
-        from everything import run_all  # noqa: PLC0415
+    os.environ["TRITON_INTERPRET"] = "1" if getattr(given, "interpret", False) else "0"
+    sys.exit(COMMANDS.get(given.command, run_part)(given))
 
-        flags = ["--interpret"] if given.interpret else []
-        status = run_all(given.out, given.seconds, given.archive, flags, say)
-        write_report_of(given.out, given.archive)
-        sys.exit(status)
-    if given.command in PARTS:
-        from measuring import measure  # noqa: PLC0415  see above
 
-        about = {"host": host_and_gpu, "versions": versions}
-        complete = measure(given, {name: tell() for name, tell in about.items()}, say)
-        sys.exit(0 if complete else INCOMPLETE)
+def run_check(given: argparse.Namespace) -> int:
+    """`check` and `compile`: exit status."""
     began = time.monotonic()
     report: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     report |= check_all(given) if given.command == "check" else compile_all(given)
@@ -80,7 +73,53 @@ def main() -> None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"{len(rows) - len(bad)} of {len(rows)} good in {report['seconds']} s{f', {given.out}' if given.out else ''}")
-    sys.exit(1 if bad or not rows else 0)
+    return 1 if bad or not rows else 0
+
+
+def run_ahead(given: argparse.Namespace) -> int:
+    """Into the cache that all other commands read."""
+    import ahead  # noqa: PLC0415  see main
+
+    wanted = ahead.jobs(given.capability or own_capability())
+    ahead.compile_ahead(Path(os.environ["TRITON_CACHE_DIR"]), wanted, given.out, say)
+    return 0
+
+
+def run_part(given: argparse.Namespace) -> int:
+    """A measurement."""
+    from measuring import measure  # noqa: PLC0415  see main
+
+    # Told to end, it ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    return 0 if measure(given, {"host": host() | {"gpu": gpu()}, "versions": versions()}, say) else INCOMPLETE
+
+
+def run_everything(given: argparse.Namespace) -> int:
+    """All measurements and their report."""
+    from everything import JOBS, run_all  # noqa: PLC0415  see main
+
+    # An interpreter has nothing compiled.
+    jobs = [job for job in JOBS if not (given.interpret and job.name == "ahead")]
+    flags = ["--interpret"] if given.interpret else []
+    status = run_all(given.out, given.seconds, given.archive, flags, say, jobs)
+    write_report_of(given.out, given.archive)
+    return status
+
+
+def run_report(given: argparse.Namespace) -> int:
+    """Of what is in a folder."""
+    write_report_of(given.folder, None)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "compile": run_check,
+    "check": run_check,
+    "ahead": run_ahead,
+    "all": run_everything,
+    "report": run_report,
+}
+"""What runs each command, and gives its exit status; all others are `PARTS`."""
 
 
 def arguments() -> argparse.Namespace:
@@ -110,6 +149,9 @@ def arguments() -> argparse.Namespace:
         )
         command.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for large files")
         _add_limits(command)
+    command = commands.add_parser("ahead", help="compile the engines' kernels on all cores; needs no GPU")
+    command.add_argument("--capability", type=capability, metavar="X.Y", help="9.0 is an H100 (default: this GPU's)")
+    command.add_argument("--out", type=Path, required=True, help="result file (JSON)")
     command = commands.add_parser("all", help="check and all measurements, each in a process with its limit; a report")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of result files")
     command.add_argument("--archive", type=Path, help="after each part, pack all result files into this .tar.gz, too")
@@ -117,6 +159,21 @@ def arguments() -> argparse.Namespace:
     command = commands.add_parser("report", help="tables and plots of a folder of result files")
     command.add_argument("folder", type=Path)
     return parser.parse_args()
+
+
+def capability(text: str) -> tuple[int, int]:
+    """As a person writes it: 9.0."""
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
+def own_capability() -> tuple[int, int]:
+    """Of this machine's GPU. SystemExit where there is none."""
+    import torch  # noqa: PLC0415  see main
+
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA GPU: name the card's --capability")
+    return torch.cuda.get_device_capability()
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
@@ -148,7 +205,6 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     from cases import chosen  # noqa: PLC0415
     from checking import check_cases  # noqa: PLC0415
     from engine import check_engine  # noqa: PLC0415
-    from host import host  # noqa: PLC0415
 
     from octavo_inference.ops.cuda.device import find_device  # noqa: PLC0415
 
@@ -195,13 +251,6 @@ def compile_ahead(given: argparse.Namespace) -> None:
     running = [subprocess.Popen([*command, str(i), str(count)], stdout=subprocess.DEVNULL) for i in range(count)]
     for process in running:
         process.wait()
-
-
-def host_and_gpu() -> dict[str, Any]:
-    """Of this machine, for the result file."""
-    from host import host  # noqa: PLC0415  see main
-
-    return host() | {"gpu": gpu()}
 
 
 def gpu() -> dict[str, Any] | None:

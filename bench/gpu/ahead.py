@@ -1,0 +1,44 @@
+"""Compile what the engines of the measurements need, on all cores, before they need it one kernel after the other.
+
+The same as the image `octavo-server` is built with, into the cache that the measurements read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+from octavo_inference.ops.cuda.device import FP8_CAPABILITY
+from octavo_inference.precompile import Job, fill
+
+Capability = tuple[int, int]
+
+
+def jobs(capability: Capability) -> list[Job]:
+    """All three models as they are, and the 8B in every format."""
+    models = ("llama-3.1-8b", "qwen3-0.6b", "qwen3-14b")
+    found = [Job(capability, model, "auto", "auto") for model in models]
+    found += [Job(capability, models[0], "auto", "fp8"), Job(capability, models[0], "int8", "auto")]
+    return found + [Job(capability, models[0], "fp8", "auto")] * (capability >= FP8_CAPABILITY)
+
+
+def compile_ahead(cache: Path, wanted: Sequence[Job], out: Path, say: Callable[[str], None]) -> None:
+    """Fill a cache; a job that fails is told, and its kernels are compiled when they are launched."""
+    began, rows = time.monotonic(), []
+    cache.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(min(cores, len(wanted)), mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(fill, cache, [job]): job for job in wanted}
+        for done in as_completed(running):
+            error = done.exception()
+            row = {"key": str(running[done]), "verdict": "failed" if error else "ok"}
+            rows.append(row | ({"why": f"{type(error).__name__}: {error}"} if error else {"said": done.result()}))
+            say(f"{row['key']}: {row['verdict']}")
+    report = {"rows": rows, "seconds": round(time.monotonic() - began, 1), "complete": True}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

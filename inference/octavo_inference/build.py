@@ -38,7 +38,7 @@ _TOKEN_BYTES = 4
 class LoadedEngine:
     """A ready engine and what was settled on the way: no field of `settings` is None.
 
-    `dtype` stays "auto" where weights are kept as the file stores them.
+    `dtype` stays "auto" where weights are kept as the file stores them. `captured` CUDA graphs took `capture_seconds`.
     """
 
     engine: Engine
@@ -46,6 +46,8 @@ class LoadedEngine:
     settings: EngineSettings
     memory: MemoryPlan | None
     rank_pids: tuple[int, ...] = ()
+    captured: int = 0
+    capture_seconds: float = 0.0
 
 
 def load_engine(
@@ -93,10 +95,13 @@ def engine_for(
         max_running_requests=sizes.max_running,
         max_batched_tokens=sizes.max_batched_tokens,
         overlap=engine.overlaps,
+        cuda_graphs=built.captured > 0,
         threads=built.threads,
         swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
     )
-    return LoadedEngine(engine, model.text, resolved, built.memory, built.rank_pids)
+    return LoadedEngine(
+        engine, model.text, resolved, built.memory, built.rank_pids, built.captured, built.capture_seconds
+    )
 
 
 def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
@@ -133,6 +138,8 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End
         )
     if settings.overlap:
         raise SettingsError("overlap needs a GPU (device cuda): a CPU plans and computes on the same cores", "overlap")
+    if settings.cuda_graphs:
+        raise SettingsError("cuda_graphs needs a GPU (device cuda): without one leave it out", "cuda_graphs")
     return _build_foreign(settings, model) if isinstance(model, ForeignModel) else _build_native(settings, model)
 
 

@@ -27,6 +27,7 @@ from octavo_inference.ops.cuda import kernel_cache
 from octavo_inference.ops.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, check, kv_type, limits_of
 from octavo_inference.ops.cuda.buffers import buffer_shapes, shapes_bytes
 from octavo_inference.ops.cuda.device import INTERPRETER, Device, require_room
+from octavo_inference.ops.cuda.graphs import CudaCapture, graph_room
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import block_bytes
 from octavo_inference.ops.cuda.sampling import sampler_bytes
@@ -66,6 +67,8 @@ def build_cuda(
             "quantization",
         )
     interpreted = device.name == INTERPRETER
+    if settings.cuda_graphs and interpreted:
+        raise SettingsError("cuda_graphs needs a GPU: Triton's interpreter records none; leave it out", "cuda_graphs")
     if interpreted:
         log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, right and thousands of times slower")
     check(model.config, device, settings.kv_dtype)
@@ -97,10 +100,11 @@ def build_cuda(
     process = resident_memory(os.getpid())
     if ranks is not None:
         ranks.make(sizes)
-    backend: RowBackend = _create(settings, need, weights, sizes, group, model.text.name)
+    own = _create(settings, need, weights, sizes, group, model.text.name)
+    backend: RowBackend = own
     if ranks is not None:
         ranks.made()
-        backend = TensorParallel(backend, ranks)
+        backend = TensorParallel(own, ranks)
     memory = MemoryPlan(
         weights=need.weights,
         kv_pool=sizes.kv_memory,
@@ -110,7 +114,19 @@ def build_cuda(
         available=device.free or available_memory(),
         device=device.name if ranks is None else f"each {device.name} of {ranks.size}",
     )
-    return Built(backend, model.config, sizes, "cuda", settings.dtype, 1, memory, () if ranks is None else ranks.pids)
+    captured = [] if own.graphs is None else list(own.graphs.captured.values())
+    return Built(
+        backend,
+        model.config,
+        sizes,
+        "cuda",
+        settings.dtype,
+        1,
+        memory,
+        () if ranks is None else ranks.pids,
+        len(captured),
+        sum(one.seconds for one in captured),
+    )
 
 
 def build_rank(settings: EngineSettings, model: LoadedModel, device: Device, group: Group, sizes: Sizes) -> CudaBackend:
@@ -139,6 +155,7 @@ def _create(
             progress=_report(name) if group.rank == 0 else None,
             failpoints=Failpoints.from_environment(),
             group=group,
+            capture=CudaCapture(device.torch) if need.graphs else None,
         )
         if device.name != INTERPRETER:
             with kernel_cache.watched() as kernels:
@@ -162,6 +179,7 @@ class Needs:
     """Bytes that a model takes on a device: `weights`, a `block` of KV over all layers, and what depends on the step.
 
     `margin` is what torch's allocator may round up, and what the device's other users (cuBLAS, the context) need.
+    `graphs`: decoding steps are recorded, which takes room of its own.
     """
 
     config: ModelConfig
@@ -174,6 +192,7 @@ class Needs:
     block: int
     margin: int
     ranks: int
+    graphs: bool
 
     def working(self, rows: int, tokens: int) -> int:
         """Buffers, row table, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
@@ -189,7 +208,8 @@ class Needs:
 
     def beside_pool(self, rows: int, tokens: int) -> int:
         """All but the pool."""
-        return self.weights + self.working(rows, tokens) + self.margin
+        limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
+        return self.weights + self.working(rows, tokens) + self.margin + (graph_room(limits) if self.graphs else 0)
 
 
 def _needs(settings: EngineSettings, config: ModelConfig, weights: Weights, device: Device, group: Group) -> Needs:
@@ -215,6 +235,7 @@ def _needs(settings: EngineSettings, config: ModelConfig, weights: Weights, devi
         block,
         device.reserve + min(int(size * _ROUNDING), _MOST_ROUNDING),
         group.size,
+        settings.cuda_graphs is not False and device.torch.type == "cuda",
     )
 
 

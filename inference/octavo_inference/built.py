@@ -23,3 +23,6 @@ class Built:
     threads: int
     memory: MemoryPlan | None = None
     rank_pids: tuple[int, ...] = ()
+    captured: int = 0
+    """CUDA graphs of decoding steps."""
+    capture_seconds: float = 0.0

@@ -52,6 +52,7 @@ class EngineSettings:
     `swap_memory` (bytes) with preemption by swap. `prefill_slowdown` None: prompts are computed as fast as they can be,
     whoever waits. `overlap` None: the next step is launched while the last computes, where the backend can.
     `tensor_parallel_size` is over how many GPUs the model is spread; `kv_memory` is then what each of them gives.
+    `cuda_graphs` None: decoding steps are recorded and launched as one, on a GPU.
     """
 
     model: str = "smollm2"
@@ -70,6 +71,7 @@ class EngineSettings:
     prefill_slowdown: float | None = None
     overlap: bool | None = None
     tensor_parallel_size: int = 1
+    cuda_graphs: bool | None = None
     threads: int | None = None
     profile: ProfileName = "balanced"
     batching: Batching = "continuous"

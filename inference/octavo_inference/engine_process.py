@@ -178,6 +178,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         prefill_slowdown=settings.prefill_slowdown or PROFILES[settings.profile].prefill_slowdown,
         overlap=settings.overlap,
         tensor_parallel_size=settings.tensor_parallel_size,
+        cuda_graphs=settings.cuda_graphs,
         threads=settings.threads,
         profile=settings.profile,
         batching=settings.batching,
@@ -200,6 +201,9 @@ def load_model(settings: Settings, end: End) -> tuple[Engine, EngineInfo]:
     gc.freeze()
     gc.enable()
     limits, backend = loaded.engine.limits, loaded.engine.backend
+    phases = [("imports", imported), ("weights and kernels", timeline.now() - imported - loaded.capture_seconds)]
+    if loaded.captured:
+        phases.append((f"{loaded.captured} CUDA graphs", loaded.capture_seconds))
     info = EngineInfo(
         backend=backend.name,
         max_model_len=limits.max_model_len,
@@ -217,12 +221,13 @@ def load_model(settings: Settings, end: End) -> tuple[Engine, EngineInfo]:
         cache_policy=settings.cache_policy,
         prefix_caching=limits.prefix_caching,
         overlap=loaded.engine.overlaps,
+        cuda_graphs=loaded.captured,
         model_digest=loaded.engine.config.digest,
         swap_bytes=loaded.settings.swap_memory or 0,
         memory=loaded.memory,
         pid=os.getpid(),
         rank_pids=loaded.rank_pids,
-        phases=(("imports", imported), ("weights and kernels", timeline.now() - imported)),
+        phases=tuple(phases),
     )
     return loaded.engine, info
 

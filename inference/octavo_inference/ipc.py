@@ -63,6 +63,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_policy: str = "chat"
     prefix_caching: bool = True
     overlap: bool = False
+    cuda_graphs: int = 0
     model_digest: str = ""
     swap_bytes: int = 0
     memory: MemoryPlan | None = None

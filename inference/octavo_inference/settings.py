@@ -42,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_slowdown: float | None = None
     overlap: bool | None = None
     tensor_parallel_size: int = 1
+    cuda_graphs: bool | None = None
     threads: int | None = None
     profile: Literal["latency", "balanced", "throughput"] = "balanced"
     batching: Literal["continuous", "static"] = "continuous"
@@ -264,6 +265,11 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
         default=d.tensor_parallel_size,
         metavar="N",
         help="spread the model over so many GPUs of this machine (default: 1)",
+    )
+    engine.add_argument(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        help="record decoding steps and launch each as one thing (default: on with a GPU)",
     )
     engine.add_argument(
         "--threads",

@@ -16,7 +16,7 @@ from octavo_inference.errors import DeviceError, SettingsError
 from octavo_inference.model.load import LoadedModel, TextModel
 from octavo_inference.ops.cuda.backend import CudaBackend
 from octavo_inference.ops.cuda.buffers import Limits
-from octavo_inference.ops.cuda.device import Device
+from octavo_inference.ops.cuda.device import Device, find_device
 from octavo_inference.ops.cuda.rehearsal import rehearsal
 from octavo_inference.ops.triton.tiles import linear_tile
 
@@ -89,6 +89,11 @@ def test_swap_is_bounded_by_the_host() -> None:
     settings = EngineSettings(**SETTINGS, preemption="swap", swap_memory=2**50)
     with pytest.raises(SettingsError, match="is more than the host can give"):
         build_cuda(settings, model(), card())
+
+
+def test_an_interpreter_records_no_graphs() -> None:
+    with pytest.raises(SettingsError, match="cuda_graphs needs a GPU: Triton's interpreter records none"):
+        build_cuda(EngineSettings(**SETTINGS, cuda_graphs=True), model(), find_device())
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,17 @@ class Service:
             return {}
         info = self.loaded.info
         sizes = ("max_running_requests", "max_batched_tokens", "max_model_len", "num_blocks", "swap_bytes")
-        names = ("backend", "profile", "batching", "prefill_slowdown", "preemption", "cache_policy", "overlap", *sizes)
+        names = (
+            "backend",
+            "profile",
+            "batching",
+            "prefill_slowdown",
+            "preemption",
+            "cache_policy",
+            "overlap",
+            "cuda_graphs",
+            *sizes,
+        )
         return {name: str(getattr(info, name)) for name in names}
 
     def memory(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from octavo_inference.ops.cuda.batches import as_rows
 from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
 from octavo_inference.ops.cuda.decoder import Decoder
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted, watched
-from octavo_inference.ops.cuda.inputs import Size, Stage
+from octavo_inference.ops.cuda.graphs import Capture, Graph, Graphs, Shape, graph_room, shapes
+from octavo_inference.ops.cuda.inputs import Inputs, Size, Stage
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import allocate_pool
 from octavo_inference.ops.cuda.rehearsal import rehearsal
@@ -34,12 +36,16 @@ from octavo_inference.ops.cuda.sampling import Chosen, Sampler
 from octavo_inference.ops.cuda.transfer import Transfer
 from octavo_inference.ops.cuda.upload import upload
 from octavo_inference.ops.triton.blocks import copy_blocks
-from octavo_inference.run.batch import Batch, Float32, RowStep, StepResult
+from octavo_inference.run.batch import Batch, Float32, RowSamples, RowStep, StepResult
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD = 256
+_NO_IDS = np.empty(0, np.int32)
+_NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
+"""A step of no sequences: filled up to a shape it computes as much as one, and leaves nothing behind."""
+
 _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
@@ -57,10 +63,19 @@ class Launched:
 
 
 class CudaBackend:
-    """`RowBackend` on one GPU. All its memory is allocated when it is made."""
+    """`RowBackend` on one GPU. All its memory is allocated when it is made.
+
+    `graphs` are those of decoding steps; None where every step is launched kernel by kernel.
+    """
 
     def __init__(
-        self, device: Device, decoder: Decoder, rows: DeviceRows, sampler: Sampler, failpoints: Failpoints
+        self,
+        device: Device,
+        decoder: Decoder,
+        rows: DeviceRows,
+        sampler: Sampler,
+        failpoints: Failpoints,
+        capture: Capture | None,
     ) -> None:
         kind = f", {decoder.pool.data.dtype} KV".replace("torch.", "")
         self.name = f"cuda ({device.name}{kind})"
@@ -74,6 +89,11 @@ class CudaBackend:
         self._sampler = sampler
         self._stage = Stage(decoder.buffers["inputs"], decoder.limits)
         self._transfer = Transfer(decoder.pool)
+        self.graphs: Graphs | None = None
+        if capture is not None:
+            first, later = shapes(decoder.limits)
+            room = graph_room(decoder.limits)
+            self.graphs = Graphs(partial(self._record, capture), first, later, room, self._agreed)
 
     @classmethod
     def create(
@@ -93,12 +113,13 @@ class CudaBackend:
         progress: Callable[[int, int], None] | None = None,
         failpoints: Failpoints | None = None,
         group: Group = ALONE,
+        capture: Capture | None = None,
     ) -> CudaBackend:
         """Load the weights onto the device and allocate everything else there.
 
         Of a larger `group`, config and weights are the rank's shard: steps then wait for the other ranks to make them
-        too. `progress` is told the bytes of weights that are there and that there will be. Raises `ModelError` and
-        `SettingsError` for what the kernels or the card cannot do.
+        too. `capture` records graphs (`graphs.CudaCapture`). `progress` is told the bytes of weights that are there and
+        that there will be. Raises `ModelError` and `SettingsError` for what the kernels or the card cannot do.
         """
         check(config, device, kv_dtype)
         if device.torch.type == "cuda":
@@ -128,24 +149,36 @@ class CudaBackend:
             group,
         )
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
-        return cls(device, decoder, rows, sampler, failpoints or Failpoints(""))
+        return cls(device, decoder, rows, sampler, failpoints or Failpoints(""), capture)
 
     def warm_up(self) -> None:
-        """Have all kernels compiled and loaded: the first requests are not to wait for that."""
+        """Have all kernels compiled and loaded, and graphs captured: the first requests are not to wait for that."""
         for batch in rehearsal(self._decoder.limits):
             self.step(batch)
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
+        if self.graphs is not None:
+            with watched(self._synchronize):
+                self.graphs.start()
 
     def launch(self, step: RowStep) -> Launched:
         """Start a step; the ones before it are computed first. Raises `DeviceLostError` when the GPU is gone."""
         with watched(self._synchronize):
             self._failpoints.hit("gpu.step")
-            size = self._load(step)
+            self._rows.apply(step.changes)
+            shape = self._shape(step)
+            size = _size(step) if shape is None else shape.size
+            self._stage.load(step, size)
             inputs = self._stage.inputs(size)
-            logits = self._decoder.forward(inputs)
-            self._sampler.penalize(logits, step.sample)
-            self._sampler.choose(logits, inputs)
+            if self.graphs is None or shape is None:
+                self._compute(inputs)
+            else:
+                self.graphs.replay(shape)
+            logits = self._decoder.logits(size.samples)
+            if any(step.sample.penalties):
+                # A graph has no room for them: they change the logits it left, from which tokens are chosen once more.
+                self._sampler.penalize(logits, step.sample)
+                self._sampler.choose(logits, inputs)
             return Launched(self._sampler.send(logits, inputs, step.sample), self._synchronize)
 
     def step(self, batch: Batch) -> StepResult:
@@ -158,13 +191,17 @@ class CudaBackend:
     def logits(self, batch: Batch) -> Float32:
         """The step without sampling: logits [R, vocab] of the sample rows. Overwrites rows as `step` does."""
         with watched(self._synchronize):
-            inputs = self._stage.inputs(self._load(as_rows(batch)))
-            logits: Float32 = self._decoder.forward(inputs).cpu().numpy().copy()
+            step = as_rows(batch)
+            self._rows.apply(step.changes)
+            self._stage.load(step, _size(step))
+            self._decoder.forward(self._stage.inputs(_size(step)))
+            logits: Float32 = self._decoder.logits(len(batch.sample.row)).cpu().numpy().copy()
             return logits
 
     def idle(self) -> bool:
-        """Nothing is prepared in idle moments."""
-        return False
+        """Capture a graph more, if some are missing; whether there are others."""
+        with watched(self._synchronize):
+            return self.graphs is not None and self.graphs.idle()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
@@ -195,16 +232,36 @@ class CudaBackend:
         with watched(self._synchronize):
             self._transfer.from_host(saved, blocks)
 
-    def _load(self, step: RowStep) -> Size:
-        self._rows.apply(step.changes)
-        size = Size(len(step.row), int(step.query_start[-1]), len(step.sample.row))
-        self._stage.load(step, size)
-        return size
+    def _compute(self, inputs: Inputs) -> None:
+        """All that a graph records."""
+        self._sampler.choose(self._decoder.forward(inputs), inputs)
+
+    def _shape(self, step: RowStep) -> Shape | None:
+        """In which captured shape a step runs."""
+        if self.graphs is None:
+            return None
+        size, counts = _size(step), np.diff(step.query_start)
+        uniform = bool((counts == counts[0]).all())
+        return self.graphs.choose(size.sequences, size.tokens, size.samples, uniform=uniform)
+
+    def _agreed(self, ok: bool) -> bool:
+        """Whether all ranks say so. Waits for them."""
+        votes = torch.full((1,), float(ok), device=self._device)
+        self._decoder.group.all_reduce(votes)
+        return int(votes.item()) == self._decoder.group.size
+
+    def _record(self, capture: Capture, shape: Shape) -> Graph:
+        self._stage.load(_NOTHING, shape.size)
+        return capture(partial(self._compute, self._stage.inputs(shape.size)))
 
     def _synchronize(self) -> None:
         self._failpoints.hit("gpu.sync")
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _size(step: RowStep) -> Size:
+    return Size(len(step.row), int(step.query_start[-1]), len(step.sample.row))
 
 
 def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

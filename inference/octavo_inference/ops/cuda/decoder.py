@@ -39,7 +39,7 @@ class Decoder:
     group: Group = ALONE
 
     def forward(self, inputs: Inputs) -> Torch:
-        """Logits [R, vocab] in float32 of the sample rows, until the next call. K and V of all tokens are stored."""
+        """Store K and V of all tokens; the `logits` of the sample rows."""
         config, weights, count = self.config, self.weights, inputs.tokens
         residual, normed = self._first("residual", count), self._first("normed", count)
         tokens = self._first("tokens", count)
@@ -63,6 +63,10 @@ class Decoder:
             following = weights.layers[number + 1].input_norm if number + 1 < config.layers else weights.final_norm
             self._add(residual, mixed, layer.mlp_output_norm, following, normed)
         return self._logits(normed, inputs.query)
+
+    def logits(self, count: int) -> Torch:
+        """Logits [count, vocab] in float32 of the last step's first sample rows, until the next `forward`."""
+        return self._first("logits", count)
 
     def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
         config, tokens, sequences = self.config, len(x), len(inputs.seq_len)
@@ -122,7 +126,7 @@ class Decoder:
         count, config = len(rows), self.config
         sampled = self._first("sampled", count)
         torch.index_select(normed, 0, rows, out=sampled)
-        logits, head = self._first("logits", count), self.weights.lm_head
+        logits, head = self.logits(count), self.weights.lm_head
         head(sampled, self.group.share(logits, self.buffers["gathered"])[:, : head.rows])
         self.group.gather(logits, self.buffers["gathered"])
         if config.logit_scale != 1.0:

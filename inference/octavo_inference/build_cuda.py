@@ -26,7 +26,7 @@ from octavo_inference.ops.base import RowBackend
 from octavo_inference.ops.cuda import kernel_cache
 from octavo_inference.ops.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, check, kv_type, limits_of
 from octavo_inference.ops.cuda.buffers import buffer_shapes, shapes_bytes
-from octavo_inference.ops.cuda.device import INTERPRETER, Device, require_room
+from octavo_inference.ops.cuda.device import INTERPRETER, Device, multiplies_fp8, require_room
 from octavo_inference.ops.cuda.graphs import CudaCapture, graph_room
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import block_bytes
@@ -197,10 +197,11 @@ class Needs:
     def working(self, rows: int, tokens: int) -> int:
         """Buffers, row table, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
         config = self.config
+        eight = multiplies_fp8(self.device, self.quantization, self.dtype)
         limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
         ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
         return (
-            shapes_bytes(buffer_shapes(config, limits, self.dtype))
+            shapes_bytes(buffer_shapes(config, limits, self.dtype, eight=eight))
             + sampler_bytes(vocab=config.vocab, max_rows=rows, max_logprobs=MAX_LOGPROBS)
             + pieces(self.block) * self.block
             + sum(4 * self.longest * rope.dim for rope in ropes)

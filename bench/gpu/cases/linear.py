@@ -14,6 +14,7 @@ from octavo_inference.ops.triton.embedding import embed
 from octavo_inference.ops.triton.forms import Stored
 from octavo_inference.ops.triton.gemv import gemv, suits
 from octavo_inference.ops.triton.linear import linear
+from octavo_inference.ops.triton.quantize import quantize
 from octavo_inference.ops.triton.tiles import WORKSPACE, gemv_rows
 
 LAYOUTS = {
@@ -119,6 +120,46 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Product8:
+    """y [m, n] = x [m, k] @ weights.T of fp8 by fp8, x rounded on the way."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+    def prepare(self, place: Place) -> Trial:
+        """For `Case`."""
+        m, n, k = place.pick(self.m, 19), place.pick(self.n, 77), place.pick(self.k, 224)
+        matrix = planes(place, Layout("fp8"), n, k)
+        x, out = place.randn(m, k), place.empty(m, n)
+        eight, scales = place.empty(m, k, dtype=torch.uint8), place.empty(m, dtype=torch.float32)
+        workspace = place.empty(WORKSPACE, dtype=torch.float32)
+
+        def launch() -> None:
+            quantize(x, eight, scales)
+            linear(eight, matrix.values, matrix.scales, None, None, out, workspace, form="fp8", x_scales=scales)
+
+        def pairs() -> list[Pair]:
+            wide = x.float()
+            expected_scales = wide.abs().amax(dim=1) / 448
+            rounded = (wide / expected_scales[:, None]).to(torch.float8_e4m3fn).float()
+            found = eight.view(torch.float8_e4m3fn).float()
+            # A GPU divides to within a unit of the last place: what lies between two codes may become the other.
+            codes = torch.where(near(found, rounded), found, rounded)
+            return [(out, found * scales[:, None] @ matrix.weights.T), (found, codes)]
+
+        return Trial(launch, pairs, rounding(place.dtype, 1), size_of(x, eight, out, matrix.values))
+
+
+def near(found: Tensor, expected: Tensor) -> Tensor:
+    """Neighbouring codes of float8_e4m3fn."""
+    return (found - expected).abs() <= torch.maximum(expected.abs() / 8, torch.full_like(expected, 2**-9))
+
+
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """Rows of a table by token."""
 
@@ -174,7 +215,9 @@ QUICK = {
     "dense 64x128256x4096 logits",
     "int8 q6_k 128256x4096",
 }
+PRODUCTS8 = [Product8(m, *SIZES[name]) for name in ("gate_up", "down") for m in (128, 512)]
 CASES = [
+    *(Case("linear8", str(shape), shape.prepare, float8=True, quick=shape == PRODUCTS8[0]) for shape in PRODUCTS8),
     *(Case(shape.kernel, str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in PRODUCTS),
     *(Case("embed", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in LOOKUPS),
 ]

@@ -25,7 +25,7 @@ from octavo_inference.model.weights import Weights
 from octavo_inference.ops.cuda.batches import as_rows
 from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
 from octavo_inference.ops.cuda.decoder import Decoder
-from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted, watched
+from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted, multiplies_fp8, watched
 from octavo_inference.ops.cuda.graphs import Capture, Graph, Graphs, Shape, graph_room, shapes
 from octavo_inference.ops.cuda.inputs import Inputs, Size, Stage
 from octavo_inference.ops.cuda.packing import Quantization
@@ -128,11 +128,20 @@ class CudaBackend:
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
-        buffers = allocate(buffer_shapes(config, limits, dtype), device.torch)
+        eight = multiplies_fp8(device, quantization, dtype)
+        buffers = allocate(buffer_shapes(config, limits, dtype, eight=eight), device.torch)
         rows = DeviceRows(buffers["table"], buffers["changes"], limits)
         decoder = Decoder(
             config,
-            upload(config, weights, device=device.torch, dtype=dtype, quantization=quantization, progress=progress),
+            upload(
+                config,
+                weights,
+                device=device.torch,
+                dtype=dtype,
+                quantization=quantization,
+                progress=progress,
+                eight=buffers["eight"] if eight else None,
+            ),
             allocate_pool(
                 layers=config.layers,
                 num_blocks=num_blocks,

@@ -48,12 +48,16 @@ class Limits:
         return segments_for(sequences=sequences, kv_heads=config.kv_heads, longest=longest, processors=self.processors)
 
 
-def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype) -> Shapes:
-    """Name, shape and type of each buffer. `dtype` is that of activations; sums and the residual stream are float32."""
+def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype, *, eight: bool = False) -> Shapes:
+    """Name, shape and type of each buffer. `dtype` is that of activations; sums and the residual stream are float32.
+
+    `eight`: activations are multiplied in fp8, too (`device.multiplies_fp8`).
+    """
     tokens, rows = limits.tokens, limits.rows
     attended = config.heads * config.head_dim
     qkv = attended + 2 * config.kv_heads * config.head_dim
     return {
+        "eight": ((tokens * max(config.hidden, attended, config.intermediate) * eight,), torch.uint8),
         "table": ((_end(table_places(limits), limits.rows + 1),), torch.int32),
         "changes": ((CHANGES,), torch.int32),
         "inputs": ((_end(input_places(limits), 1),), torch.int32),

@@ -15,6 +15,7 @@ import torch
 
 from octavo_inference.errors import DeviceError, DeviceLostError
 from octavo_inference.ops.cuda import driver_stub, kernel_cache
+from octavo_inference.ops.cuda.packing import Quantization
 
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
@@ -52,6 +53,11 @@ class Driver:
     status: int
     version: int
     devices: int
+
+
+def multiplies_fp8(device: Device, quantization: Quantization, dtype: torch.dtype) -> bool:
+    """Whether products of fp8 weights are made of fp8 activations, where there are many: by tensor cores that can."""
+    return quantization == "fp8" and dtype == torch.bfloat16 and device.capability >= FP8_CAPABILITY
 
 
 def find_device(index: int = 0, *, count: int = 1) -> Device:

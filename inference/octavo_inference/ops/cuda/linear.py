@@ -12,7 +12,8 @@ from octavo_inference.ops.triton import embedding as table_kernel
 from octavo_inference.ops.triton.forms import Stored
 from octavo_inference.ops.triton.gemv import gemv, suits
 from octavo_inference.ops.triton.linear import linear
-from octavo_inference.ops.triton.tiles import gemv_rows
+from octavo_inference.ops.triton.quantize import quantize
+from octavo_inference.ops.triton.tiles import LINEAR8_ROWS, gemv_rows
 
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
@@ -44,12 +45,14 @@ class Linear:
     """y = x @ weights.T + bias. Matrices in `parts` lie below each other; each has the layout that is smallest for it.
 
     `biases` are those of the parts: in the weights' type beside dense ones, else float32. `workspace` is shared by all
-    layers of a model: they run one after the other.
+    layers of a model: they run one after the other. So is `eight` (uint8, elements of the largest x), where the card
+    multiplies float8 and the weights are: x is then rounded to it, too, once it has `LINEAR8_ROWS` rows.
     """
 
     parts: tuple[Matrix, ...]
     biases: tuple[Torch | None, ...]
     workspace: Torch
+    eight: Torch | None = None
 
     @property
     def rows(self) -> int:
@@ -60,9 +63,14 @@ class Linear:
         """[M, K] to [M, rows] in the type of `out`, of x where none is given. Rows of `out` may be at a distance."""
         if out is None:
             out = torch.empty((len(x), self.rows), dtype=x.dtype, device=x.device)
+        scales = None
+        if self.eight is not None and len(x) >= LINEAR8_ROWS:
+            # No sum is cut then, so the workspace is free.
+            wide, x, scales = x, self.eight[: x.numel()].view(x.shape), self.workspace[: len(x)]
+            quantize(wide, x, scales)
         start = 0
         for part, bias in zip(self.parts, self.biases, strict=True):
-            _product(x, part, bias, out[:, start : start + part.rows], self.workspace)
+            _product(x, scales, part, bias, out[:, start : start + part.rows], self.workspace)
             start += part.rows
         return out
 
@@ -101,7 +109,7 @@ def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
     return (wide / scales[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
-def _product(x: Torch, part: Matrix, bias: Torch | None, out: Torch, workspace: Torch) -> None:
+def _product(x: Torch, x_scales: Torch | None, part: Matrix, bias: Torch | None, out: Torch, workspace: Torch) -> None:
     layout = part.layout
     planes = (part.values, part.scales, part.minimums)
     if len(x) <= gemv_rows(part.form) and suits(x, part.values, part.form, layout.group):
@@ -115,4 +123,6 @@ def _product(x: Torch, part: Matrix, bias: Torch | None, out: Torch, workspace: 
     else:
         # Dense weights come here for outputs of another type: logits are float32, and no library gives them so
         # everywhere.
-        linear(x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero)
+        linear(
+            x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero, x_scales=x_scales
+        )  # fmt: skip

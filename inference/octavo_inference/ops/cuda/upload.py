@@ -137,11 +137,13 @@ def upload(
     dtype: torch.dtype,
     quantization: Quantization = "auto",
     progress: Progress | None = None,
+    eight: Torch | None = None,
 ) -> DeviceWeights:
     """All weights of a decoder on the device, `device_bytes` in all; some tens of MB on the host while it goes on.
 
     Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", embedding and lm_head excepted: they
-    are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense".
+    are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense". `eight`
+    is for activations in fp8, as in `Linear`.
     `progress` is told the bytes done, and all of them, after each piece. Pages of mapped files are given back once
     read. Raises SettingsError for another dtype.
     """
@@ -152,7 +154,12 @@ def upload(
     layers = []
     for layer, matrices in zip(weights.layers, plan.layers, strict=False):
         linears = {
-            name: Linear(tuple(map(sender.matrix, parts)), tuple(map(sender.bias, parts)), workspace)
+            name: Linear(
+                tuple(map(sender.matrix, parts)),
+                tuple(map(sender.bias, parts)),
+                workspace,
+                eight if all(part.layout.form == "fp8" for part in parts) else None,
+            )
             for name, parts in matrices.items()
         }
         layers.append(

@@ -8,7 +8,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.ops.triton.decode import e4m3, integers, spread
 from octavo_inference.ops.triton.forms import Stored
-from octavo_inference.ops.triton.tiles import LinearTile, dot_type, linear_tile
+from octavo_inference.ops.triton.tiles import LinearTile, dot_type, linear8_tile, linear_tile
 
 _REDUCED = 1024
 
@@ -25,7 +25,7 @@ def _add_product(acc, x, columns, present, limit, weights, scale, minimum, UNIT:
 
 
 @triton.jit(do_not_specialize=["m"])
-def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_stride, y_stride,
+def _linear(x, x_scales, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_stride, y_stride,
             FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
             DOT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
             STEP: tl.constexpr):  # fmt: skip
@@ -63,6 +63,14 @@ def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_
             acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, 0.0625, DOT)
         elif FORM == "int8":
             acc = _add_product(acc, x, at, present, k, integers(raw.to(tl.int32), ZERO), scale, minimum, 1.0, DOT)
+        elif x_scales is not None:
+            rows = tl.load(x + at, mask=present & (at < width), other=0)
+            if tl.float32 == DOT:
+                rows, weights = e4m3(rows), e4m3(raw)
+            else:
+                rows, weights = rows.to(DOT, bitcast=True), raw.to(DOT, bitcast=True)
+            # Tensor cores of 9.0 keep about 14 bits of a sum of float8: each STEP columns are added to float32 apart.
+            acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee", max_num_imprecise_acc=STEP)
         elif FORM == "fp8":
             acc = _add_product(acc, x, at, present, k, e4m3(raw), scale, minimum, 1.0, DOT)
         else:
@@ -73,6 +81,8 @@ def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_
     else:
         if FORM == "fp8":
             acc *= tl.load(scales + out, mask=out < n, other=0.0)[None, :]
+        if x_scales is not None:
+            acc *= tl.load(x_scales + row, mask=row < m, other=0.0)[:, None]
         if BIAS:
             acc += tl.load(bias + out, mask=out < n, other=0.0)[None, :]
         tl.store(y + row[:, None] * y_stride + out[None, :], acc.to(y.dtype.element_ty), mask=mask)
@@ -105,6 +115,7 @@ def linear(
     form: Stored,
     group: int = 0,
     zero: int = 0,
+    x_scales: Torch | None = None,
     tile: LinearTile | None = None,
 ) -> None:
     """Write x @ weights.T + bias to `out`, for weights of rows [N, K] as `ops.cuda.packing` lays them out.
@@ -115,17 +126,20 @@ def linear(
     fp8: uint8 [N, K], the bits of float8_e4m3fn, `scales` [N] float32. Weights are rounded to the type of x and
     multiplied in it, sums are float32. `workspace`: `tiles.WORKSPACE` floats for sums that are cut, which a second
     launch adds in order: results depend on the shapes alone.
+
+    With x_scales [M] float32, x is uint8, the bits of float8_e4m3fn (`quantize`), the weights are fp8, and sums are not
+    cut; on a GPU that takes compute capability 8.9.
     """
     (m, k), (n, width) = x.shape, values.shape
     if m == 0:
         return
-    tile = tile or linear_tile(m, n, width, x.dtype)
+    tile = tile or (linear_tile(m, n, width, x.dtype) if x_scales is None else linear8_tile())
     grid = (triton.cdiv(m, tile.rows), triton.cdiv(n, tile.outputs), tile.split)
     _linear[grid](
-        x, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0, x.stride(0),
-        out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None, BIAS=bias is not None,
-        DOT=dot_type(x.dtype), SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs, STEP=tile.step,
-        num_warps=tile.warps, num_stages=tile.stages,
+        x, x_scales, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0,
+        x.stride(0), out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None,
+        BIAS=bias is not None, DOT=dot_type(x.dtype), SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if tile.split > 1:
         _reduce[m, triton.cdiv(n, _REDUCED)](

@@ -5,9 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import triton
+from triton.backends.nvidia.driver import CudaDriver
+from triton.runtime.cache import FileCacheManager
+
+from octavo_inference import precompile
+from octavo_inference.ops.cuda import kernel_cache
+from octavo_inference.ops.cuda.null_driver import NullDriver
 
 # A process that interprets cannot compile, so each test has processes of its own, without a compiler in reach.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | {"PATH": "/nonexistent"}
@@ -71,3 +79,64 @@ def test_what_the_folder_lacks_is_compiled_as_ever(image: Path, tmp_path: Path) 
     done = run("-c", START, str(image), "80", cache=tmp_path)
     assert done.returncode != 0
     assert "compiles" in done.stderr
+
+
+def test_triton_asks_of_a_real_card_nothing_else() -> None:
+    """The target that real drivers give is a part of the key."""
+    real = object.__new__(CudaDriver)
+    real.get_current_device, real.get_device_capability = lambda: 0, lambda _device: (9, 0)
+    assert real.get_current_target() == NullDriver(90).get_current_target()
+
+
+@pytest.fixture
+def layered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], FileCacheManager]:
+    """A cache with one kernel in the image's folder, and an empty one to write to."""
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "made"))
+    monkeypatch.setattr(triton.knobs.cache, "manager_class", None)
+    made = FileCacheManager("key")
+    files = {name: made.put(b"x", name) for name in ("k.cubin", "k.json", "k.source")}
+    made.put_group("k.json", files)
+    kernel_cache.trim(tmp_path / "made")
+    (tmp_path / "made").rename(tmp_path / "image")
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "pod"))
+    kernel_cache.prepare(tmp_path / "image")
+    return lambda: triton.knobs.cache.manager_class("key")
+
+
+def test_the_images_files_are_read_and_the_pods_written(
+    layered: Callable[[], FileCacheManager], tmp_path: Path
+) -> None:
+    image = {name: str(tmp_path / "image" / "key" / name) for name in ("k.cubin", "k.json")}
+    assert layered().get_group("k.json") == image
+    assert layered().get_file("k.cubin") == image["k.cubin"]
+    own = layered().put(b"y", "other.cubin")
+    assert own == str(tmp_path / "pod" / "key" / "other.cubin")
+    assert layered().get_file("other.cubin") == own
+    assert layered().get_file("none.cubin") is None
+
+
+def test_a_kernel_of_which_a_file_is_missing_is_compiled(
+    layered: Callable[[], FileCacheManager], tmp_path: Path
+) -> None:
+    (tmp_path / "image" / "key" / "k.cubin").unlink()
+    assert layered().get_group("k.json") is None
+    made = {"k.json": layered().put(b"{}", "k.json"), "k.cubin": layered().put(b"z", "k.cubin")}
+    layered().put_group("k.json", made)
+    assert layered().get_group("k.json") == made
+
+
+def test_without_a_folder_triton_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.cache, "manager_class", None)
+    kernel_cache.prepare(tmp_path / "none")
+    assert triton.knobs.cache.manager_class is None
+
+
+def test_only_what_a_card_can_compute_is_compiled_for_it() -> None:
+    def names(capability: str) -> list[str]:
+        return [
+            str(job) for job in precompile.jobs_of(capability, ["qwen2.5-7b"], ["auto", "fp8"], ["auto"], [1, 4, 8])
+        ]
+
+    shapes = ["qwen2.5-7b, KV {}, weights auto", "qwen2.5-7b over 4 GPUs, KV {}, weights auto"]
+    assert names("8.6") == ["8.6 " + shape.format("auto") for shape in shapes]
+    assert names("8.9") == ["8.9 " + shape.format(kv) for kv in ("auto", "fp8") for shape in shapes]

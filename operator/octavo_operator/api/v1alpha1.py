@@ -565,6 +565,12 @@ class Spec(Block):
             f"idle; set tensor to %d, or count to 1 and replicas to the number of GPUs'.format([{_COUNT}, {_COUNT}])",
         ),
         Rule(
+            rule=f"{_TENSOR} == 1 || !has(self.engine.scheduler.preemption) || "
+            "self.engine.scheduler.preemption != 'swap'",
+            message="scheduler.preemption swap needs engine.parallelism.tensor 1: it keeps blocks of one GPU in RAM; "
+            "use recompute, or leave preemption out",
+        ),
+        Rule(
             # With a GPU the pool is in the GPU's memory.
             rule=f"self.resources.gpu.count > 0 || !has(self.engine.kv.memory) || {_MEMORY} == '' || "
             f"quantity(string(self.engine.kv.memory)).isLessThan(quantity({_MEMORY}))",

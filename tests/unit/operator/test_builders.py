@@ -44,6 +44,11 @@ SPECS: dict[str, dict[str, Any]] = {
         "drain": {"timeoutSeconds": 30, "propagationSeconds": 0},
         "scheduling": {"nodeSelector": {"zone": "a"}, "priorityClassName": "high"},
     },
+    "gpus-that-share": {
+        "model": {"uri": "pvc://weights/llama/70b"},
+        "engine": {"parallelism": {"tensor": 4}},
+        "resources": {"gpu": {"count": 4, "minMemory": "80G"}, "memory": "64Gi"},
+    },
     "every-pod-field": {
         "engine": {
             "profile": "throughput",
@@ -282,6 +287,10 @@ def test_settings_are_read_as_they_were_meant(make_owner: Callable[..., LLMDeplo
     (tmp_path / "server.toml").write_text(config.config_map(make_owner(SPECS["gpu-hub"]))["data"]["server.toml"])
     read = parse_arguments(["--config", str(tmp_path / "server.toml")])
     assert (read.device, read.kv_dtype, read.quantization, read.block_size) == ("cuda", "fp8", "fp8", 16)
+    shared = config.config_map(make_owner(SPECS["gpus-that-share"]))["data"]["server.toml"]
+    (tmp_path / "server.toml").write_text(shared)
+    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
+    assert (read.device, read.tensor_parallel_size) == ("cuda", 4)
 
 
 def test_given_environment_wins_over_ours(make_owner: Callable[..., LLMDeployment], installation: Installation) -> None:

@@ -20,8 +20,9 @@ from octavo_inference.dist.shard import vocab_share
 
 # Ranks of a group are processes of one machine: what they say to find each other need not leave it.
 _INTERFACES = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
-# How long a rank waits for the others, which load their weights first. Hangs end earlier: `ranks` watches the
-# processes, and the server its engine.
+# Torch's own watchdogs abort a process without a word. `ranks` watches the processes, and the server its engine.
+_UNWATCHED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+# How long a rank waits for the others to come.
 _PATIENCE = timedelta(hours=1)
 
 
@@ -71,8 +72,8 @@ def gathered_size(vocab: int, rows: int, size: int) -> int:
 def join(folder: Path, *, rank: int, size: int, device: torch.device) -> Group:
     """Become a rank: returns once all are there. `folder` is theirs alone and stays as long as they do."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    os.environ.setdefault(_INTERFACES[backend], "lo")
-    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    for name, value in ({_INTERFACES[backend]: "lo"} | _UNWATCHED).items():
+        os.environ.setdefault(name, value)
     dist.init_process_group(
         backend,
         store=FileStore(str(folder / "ranks"), size),

@@ -117,8 +117,8 @@ class Ranks:
         except DeviceLostError:
             raise
         except Exception as error:
-            # If another rank's end is the reason, the watcher knows and ends this process meanwhile.
-            self._watcher.join(_EXIT_SECONDS)
+            # If another rank's end is the reason, the watcher ends this process once it knows how that one ended.
+            self._watcher.join(2 * _EXIT_SECONDS)
             log.exception("rank 0 failed")
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise RankLostError(
@@ -146,7 +146,7 @@ class Ranks:
         try:
             peer.connection.sendall(frame)
         except OSError as error:
-            self._watcher.join(_EXIT_SECONDS)
+            self._watcher.join(2 * _EXIT_SECONDS)
             raise RankLostError(peer.fate()) from error
 
     def _answer(self, peer: _Peer, kind: type[Answer]) -> Answer:

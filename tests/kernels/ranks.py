@@ -26,17 +26,17 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from tests.kernels.recording import record  # noqa: E402
 from tests.kernels.stored import stored, vector  # noqa: E402
 from tests.kernels.test_engine import (  # noqa: E402
     BLOCK,
     LONGEST,
-    PROMPTS,
     Model,
     prompt,
-    run,
     tiny_model,
     with_everything,
 )
+from tests.kernels.test_ranks import serve  # noqa: E402
 
 from octavo_inference.dist.frames import Call, encode  # noqa: E402
 from octavo_inference.dist.group import ALONE, Group, join  # noqa: E402
@@ -48,6 +48,7 @@ from octavo_inference.model.config import ModelConfig  # noqa: E402
 from octavo_inference.model.weights import LayerWeights, Tensor, Weights  # noqa: E402
 from octavo_inference.ops.cuda.backend import CudaBackend  # noqa: E402
 from octavo_inference.ops.cuda.device import find_device  # noqa: E402
+from octavo_inference.ops.cuda.graphs import Capture  # noqa: E402
 
 
 def untied() -> Model:
@@ -84,17 +85,18 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-def backend(model: Model, group: Group, blocks: int = 32) -> CudaBackend:
+def backend(model: Model, group: Group, blocks: int = 32, capture: Capture | None = None) -> CudaBackend:
     return CudaBackend.create(
         *shard(*model, rank=group.rank, size=group.size),
         device=find_device(),
         num_blocks=blocks,
         block_size=BLOCK,
-        max_batched_tokens=128,
-        max_running=32,
+        max_batched_tokens=32,
+        max_running=8,
         max_model_len=LONGEST,
         dtype=torch.float32,
         group=group,
+        capture=capture,
     )
 
 
@@ -112,8 +114,8 @@ def fork(size: int) -> tuple[int, list[socket.socket]]:
 
 
 def logits(group: Group, names: list[str]) -> None:
-    tokens = np.random.default_rng(1).integers(0, 60, 9).astype(np.int32)
-    batch = prompt(tokens, [3, 1])
+    tokens = np.random.default_rng(1).integers(0, 60, 7).astype(np.int32)
+    batch = prompt(tokens, [3])
     for name in names:
         model = MODELS[name]()
         found = torch.from_numpy(backend(model, group).logits(batch))
@@ -141,21 +143,22 @@ class Forked:
 
 
 def engine(group: Group, connections: list[socket.socket], name: str) -> None:
-    """Prompts in chunks over a pool so small that some are computed again, then one that has been there before."""
-    own = backend(MODELS[name](), group, blocks=6)
+    """Over a pool so small that some of it is computed again, decoding steps recorded."""
+    own = backend(MODELS[name](), group, blocks=6, capture=record)
+    assert own.graphs is not None
+    own.graphs.start()
     if group.rank:
         with contextlib.suppress(EOFError):
             follow(own, Inbox(connections[0]), Failpoints(""))
         return
-    runner = run(TensorParallel(own, Forked(connections, group.size)), budget=9, max_running=4)
-    runner.submit("again", PROMPTS[2], temperature=0, seed=2, max_tokens=5, ignore_eos=True)
-    runner.finish()
+    runner = serve(TensorParallel(own, Forked(connections, group.size)), budget=13)
     scheduler = runner.engine.scheduler
     told = {
         "tokens": {f"{request} {index}": tokens for (request, index), tokens in runner.tokens.items()},
         "preemptions": scheduler.preemptions,
         "hits": scheduler.hit_tokens,
         "overlaps": runner.engine.overlaps,
+        "replays": sum(captured.replays for captured in own.graphs.captured.values()),
     }
     print(json.dumps(told), flush=True)
 

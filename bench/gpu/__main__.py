@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,16 @@ def run_check(given: argparse.Namespace) -> int:
     report["seconds"] = round(time.monotonic() - began, 1)
     rows = [row for part in ("kernels", "engine") for row in report.get(part, [])]
     bad = [row for row in rows if row["verdict"] not in {"ok", "compiled", "refused"}]
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write(given.out, report | {"complete": True})
     print(f"{len(rows) - len(bad)} of {len(rows)} good in {report['seconds']} s{f', {given.out}' if given.out else ''}")
     return 1 if bad or not rows else 0
+
+
+def write(out: Path | None, report: dict[str, Any]) -> None:
+    """To a result file, where one was asked for."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def run_ahead(given: argparse.Namespace) -> int:
@@ -216,12 +221,19 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"host": host(), "gpu": gpu(), "versions": versions(), "interpreted": given.interpret}
     say(f"{report['gpu'] or 'no GPU: interpreted on the CPU'}; {report['versions']}")
     place = Place(device, dtype, tiny=given.interpret)
+
+    def keep(name: str, rows: Iterable[dict[str, Any]]) -> None:
+        report[name] = []
+        for row in rows:
+            report[name].append(row)
+            write(given.out, report)  # a kill loses one row
+
     if given.part != "engine":
         if not given.interpret:
             compile_ahead(given)
-        report["kernels"] = check_cases(chosen(given.only, quick=given.quick), place, say)
+        keep("kernels", check_cases(chosen(given.only, quick=given.quick), place, say))
     if given.part != "kernels" and not given.only:
-        report["engine"] = check_engine(interpret=given.interpret, dtype=dtype, device=find_device(), say=say)
+        keep("engine", check_engine(interpret=given.interpret, dtype=dtype, device=find_device(), say=say))
     return report
 
 

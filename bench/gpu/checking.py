@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,19 +14,17 @@ Row = dict[str, Any]
 REPEATS = 20
 
 
-def check_cases(cases: Iterable[Case], place: Place, say: Callable[[str], None]) -> list[Row]:
+def check_cases(cases: Iterable[Case], place: Place, say: Callable[[str], None]) -> Iterator[Row]:
     """One row for each case: error, bound, verdict, and on a GPU microseconds and share of what a copy reaches."""
     rate = copy_rate(place.device) if place.device.type == "cuda" else None
-    rows: list[Row] = []
     for case in cases:
         row: Row = {"kernel": case.kernel, "variant": case.variant}
         try:
             row |= _check(case, place, rate)
         except Exception as error:  # noqa: BLE001  one kernel's fault is not the others'
             row |= {"verdict": "failed", "why": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        rows.append(row)
         say(f"{case.kernel:14} {case.variant:44} {describe(row)}")
-    return rows
+        yield row
 
 
 def describe(row: Row) -> str:

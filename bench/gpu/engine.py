@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,9 +55,8 @@ REAL = Load(prompts=(1, 33, 90, 201), common=32, out=32, budget=128)
 TINY = Load(prompts=(3, 21), common=16, out=3, budget=24)
 
 
-def check_engine(*, interpret: bool, dtype: torch.dtype, device: Device, say: Callable[[str], None]) -> list[Row]:
+def check_engine(*, interpret: bool, dtype: torch.dtype, device: Device, say: Callable[[str], None]) -> Iterator[Row]:
     """One row for each shape: share of equal tokens, the widest gap of the others, divergences, verdict."""
-    rows: list[Row] = []
     for name, shape in SHAPES.items():
         row: Row = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
         began = time.perf_counter()
@@ -67,9 +66,8 @@ def check_engine(*, interpret: bool, dtype: torch.dtype, device: Device, say: Ca
         except Exception as error:  # noqa: BLE001  one model's fault is not the others'
             row |= {"verdict": "failed", "why": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         row["seconds"] = round(time.perf_counter() - began, 1)
-        rows.append(row)
         say(f"{name:16} {describe(row)}")
-    return rows
+        yield row
 
 
 def describe(row: Row) -> str:

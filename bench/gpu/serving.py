@@ -108,7 +108,7 @@ def measured_load(engine: Engine, load: Load, temperature: float, timer: Timer, 
 
 def figures(times: Times, timer: Timer, rows: int) -> dict[str, Any]:
     """Of what was watched."""
-    return summary(times, device_spans(timer, times.steps), rows)
+    return summary(times, *device_spans(timer, times), rows)
 
 
 def sizes(found: LoadedEngine) -> dict[str, Any]:

@@ -36,10 +36,14 @@ class Step:
 
 @dataclass(slots=True)
 class Times:
-    """Steps in the order of their launch, and the host's time in each of the engine's turns."""
+    """Steps in the order of their launch, and the host's time in each of the engine's turns.
+
+    `anchors`: the same moment by the host's clock and as a mark on the device, before and after.
+    """
 
     steps: list[Step]
     turns: list[Span]
+    anchors: list[tuple[float, Any]]
 
 
 @contextmanager
@@ -48,10 +52,14 @@ def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()
 
     Two events a step are all this adds on the device.
     """
-    times = Times([], [])
+    times = Times([], [], [])
     backend: Any = engine.backend
     launch, turn = backend.launch, engine.step
     now = time.perf_counter
+
+    def anchor() -> None:
+        timer.wait()
+        times.anchors.append((now(), timer.mark()))
 
     class Watching:
         """A `Launched`."""
@@ -85,18 +93,28 @@ def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()
         times.turns.append((begin, now()))
         return outputs
 
+    anchor()
     backend.launch, engine.step = launching, turning  # type: ignore[method-assign]
     try:
         yield times
     finally:
         backend.launch, engine.step = launch, turn  # type: ignore[method-assign]
+        anchor()
 
 
-def device_spans(timer: Timer, steps: Sequence[Step]) -> list[Span]:
-    """When the device worked for each step, in seconds since the first began."""
+def device_spans(timer: Timer, times: Times) -> tuple[list[Span], list[Span]]:
+    """When the device worked for each step, at most and at least, in seconds since the watching began.
+
+    A step's first mark passes when the step before is done, even while the host still prepares it: so its work began
+    between that and the end of its launch, and a graph's at that end.
+    """
     timer.wait()
-    zero = steps[0].first
-    return [(timer.between(zero, step.first), timer.between(zero, step.last)) for step in steps]
+    (host, zero), (host_end, end) = times.anchors
+    # The two clocks run apart by some milliseconds a minute.
+    rate = timer.between(zero, end) / (host_end - host)
+    most = [(timer.between(zero, step.first), timer.between(zero, step.last)) for step in times.steps]
+    launched = [(step.launch[1] - host) * rate for step in times.steps]
+    return most, [(min(max(a, at), b), b) for (a, b), at in zip(most, launched, strict=True)]
 
 
 def idle_share(spans: Sequence[Span]) -> float:
@@ -123,22 +141,22 @@ def host_times(times: Times) -> list[float]:
     return found
 
 
-def summary(times: Times, spans: Sequence[Span], rows: int) -> dict[str, Any]:
+def summary(times: Times, spans: Sequence[Span], least: Sequence[Span], rows: int) -> dict[str, Any]:
     """Figures of a load: of all steps, and of the decodes of at least `rows` sequences whose next one is such, too.
 
-    `idle` is the share of the time between the device's first and last work in which none was there for it, by events:
-    gaps between the kernels of one step are not in it.
+    `idle` is the share of the time between the device's first and last work in which none was there for it, by the
+    spans of `device_spans`: at least this, and `_most`. Gaps between the kernels of one step are not in it.
     """
     periods = np.diff([begin for begin, _ in spans]) if len(spans) > 1 else np.zeros(1)
     decodes = [step.tokens == step.sequences >= rows for step in times.steps]
     runs = _runs(decodes)
-    busy = sum((1 - idle_share(spans[a:b])) * _length(spans[a:b]) for a, b in runs)
-    whole = sum(_length(spans[a:b]) for a, b in runs)
     found = {
         "steps": len(spans),
         "idle": idle_share(spans),
+        "idle_most": idle_share(least),
         "decodes": sum(decodes),
-        "decode_idle": 1 - busy / whole if whole else None,
+        "decode_idle": _idle_of(runs, spans),
+        "decode_idle_most": _idle_of(runs, least),
     }
     for name, values in (
         ("step_ms", periods),
@@ -161,6 +179,12 @@ def _runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
                 found.append((begin, i))
             begin = None
     return found
+
+
+def _idle_of(runs: Sequence[tuple[int, int]], spans: Sequence[Span]) -> float | None:
+    busy = sum((1 - idle_share(spans[a:b])) * _length(spans[a:b]) for a, b in runs)
+    whole = sum(_length(spans[a:b]) for a, b in runs)
+    return 1 - busy / whole if whole else None
 
 
 def _length(spans: Sequence[Span]) -> float:

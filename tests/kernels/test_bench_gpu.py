@@ -29,7 +29,7 @@ from serving import nano_vllm
 from shapes import LLAMA_8B, MODELS, random_weights, tiny
 from tables import markdown, write_report
 from timing import Wall
-from watch import Step, Times, host_times, idle_share, summary
+from watch import Step, Times, device_spans, host_times, idle_share, summary
 
 from octavo_inference.model.load import LoadedModel, load_model
 from octavo_inference.model.weights import dequantize
@@ -95,18 +95,32 @@ def test_idle_is_what_no_span_covers() -> None:
 
 def test_waiting_is_no_work_of_the_host() -> None:
     # The second step is launched in the second turn, in which the first is waited for.
-    steps = [_step(0.0, (1.2, 1.9)), _step(1.0, (2.1, 2.2))]
-    times = Times(steps, [(0.0, 0.5), (1.0, 2.0), (2.0, 2.5)])
+    steps = [_step((0.0, 0.1), (1.2, 1.9)), _step((1.0, 1.1), (2.1, 2.2))]
+    times = Times(steps, [(0.0, 0.5), (1.0, 2.0), (2.0, 2.5)], [])
     assert host_times(times) == pytest.approx([0.5, 0.3, 0.4])
-    found = summary(times, [(0.0, 1.0), (1.5, 2.0)], rows=4)
+    found = summary(times, [(0.0, 1.0), (1.5, 2.0)], [(0.0, 1.0), (1.75, 2.0)], rows=4)
     assert (found["steps"], found["decodes"]) == (2, 2)
     assert found["idle"] == found["decode_idle"] == pytest.approx(0.25)
+    assert found["idle_most"] == found["decode_idle_most"] == pytest.approx(0.375)
     assert found["step_ms_p50"] == 1500.0
-    assert summary(times, [(0.0, 1.0), (1.5, 2.0)], rows=9)["decode_idle"] is None
+    assert summary(times, [(0.0, 1.0), (1.5, 2.0)], [(0.0, 1.0), (1.5, 2.0)], rows=9)["decode_idle"] is None
 
 
-def _step(launched: float, collect: tuple[float, float]) -> Step:
-    return Step(sequences=8, tokens=8, launch=(launched, launched + 0.1), first=None, last=None, collect=collect)
+def test_a_step_that_is_launched_late_leaves_the_device_idle() -> None:
+    # Marks are the device's clock, which runs twice as fast as the host's and began at 7. While the first step runs
+    # the second is launched; the third is launched when the second is long done.
+    steps = [_step((0.0, 0.5), marks=(7.0, 11.0)), _step((0.6, 1.0), marks=(11.0, 13.0))]
+    steps.append(_step((3.5, 4.0), marks=(14.0, 17.0)))
+    times = Times(steps, [], [(0.0, 7.0), (5.0, 17.0)])
+    most, least = device_spans(Wall(), times)
+    assert most == [(0.0, 4.0), (4.0, 6.0), (7.0, 10.0)]
+    assert least == [(1.0, 4.0), (4.0, 6.0), (8.0, 10.0)]
+
+
+def _step(
+    launch: tuple[float, float], collect: tuple[float, float] = (0.0, 0.0), marks: tuple[float, float] = (0.0, 0.0)
+) -> Step:
+    return Step(sequences=8, tokens=8, launch=launch, first=marks[0], last=marks[1], collect=collect)
 
 
 def test_kernels_and_the_host_are_on_one_clock() -> None:

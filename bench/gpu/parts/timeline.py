@@ -66,7 +66,8 @@ def traced(setting: Setting, engine: Engine, steps: int) -> Row:
             engine.step()
         setting.timer.wait()
     row = lanes(seen.events() or [], steps)
-    row["device"] = [[1e3 * a, 1e3 * b] for a, b in device_spans(setting.timer, times.steps)]
+    spans, _ = device_spans(setting.timer, times)
+    row["device"] = [[1e3 * (a - spans[0][0]), 1e3 * (b - spans[0][0])] for a, b in spans]
     return row | {n: v for n, v in figures(times, setting.timer, 1).items() if n in SHOWN}
 
 
@@ -90,7 +91,7 @@ def lanes(events: Iterable[Any], steps: int) -> Row:
     return row
 
 
-SHOWN = ("idle", "step_ms_p50", "host_ms_p50", "launch_ms_p50")
+SHOWN = ("idle", "idle_most", "step_ms_p50", "host_ms_p50", "launch_ms_p50")
 
 
 def _from(zero: float, span: Span) -> list[float]:

@@ -118,6 +118,7 @@ def sizes(found: LoadedEngine) -> dict[str, Any]:
         "backend": engine.backend.name,
         "kv_blocks": engine.backend.num_blocks,
         "block_size": engine.backend.block_size,
+        "graphs": found.captured,
         "max_running": engine.limits.max_running,
         "max_batched_tokens": engine.limits.max_batched_tokens,
         "weights_gib": None if memory is None else round(memory.weights / 2**30, 2),

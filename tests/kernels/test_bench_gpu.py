@@ -33,6 +33,7 @@ from watch import Step, Times, device_spans, host_times, idle_share, summary
 
 from octavo_inference.model.load import LoadedModel, load_model
 from octavo_inference.model.weights import dequantize
+from octavo_inference.ops.cuda.upload import device_bytes, upload
 
 LINES: list[str] = []
 
@@ -76,6 +77,8 @@ def test_random_weights_take_no_memory_and_no_two_rows_or_matrices_are_alike(sto
     assert 0.5 < float(q.std()) * q.shape[1] ** 0.5 < 2
     assert len({row.tobytes() for row in q}) == len(q)
     assert not (q[: len(k)] == k).all()
+    sent = upload(tiny(LLAMA_8B), weights, device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert sent.nbytes == device_bytes(tiny(LLAMA_8B), weights, dtype=torch.bfloat16)
 
 
 def _matrices(layer: Any) -> list[Any]:

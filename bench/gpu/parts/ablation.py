@@ -24,7 +24,7 @@ ROUNDS = 3
 REPEATS = 50
 REQUESTS, OUT = 64, 128
 KV_MEMORY = 6 << 30
-WAYS: dict[str, dict[str, Any]] = {"overlap": {"overlap": False}}
+WAYS: dict[str, dict[str, Any]] = {"graphs": {"cuda_graphs": False}, "overlap": {"overlap": False}}
 """Settings without one technique each. All of them are on by default."""
 
 

@@ -69,7 +69,7 @@ def ways(setting: Setting) -> list[Way]:
     if setting.ranks > 1:
         return [Way("bf16", "auto")]
     if setting.interpret:
-        return [Way("bf16", "auto"), Way("int4", "int8")]
+        return [Way("bf16", "int8")]
     pools = ("fp8", "int8") if float8(setting) else ("int8",)
     return [*(Way(weights, "auto") for weights in ("bf16", "fp8", "int4")), *(Way("bf16", pool) for pool in pools)]
 

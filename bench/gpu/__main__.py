@@ -42,6 +42,7 @@ PARTS = {
     "kernels": "each kernel at decode and prefill shapes: time, share of bandwidth and of FLOP/s",
     "ttft": "time to the first token against the prompt's length",
     "ablation": "one load with and without each technique, in turns",
+    "tiles": "the table of tiles of this card: every product by each tile that may be the best",
     "timeline": "some decode steps, host and device, to be drawn",
     "start": "from the start of octavo-server to ready, kernels compiled before or not",
     "peer": "other engines on nano-vllm's load, where they are installed",
@@ -96,7 +97,12 @@ def run_part(given: argparse.Namespace) -> int:
 
     # Told to end, it ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return 0 if measure(given, {"host": host() | {"gpu": gpu()}, "versions": versions()}, say) else INCOMPLETE
+    complete = measure(given, {"host": host() | {"gpu": gpu()}, "versions": versions()}, say)
+    if complete and given.command == "tiles":
+        from parts.tiles import write_table  # noqa: PLC0415  see main
+
+        say(f"{write_table(given.out)} written: ops/triton/tables is where the server looks for it")
+    return 0 if complete else INCOMPLETE
 
 
 def run_everything(given: argparse.Namespace) -> int:

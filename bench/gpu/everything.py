@@ -59,6 +59,7 @@ JOBS = (
     Job("ttft-qwen3-0.6b", ("ttft", "--model", "qwen3-0.6b"), 180),
     Job("decode-qwen3-0.6b", ("decode", "--model", "qwen3-0.6b"), 240),
     Job("decode-qwen3-14b", ("decode", "--model", "qwen3-14b"), 240),
+    Job("tiles", ("tiles",), 540),
     Job("peer-qwen3-0.6b", ("peer", "--model", "qwen3-0.6b"), 540),
     Job("peer-qwen3-14b", ("peer", "--model", "qwen3-14b"), 540),
 )

@@ -77,6 +77,12 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("kernel_idle", "idle between kernels", "share"),
         ("kernels_a_step", "kernels a step", "0f"),
     ),
+    "tiles": (
+        ("key", "product", ""),
+        ("best_us", "best tile, µs", "1f"),
+        ("rules_us", "tile of the rules", "1f"),
+        ("else_us", "without gemv", "1f"),
+    ),
     "start": (
         ("model", "model", ""),
         ("way", "kernel cache", ""),

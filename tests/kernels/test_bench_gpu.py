@@ -307,6 +307,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("part", "model", "figure"),
     [
         ("kernels", "qwen3-0.6b", "us"),
+        ("tiles", "qwen3-0.6b", "best_us"),
         ("decode", "llama-8b", "gb"),
         ("load", "qwen3-0.6b", "tokens_per_s"),
         ("ttft", "llama-8b", "ttft_ms"),

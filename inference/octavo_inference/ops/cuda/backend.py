@@ -36,6 +36,7 @@ from octavo_inference.ops.cuda.sampling import Chosen, Sampler
 from octavo_inference.ops.cuda.transfer import Transfer
 from octavo_inference.ops.cuda.upload import upload
 from octavo_inference.ops.triton.blocks import copy_blocks
+from octavo_inference.ops.triton.measured import find_tiles
 from octavo_inference.run.batch import Batch, Float32, RowSamples, RowStep, StepResult
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,11 @@ class CudaBackend:
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
-        eight = multiplies_fp8(device, quantization, dtype)
+        eight, tiles = multiplies_fp8(device, quantization, dtype), find_tiles(device.name)
+        log.info(
+            "tiles of products: %s",
+            f"measured on {tiles.card}" if tiles.card else f"by rule, as no table is of {device.name}",
+        )
         buffers = allocate(buffer_shapes(config, limits, dtype, eight=eight), device.torch)
         rows = DeviceRows(buffers["table"], buffers["changes"], limits)
         decoder = Decoder(
@@ -141,6 +146,7 @@ class CudaBackend:
                 quantization=quantization,
                 progress=progress,
                 eight=buffers["eight"] if eight else None,
+                tiles=tiles,
             ),
             allocate_pool(
                 layers=config.layers,

@@ -12,11 +12,14 @@ from octavo_inference.ops.triton import embedding as table_kernel
 from octavo_inference.ops.triton.forms import Stored
 from octavo_inference.ops.triton.gemv import gemv, suits
 from octavo_inference.ops.triton.linear import linear
+from octavo_inference.ops.triton.measured import Tiles
 from octavo_inference.ops.triton.quantize import quantize
-from octavo_inference.ops.triton.tiles import LINEAR8_ROWS, gemv_rows
+from octavo_inference.ops.triton.tiles import LINEAR8_ROWS
 
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
+RULES = Tiles()
+"""Nothing measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Linear:
     biases: tuple[Torch | None, ...]
     workspace: Torch
     eight: Torch | None = None
+    tiles: Tiles = RULES
 
     @property
     def rows(self) -> int:
@@ -70,7 +74,7 @@ class Linear:
             quantize(wide, x, scales)
         start = 0
         for part, bias in zip(self.parts, self.biases, strict=True):
-            _product(x, scales, part, bias, out[:, start : start + part.rows], self.workspace)
+            _product(x, scales, part, bias, out[:, start : start + part.rows], self.workspace, self.tiles)
             start += part.rows
         return out
 
@@ -109,11 +113,14 @@ def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
     return (wide / scales[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
-def _product(x: Torch, x_scales: Torch | None, part: Matrix, bias: Torch | None, out: Torch, workspace: Torch) -> None:
+def _product(
+    x: Torch, x_scales: Torch | None, part: Matrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles
+) -> None:
     layout = part.layout
     planes = (part.values, part.scales, part.minimums)
-    if len(x) <= gemv_rows(part.form) and suits(x, part.values, part.form, layout.group):
-        gemv(x, *planes, bias, out, form=part.form, group=layout.group, zero=layout.zero)
+    if len(x) <= tiles.few(part.form) and suits(x, part.values, part.form, layout.group):
+        tile = tiles.for_gemv(part.form, len(x), part.values)
+        gemv(x, *planes, bias, out, form=part.form, group=layout.group, zero=layout.zero, tile=tile)
     elif part.form == "dense" and x.dtype == out.dtype == part.values.dtype:
         weights = part.values.t()
         if bias is None:
@@ -124,5 +131,6 @@ def _product(x: Torch, x_scales: Torch | None, part: Matrix, bias: Torch | None,
         # Dense weights come here for outputs of another type: logits are float32, and no library gives them so
         # everywhere.
         linear(
-            x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero, x_scales=x_scales
+            x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero, x_scales=x_scales,
+            tile=None if x_scales is not None else tiles.for_linear(part.form, len(x), part.values, x.dtype),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor as Torch
 from octavo_inference.errors import SettingsError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, dequantize
-from octavo_inference.ops.cuda.linear import Embedding, Linear, Matrix, quantize_rows
+from octavo_inference.ops.cuda.linear import RULES, Embedding, Linear, Matrix, quantize_rows
 from octavo_inference.ops.cuda.packing import (
     Dense,
     Layout,
@@ -27,6 +27,7 @@ from octavo_inference.ops.cuda.packing import (
 )
 from octavo_inference.ops.cuda.staging import Staging
 from octavo_inference.ops.native.memory import release
+from octavo_inference.ops.triton.measured import Tiles
 from octavo_inference.ops.triton.tiles import WORKSPACE
 
 Progress = Callable[[int, int], None]
@@ -138,12 +139,13 @@ def upload(
     quantization: Quantization = "auto",
     progress: Progress | None = None,
     eight: Torch | None = None,
+    tiles: Tiles = RULES,
 ) -> DeviceWeights:
     """All weights of a decoder on the device, `device_bytes` in all; some tens of MB on the host while it goes on.
 
     Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", embedding and lm_head excepted: they
     are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense". `eight`
-    is for activations in fp8, as in `Linear`.
+    is for activations in fp8, as in `Linear`; `tiles` are those of the card.
     `progress` is told the bytes done, and all of them, after each piece. Pages of mapped files are given back once
     read. Raises SettingsError for another dtype.
     """
@@ -159,6 +161,7 @@ def upload(
                 tuple(map(sender.bias, parts)),
                 workspace,
                 eight if all(part.layout.form == "fp8" for part in parts) else None,
+                tiles,
             )
             for name, parts in matrices.items()
         }
@@ -178,7 +181,11 @@ def upload(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return DeviceWeights(
-        Embedding(table), tuple(layers), final_norm, Linear((head,), (None,), workspace), sender.done + workspace.nbytes
+        Embedding(table),
+        tuple(layers),
+        final_norm,
+        Linear((head,), (None,), workspace, tiles=tiles),
+        sender.done + workspace.nbytes,
     )
 
 

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -77,10 +77,23 @@ class _Absent(Group):
     """Other ranks that are not there: nobody waits for them, and nobody reads what they would have added."""
 
     def all_reduce(self, x: Torch) -> None:
-        """Leave x as it is."""
+        """The sum, were all ranks' x the same: they agree."""
+        x.mul_(self.size)
 
     def gather(self, logits: Torch, gathered: Torch) -> None:
         """Leave the logits as they are."""
+
+
+class _Launched:
+    """A graph whose recording launched what it would hold, and whose replays launch nothing."""
+
+    bytes = 0
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        work()
+
+    def replay(self) -> None:
+        """Nothing: its kernels are compiled."""
 
 
 class _NoProducts(TorchFunctionMode):
@@ -143,7 +156,7 @@ def warm_up(job: Job, profile: ProfileName = "balanced") -> kernel_cache.Found:
     whole, sizes = SHAPES[job.model], GPU_PROFILES[profile]
     config, weights = shard(whole, zeros(whole), rank=0, size=job.ranks)
     with kernel_cache.watched() as found, _NoProducts():
-        CudaBackend.create(
+        backend = CudaBackend.create(
             config,
             weights,
             device=Device(torch.device("cpu"), "null", job.capability, _PROCESSORS, 0, 0),
@@ -155,7 +168,11 @@ def warm_up(job: Job, profile: ProfileName = "balanced") -> kernel_cache.Found:
             kv_dtype=job.kv_dtype,
             quantization=job.weights,
             group=_Absent(0, job.ranks),
-        ).warm_up()
+            capture=_Launched,
+        )
+        backend.warm_up()
+        while backend.idle():
+            pass
     return found
 
 

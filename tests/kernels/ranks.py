@@ -169,7 +169,9 @@ def main() -> None:
     size = int(given.pop(0)) if what == "logits" else 2
     with tempfile.TemporaryDirectory() as folder:
         rank, connections = fork(size)
+        environment = dict(os.environ)
         group = join(Path(folder), rank=rank, size=size, device=torch.device("cpu"))
+        assert environment == dict(os.environ), "what join sets is for join alone"
         if what == "logits":
             logits(group, given)
         else:

@@ -7,6 +7,8 @@ as a CUDA graph: their buffers are the decoder's.
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +23,11 @@ from octavo_inference.dist.shard import vocab_share
 # Ranks of a group are processes of one machine: what they say to find each other need not leave it.
 _INTERFACES = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 # Torch's own watchdogs abort a process without a word. `ranks` watches the processes, and the server its engine.
-_UNWATCHED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_UNWATCHED = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
 # How long a rank waits for the others to come.
 _PATIENCE = timedelta(hours=1)
 
@@ -72,22 +78,33 @@ def gathered_size(vocab: int, rows: int, size: int) -> int:
 def join(folder: Path, *, rank: int, size: int, device: torch.device) -> Group:
     """Become a rank: returns once all are there. `folder` is theirs alone and stays as long as they do."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    for name, value in ({_INTERFACES[backend]: "lo"} | _UNWATCHED).items():
-        os.environ.setdefault(name, value)
-    dist.init_process_group(
-        backend,
-        store=FileStore(str(folder / "ranks"), size),
-        rank=rank,
-        world_size=size,
-        timeout=_PATIENCE,
-        device_id=device if backend == "nccl" else None,
-    )
-    # Connections are made, and take their memory, when they are first used: short and long messages have their own.
-    for elements in (1, 1 << 20):
-        x = torch.ones(elements, device=device)
-        dist.all_reduce(x)
-        dist.all_gather_into_tensor(torch.empty(size * elements, device=device), x)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+    with _environment({_INTERFACES[backend]: "lo"} | _UNWATCHED):
+        dist.init_process_group(
+            backend,
+            store=FileStore(str(folder / "ranks"), size),
+            rank=rank,
+            world_size=size,
+            timeout=_PATIENCE,
+            device_id=device if backend == "nccl" else None,
+        )
+        # Connections are made, and take their memory, when they are first used: short and long messages have their own.
+        for elements in (1, 1 << 20):
+            x = torch.ones(elements, device=device)
+            dist.all_reduce(x)
+            dist.all_gather_into_tensor(torch.empty(size * elements, device=device), x)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
     return Group(rank, size)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Generator[None]:
+    """Variables that nobody set, for as long as libraries read them: the process may be a user's own."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

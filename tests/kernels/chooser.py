@@ -41,7 +41,7 @@ class Chooser:
         )
         histories = sum(adjust is not None for adjust in sample.adjust)  # come first, and no model reads query tokens
         self.rows.apply([*step.changes[:histories], *(c for c in step.changes if c.field == "sampling")])
-        size = Size(count, count, count)
+        size = Size(count, count, count, count)
         self._stage.load(step, size)
         inputs, on_device = self._stage.inputs(size), torch.from_numpy(logits.copy())
         self.sampler.penalize(on_device, step.sample)

@@ -35,7 +35,7 @@ class Paged:
 
     @property
     def tokens(self) -> int:
-        return int(self.query_start[-1])
+        return int(self.query_start[-1] - self.query_start[0])
 
 
 def make(

@@ -147,6 +147,23 @@ def test_a_prompt_in_chunks_is_the_prompt(cuts: list[int], window: int | None) -
         torch.testing.assert_close(run(chunk, tile=tile, window=window), at_once[start:end], atol=EXACT, rtol=0)
 
 
+@pytest.mark.parametrize(("first", "last", "segments"), [(0, 3, 4), (3, 6, 1), (2, 4, 2)])
+def test_some_of_a_steps_sequences_apart(first: int, last: int, segments: int) -> None:
+    """Starts stay those of the whole step; rows of q and out are counted from the first token that is asked for."""
+    whole = make([(33, 1), (5, 1), (40, 1), (21, 4), (37, 17), (9, 9)], 4, 2, 64)
+    begin, end = int(whole.query_start[first]), int(whole.query_start[last])
+    part = Paged(
+        q=torch.cat([whole.q[begin:end], whole.q[:2]]),
+        pool=whole.pool,
+        block_table=whole.block_table,
+        query_start=whole.query_start[first : last + 1],
+        seq_len=whole.seq_len[first:last],
+        row=torch.arange(first, last, dtype=torch.int32),
+    )
+    found = run(part, tile=SMALL, segments=segments)
+    torch.testing.assert_close(found[: end - begin], run(whole, tile=SMALL)[begin:end], atol=EXACT, rtol=0)
+
+
 def test_blocks_behind_two_to_the_31_elements(record: Record) -> None:
     """What is stored in the last block of a large pool is what attention finds there; the rest is never touched."""
     dim, last = 64, 2**31 // (2 * 16 * 64) + 1

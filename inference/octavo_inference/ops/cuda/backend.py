@@ -276,7 +276,9 @@ class CudaBackend:
 
 
 def _size(step: RowStep) -> Size:
-    return Size(len(step.row), int(step.query_start[-1]), len(step.sample.row))
+    longer = np.flatnonzero(np.diff(step.query_start) != 1)
+    decodes = int(longer[0]) if len(longer) else len(step.row)
+    return Size(len(step.row), int(step.query_start[-1]), len(step.sample.row), decodes)
 
 
 def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

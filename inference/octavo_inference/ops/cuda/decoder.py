@@ -69,7 +69,7 @@ class Decoder:
         return self._first("logits", count)
 
     def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
-        config, tokens, sequences = self.config, len(x), len(inputs.seq_len)
+        config, tokens = self.config, len(x)
         q, attended = self._first("q", tokens), self._first("attended", tokens)
         kv, scales = self.pool.layer(number)
         rope_store(
@@ -84,26 +84,31 @@ class Decoder:
             kv,
             scales,
         )
-        attend(
-            q,
-            kv,
-            scales,
-            self.table.blocks,
-            inputs.row,
-            inputs.query_start,
-            inputs.seq_len,
-            attended,
-            scale=config.score_scale,
-            window=config.window(number),
-            softcap=config.attention_softcap,
-            partial=self._partial(tokens, sequences),
-        )
+        # Decodes of a mixed step apart: one query token wants few rows a program, and its keys split.
+        decodes = inputs.decodes
+        for first, last, end in ((0, decodes, decodes), (decodes, len(inputs.row), tokens)):
+            if first == last:
+                continue
+            attend(
+                q[first:end],
+                kv,
+                scales,
+                self.table.blocks,
+                inputs.row[first:last],
+                inputs.query_start[first : last + 1],
+                inputs.seq_len[first:last],
+                attended[first:end],
+                scale=config.score_scale,
+                window=config.window(number),
+                softcap=config.attention_softcap,
+                partial=self._partial(end) if last == decodes else None,
+            )
         return self._sum(layer.o(attended.view(tokens, -1), self._first("projected", tokens)))
 
-    def _partial(self, tokens: int, sequences: int) -> Partial | None:
+    def _partial(self, tokens: int) -> Partial | None:
         """Where the keys of decoding sequences are split; prompts have programs enough."""
-        segments = self.limits.segments(self.config, sequences)
-        if tokens > sequences or segments == 1:
+        segments = self.limits.segments(self.config, tokens)
+        if segments == 1:
             return None
         heads, dim = self.config.heads, self.config.head_dim
         return partial_views(self.buffers["partial"], tokens=tokens, heads=heads, head_dim=dim, segments=segments)

@@ -36,7 +36,7 @@ class Shape:
     def size(self) -> Size:
         """What kernels are launched for: any query token may be sampled from."""
         tokens = self.sequences * self.queries
-        return Size(self.sequences, tokens, tokens)
+        return Size(self.sequences, tokens, tokens, self.sequences if self.queries == 1 else 0)
 
 
 class Graph(Protocol):

@@ -14,11 +14,15 @@ from octavo_inference.run.batch import RowStep
 
 @dataclass(frozen=True, slots=True, order=True)
 class Size:
-    """How many sequences, query tokens and sample rows kernels are launched for; a step may have fewer of each."""
+    """How many sequences, query tokens and sample rows kernels are launched for; a step may have fewer of each.
+
+    The first `decodes` of the sequences have one query token each.
+    """
 
     sequences: int
     tokens: int
     samples: int
+    decodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class Inputs:
     """Views in int32 of one device buffer, at the same places for every step.
 
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs` [R] of
-    sample rows, as in `run.batch`. `tokens` is the number of query tokens. What these are follows from the row table.
+    sample rows, as in `run.batch`. `tokens` is the number of query tokens, `decodes` as in `Size`. What the tokens are
+    follows from the row table.
     """
 
     row: Torch
@@ -37,6 +42,7 @@ class Inputs:
     position: Torch
     logprobs: Torch
     tokens: int
+    decodes: int
 
 
 class Stage:
@@ -79,4 +85,4 @@ class Stage:
             "logprobs": size.samples,
         }
         views = {name: self._buffer[self._places[name][0] :][:count] for name, count in counts.items()}
-        return Inputs(**views, tokens=size.tokens)
+        return Inputs(**views, tokens=size.tokens, decodes=size.decodes)

@@ -14,7 +14,7 @@ from octavo_inference.ops.triton.tiles import AttentionTile, attention_tile, dot
 # What differs from step to step must not choose another variant: that would compile while requests wait.
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride", "tree_width"],
-    do_not_specialize_on_alignment=["positions", "top_out", "total_out"],
+    do_not_specialize_on_alignment=["row", "query_start", "seq_len", "positions", "top_out", "total_out"],
 )
 def _attend(
     q, kv, scales, block_table, row, query_start, seq_len, sinks, tree, positions, out, acc_out, top_out, total_out,
@@ -27,9 +27,10 @@ def _attend(
     LOG2E: tl.constexpr = 1.4426950408889634
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
-    seq = find_sequence(query_start, num_seqs, tl.program_id(0), BLOCK_Q)
-    start = tl.load(query_start + seq)
-    count = tl.load(query_start + seq + 1) - start
+    origin = tl.load(query_start)
+    seq = find_sequence(query_start, origin, num_seqs, tl.program_id(0), BLOCK_Q)
+    start = tl.load(query_start + seq) - origin
+    count = tl.load(query_start + seq + 1) - origin - start
     first = (tl.program_id(0) - start // BLOCK_Q - seq) * BLOCK_Q
     if first >= count:
         return
@@ -143,7 +144,8 @@ def attend(
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16); kv [num_blocks, 2, kv_heads, block_size, head_dim] and
     scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`; block_table [rows, columns],
-    row [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` at or behind query_start[B]
+    row [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. The first row of q is token query_start[0],
+    so that some of a step's sequences can be attended to apart. Rows of `out` for tokens at or behind query_start[B]
     stay as they are; sequences without query tokens are skipped, whatever their length says.
 
     A token sees `window` tokens, itself included (None: all before it). A softcap c bends a score x to c * tanh(x / c).

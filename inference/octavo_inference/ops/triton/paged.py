@@ -7,17 +7,17 @@ import triton.language as tl
 
 
 @triton.jit
-def find_sequence(query_start, num_seqs, block, BLOCK_Q: tl.constexpr):
-    """The sequence that query block `block` belongs to.
+def find_sequence(query_start, origin, num_seqs, block, BLOCK_Q: tl.constexpr):
+    """The sequence that query block `block` belongs to. `origin` is where the first one starts.
 
-    Sequence i's blocks begin at query_start[i] // BLOCK_Q + i: room for all of them whatever the lengths, so that the
-    grid depends on shapes alone. Its last block may be empty.
+    Sequence i's blocks begin at (query_start[i] - origin) // BLOCK_Q + i: room for all of them whatever the lengths,
+    so that the grid depends on shapes alone. Its last block may be empty.
     """
     low = 0
     high = num_seqs
     while high - low > 1:
         middle = (low + high) // 2
-        if tl.load(query_start + middle) // BLOCK_Q + middle <= block:
+        if (tl.load(query_start + middle) - origin) // BLOCK_Q + middle <= block:
             low = middle
         else:
             high = middle

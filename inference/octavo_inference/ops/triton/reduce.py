@@ -43,7 +43,7 @@ def _reduce(
     D: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
-    if token >= tl.load(query_start + num_seqs):
+    if token >= tl.load(query_start + num_seqs) - tl.load(query_start):
         return
     row = token.to(tl.int64) * HEADS + tl.program_id(1)
     parts = row * SEGMENTS + tl.arange(0, SEGMENTS)
@@ -60,7 +60,7 @@ def _reduce(
 
 
 def reduce_segments(partial: Partial, query_start: Torch, out: Torch) -> None:
-    """Join `partial` into out [T, heads, head_dim], any float type; rows at or behind query_start[-1] stay as they are.
+    """Join `partial` into out [T, heads, head_dim], any float type; rows for tokens at or behind query_start[-1] stay.
 
     query_start [B + 1] int32. Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
     """

@@ -44,10 +44,11 @@ def _linear(x, x_scales, w, scales, minimums, bias, y, partial, m, n, k, width, 
     steps = tl.cdiv(width, STEP)
     each = tl.cdiv(steps, SPLIT)
     acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    scale, minimum = None, None
     for step in range(part * each, tl.minimum(part * each + each, steps)):
         at = step * STEP + tl.arange(0, STEP)[None, :]
         raw = tl.load(w + at, mask=known & (at < width), other=0)
+        # Within the loop: what it changes of outside may not change its type.
+        scale, minimum = None, None
         if GROUP > 0:
             group = step * (STEP // SPAN) + tl.arange(0, STEP // SPAN)[None, :]
             mask = known & (group < groups)

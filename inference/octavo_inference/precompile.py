@@ -33,7 +33,7 @@ from octavo_inference.model.weights import LayerWeights, Tensor, Weights
 from octavo_inference.ops.cuda import kernel_cache
 from octavo_inference.ops.cuda.backend import CudaBackend
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted
-from octavo_inference.ops.cuda.null_driver import NullDriver
+from octavo_inference.ops.cuda.null_driver import SHARED_KIB, NullDriver
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.shapes import SHAPES
 
@@ -198,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m octavo_inference.precompile", description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="folder to fill")
-    add("--capability", nargs="+", default=CAPABILITIES, choices=CAPABILITIES, help="cards to compile for")
+    known = tuple(dotted(divmod(one, 10)) for one in SHARED_KIB)
+    add("--capability", nargs="+", default=CAPABILITIES, choices=known, help="cards to compile for")
     add("--model", nargs="+", default=USUAL, choices=tuple(SHAPES), help="shapes of models")
     add("--kv-dtype", nargs="+", default=("auto",), choices=("auto", "fp8", "int8"), help="how K and V are kept")
     add("--weights", nargs="+", default=("auto",), choices=("auto", "fp8"), help="how bfloat16 weights are kept")

@@ -16,7 +16,8 @@ HEADER = 10
 _TILE = 1024
 
 
-@triton.jit
+# How long a row of history is differs between servers, whose kernels are compiled ahead once for all.
+@triton.jit(do_not_specialize=["history_stride"])
 def _penalize(logits, rows, history, banned, counts, logits_stride, history_stride, counts_stride, TILE: tl.constexpr):
     number = tl.program_id(0).to(tl.int64)
     rows += number * 10

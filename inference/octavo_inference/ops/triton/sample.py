@@ -76,7 +76,8 @@ def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: 
     return low.to(tl.float32, bitcast=True), count, mass, count_above, mass_above
 
 
-@triton.jit
+# How long a row of history is differs between servers, whose kernels are compiled ahead once for all.
+@triton.jit(do_not_specialize=["history_stride"])
 def _sample(
     logits,
     weights,

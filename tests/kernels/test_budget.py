@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from octavo_inference.build_cuda import build_cuda
+from octavo_inference.build_cuda import _needs, build_cuda
 from octavo_inference.config import EngineSettings
+from octavo_inference.dist.group import ALONE
 from octavo_inference.errors import DeviceError, SettingsError
 from octavo_inference.model.load import LoadedModel, TextModel
 from octavo_inference.ops.cuda.backend import CudaBackend
 from octavo_inference.ops.cuda.buffers import Limits
 from octavo_inference.ops.cuda.device import Device, find_device
+from octavo_inference.ops.cuda.graphs import graph_room
 from octavo_inference.ops.cuda.rehearsal import rehearsal
+from octavo_inference.ops.cuda.staging import Ring, Staging
 from octavo_inference.ops.triton.tiles import linear_tile
 
 from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
@@ -56,6 +59,8 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors(item)
+    elif isinstance(value, Staging | Ring):
+        return  # the host's
     elif type(value).__module__.startswith("octavo_inference.ops.cuda"):
         yield from tensors(vars(value))
 
@@ -89,6 +94,19 @@ def test_swap_is_bounded_by_the_host() -> None:
     settings = EngineSettings(**SETTINGS, preemption="swap", swap_memory=2**50)
     with pytest.raises(SettingsError, match="is more than the host can give"):
         build_cuda(settings, model(), card())
+
+
+def test_graphs_have_room_of_their_own_on_a_card() -> None:
+    config, weights = tiny_model()
+    device = Device(torch.device("cuda"), "a card", (9, 0), 132, 8 * GIB, 8 * GIB)
+
+    def beside(**given: Any) -> int:
+        settings = EngineSettings(**SETTINGS | {"dtype": "bfloat16"} | given)
+        return _needs(settings, config, weights, device, ALONE).beside_pool(32, 512)
+
+    room = graph_room(Limits(512, 32, 40, 16, 132))
+    assert room > 64 * 2**20
+    assert beside() == beside(cuda_graphs=True) == beside(cuda_graphs=False) + room
 
 
 def test_an_interpreter_records_no_graphs() -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from octavo_inference.dist.group import Group
+from octavo_inference.errors import DeviceError, DeviceLostError
 from octavo_inference.ops.base import Backend, Launched
 from octavo_inference.ops.cuda.backend import CudaBackend
 from octavo_inference.ops.cuda.buffers import Limits
@@ -128,6 +130,14 @@ def test_sequences_of_several_query_tokens_have_shapes_of_their_own() -> None:
     assert uneven.query_start.tolist() == [0, 2, 4]
 
 
+def test_a_decoding_step_is_few_launches() -> None:
+    """Tokens, embedding, first norm, sampled rows, head and choice, and nine a layer, for any number of sequences."""
+    backend = cuda(rows=7)
+    assert backend.graphs is not None
+    counts = {len(captured.graph.launches) for captured in backend.graphs.captured.values()}
+    assert counts == {6 + 9 * tiny_model()[0].layers}
+
+
 @dataclass(frozen=True)
 class Fake:
     bytes: int = 0
@@ -193,19 +203,39 @@ def test_no_more_is_captured_than_there_is_room_for(caplog: pytest.LogCaptureFix
     assert set(graphs.captured) == {Shape(4), Shape(2)}
 
 
-def test_ranks_capture_what_all_of_them_can(caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_capture_while_all_of_them_have_room(caplog: pytest.LogCaptureFixture) -> None:
     votes: list[bool] = []
 
     def agreed(ok: bool) -> bool:
         votes.append(ok)
-        return ok and len(votes) < 4  # another rank has room for the second shape, and fails to capture it
+        return ok and len(votes) < 2
 
     graphs = Graphs(lambda _: Fake(), [Shape(4), Shape(2), Shape(1)], [Shape(3)], room=1, agreed=agreed)
     graphs.start()
     assert set(graphs.captured) == {Shape(4)}
-    assert votes == [True] * 4
-    assert "no CUDA graph of 2 sequences (another GPU failed to): 1 shapes have one" in caplog.text
+    assert votes == [True, True]
+    assert "no CUDA graph of 2 sequences (" in caplog.text
     assert not graphs.idle()
+
+
+def test_a_capture_that_loses_the_device_is_the_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def illegal(*_: object) -> Graph:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore about it")
+
+    backend = cuda(rows=2)
+    assert backend.graphs is not None
+    backend.graphs.later.append(Shape(1))
+    monkeypatch.setattr(backend.graphs, "record", illegal)
+    monkeypatch.setattr(backend, "_synchronize", illegal)
+    with pytest.raises(DeviceLostError, match="the GPU failed and stays failed: CUDA error: an illegal memory access"):
+        backend.idle()
+
+
+def test_a_capture_that_one_of_several_gpus_fails_ends_them_all() -> None:
+    backend = cuda(rows=2, capture=None)
+    object.__setattr__(backend._decoder, "group", Group(0, 2))
+    with pytest.raises(DeviceError, match=r"could not be captured \(out of memory\), .* start with --no-cuda-graphs"):
+        backend._capture_failed(RuntimeError("out of memory\nmore"))
 
 
 def test_room_goes_by_the_number_of_shapes() -> None:

@@ -14,11 +14,12 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor as Torch
 
 from octavo_inference.config import KvDtype
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.dist.group import ALONE, Group
-from octavo_inference.errors import ModelError, SettingsError
+from octavo_inference.errors import DeviceError, ModelError, SettingsError
 from octavo_inference.failpoints import Failpoints
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Weights
@@ -26,7 +27,7 @@ from octavo_inference.ops.cuda.batches import as_rows
 from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
 from octavo_inference.ops.cuda.decoder import Decoder
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted, multiplies_fp8, watched
-from octavo_inference.ops.cuda.graphs import Capture, Graph, Graphs, Shape, graph_room, shapes
+from octavo_inference.ops.cuda.graphs import Capture, Graph, Graphs, Shape, first_line, graph_room, shapes
 from octavo_inference.ops.cuda.inputs import Inputs, Size, Stage
 from octavo_inference.ops.cuda.packing import Quantization
 from octavo_inference.ops.cuda.pool import allocate_pool
@@ -94,7 +95,9 @@ class CudaBackend:
         if capture is not None:
             first, later = shapes(decoder.limits)
             room = graph_room(decoder.limits)
-            self.graphs = Graphs(partial(self._record, capture), first, later, room, self._agreed)
+            self.graphs = Graphs(
+                partial(self._record, capture), first, later, room, agreed=self._agreed, failed=self._capture_failed
+            )
 
     @classmethod
     def create(
@@ -223,7 +226,7 @@ class CudaBackend:
         with watched(self._synchronize):
             pool = self._decoder.pool
             for together in independent(pairs):
-                on_device = torch.tensor(together, dtype=torch.int32).to(self._device)
+                on_device = self._on_device(together)
                 for tensor in (pool.data, pool.scales):
                     if tensor is not None:
                         copy_blocks(tensor, on_device)
@@ -231,11 +234,11 @@ class CudaBackend:
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
         with watched(self._synchronize):
-            ids = torch.tensor(list(blocks)).to(self._device)
+            ids = self._on_device(list(blocks))
             for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
                 if tensor is not None:
                     # Bytes: torch fills no float8.
-                    tensor.view(torch.uint8).index_fill_(1, ids, 0)
+                    tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """A copy of whole blocks, all layers: [block, bytes]."""
@@ -264,6 +267,20 @@ class CudaBackend:
         votes = torch.full((1,), float(ok), device=self._device)
         self._decoder.group.all_reduce(votes)
         return int(votes.item()) == self._decoder.group.size
+
+    def _capture_failed(self, error: RuntimeError) -> None:
+        """Serve on without it, unless the device is gone, or other ranks wait in a step that this one has left."""
+        self._synchronize()
+        if self._decoder.group.size > 1:
+            raise DeviceError(
+                f"a CUDA graph could not be captured ({first_line(error)}), and the GPUs that share the model are now "
+                "out of step; start with --no-cuda-graphs"
+            ) from error
+
+    def _on_device(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> Torch:
+        """Integers from pinned memory: a copy from other memory would wait for the steps on their way."""
+        host = torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return host.to(self._device, non_blocking=True)
 
     def _record(self, capture: Capture, shape: Shape) -> Graph:
         self._stage.load(_NOTHING, shape.size)

@@ -71,7 +71,8 @@ class Graphs:
 
     `record` captures a shape. Once they have `room` bytes, or a capture fails, no more is captured: what has no graph
     is launched kernel by kernel. `agreed` tells whether all ranks of a group say yes: they capture the same, or their
-    collectives would be of different sizes.
+    collectives would be of different sizes. `failed` is told of an error, and raises what ends more than
+    graphs.
     """
 
     record: Callable[[Shape], Graph]
@@ -79,6 +80,7 @@ class Graphs:
     later: list[Shape]
     room: int
     agreed: Callable[[bool], bool] = bool
+    failed: Callable[[RuntimeError], object] = field(default=lambda _: None)
     captured: dict[Shape, Captured] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -114,15 +116,15 @@ class Graphs:
             return self._stop(
                 shape, f"the others have {taken / 2**20:.0f} of {self.room / 2**20:.0f} MiB left for them"
             )
-        graph, why = None, "another GPU failed to"
         try:
             graph = self.record(shape)
         except RuntimeError as error:  # torch's OutOfMemoryError is one
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if not self.agreed(graph is not None) or graph is None:
-            return self._stop(shape, why)
-        self.captured[shape] = Captured(graph, time.perf_counter() - began)
-        return True
+            caught = error
+        else:
+            self.captured[shape] = Captured(graph, time.perf_counter() - began)
+            return True
+        self.failed(caught)
+        return self._stop(shape, first_line(caught))
 
     def _stop(self, shape: Shape, why: str) -> bool:
         log.warning(
@@ -133,6 +135,11 @@ class Graphs:
         )
         self.later.clear()
         return False
+
+
+def first_line(error: RuntimeError) -> str:
+    """What torch says before it explains at length."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def shapes(limits: Limits) -> tuple[list[Shape], list[Shape]]:

@@ -17,6 +17,7 @@ from torch import Tensor as Torch
 from octavo_inference.ops.cuda.buffers import aligned
 from octavo_inference.ops.cuda.inputs import Inputs
 from octavo_inference.ops.cuda.rows import Table
+from octavo_inference.ops.cuda.staging import Ring, Staging
 from octavo_inference.ops.triton.logprobs import log_probabilities
 from octavo_inference.ops.triton.penalties import HEADER, penalize
 from octavo_inference.ops.triton.sample import choose
@@ -24,6 +25,7 @@ from octavo_inference.run.batch import Float32, Int32, Penalty, RowSamples, Step
 
 _GROUP = 32  # rows whose penalties are applied at once: each takes a count per id
 _HEADERS = aligned(_GROUP * HEADER)
+_FLIGHTS = 4  # steps whose results the host has room for: two on their way, one being read, and one to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Sampler:
 
         self._table = table
         self._vocab = vocab
-        self._pinned = device.type == "cuda"
+        self._gpu = device.type == "cuda"
         self._chosen = empty(max_rows, dtype=torch.int32)
         self._weights = empty(max_rows, vocab, dtype=torch.float32)
         self._counts = empty(_GROUP, vocab, dtype=torch.int32).zero_()
@@ -75,6 +77,8 @@ class Sampler:
         # The report of a row: rank and log-probability of its token, then ids and log-probabilities of the best.
         self._integers = empty(max_rows, 1 + max_logprobs, dtype=torch.int32)
         self._floats = empty(max_rows, 1 + max_logprobs, dtype=torch.float32)
+        self._staging = Staging(self._adjustments.nbytes, device)
+        self._rings = [Ring(_FLIGHTS, part.nbytes, device) for part in (self._chosen, self._integers, self._floats)]
 
     def choose(self, logits: Torch, inputs: Inputs) -> None:
         """A token for each row of logits [R, vocab] in float32, on the device alone."""
@@ -92,37 +96,27 @@ class Sampler:
         """Adjust the rows of logits that have penalties or bans, in place."""
         for group in _groups(sample.penalties, len(self._adjustments) - _HEADERS):
             packed = _pack(group, sample.row)
-            host = self._host(len(packed), torch.int32)
-            host.numpy()[:] = packed
             adjustments = self._adjustments[: len(packed)]
-            adjustments.copy_(host, non_blocking=True)
+            self._staging.send(packed, adjustments)
             headers = adjustments[: len(group) * HEADER].view(len(group), HEADER)
             penalize(logits, headers, self._table.tokens, adjustments[_HEADERS:], self._counts)
 
     def send(self, logits: Torch, inputs: Inputs, sample: RowSamples) -> Chosen:
-        """Start what brings the chosen tokens to the host. Another step may be launched before they are collected."""
+        """Start what brings the chosen tokens to the host. Two more steps may be launched before they are read."""
         count = len(sample.row)
         tokens = self._chosen[:count]
+        tokens_home, integers_home, floats_home = self._rings
         report = None
         if sample.logprobs.max(initial=-1) >= 0:
             integers, floats = self._integers[:count], self._floats[:count]
             log_probabilities(logits[:count], tokens, inputs.logprobs[:count], integers, floats)
-            report = self._to_host(integers), self._to_host(floats)
+            report = integers_home.receive(integers), floats_home.receive(floats)
         done = None
-        host = self._to_host(tokens)
-        if self._pinned:
+        host = tokens_home.receive(tokens)
+        if self._gpu:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         return Chosen(host, report, sample.logprobs.copy(), self._vocab, done)
-
-    def _to_host(self, values: Torch) -> Torch:
-        host = self._host(values.numel(), values.dtype).view(values.shape)
-        host.copy_(values, non_blocking=True)
-        return host
-
-    def _host(self, size: int, dtype: torch.dtype) -> Torch:
-        # Pinned memory is cached by torch, which gives none out again before the copies from and to it are done.
-        return torch.empty(size, dtype=dtype, pin_memory=self._pinned)
 
 
 def sampler_bytes(*, vocab: int, max_rows: int, max_logprobs: int) -> int:

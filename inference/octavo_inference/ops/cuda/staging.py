@@ -43,3 +43,23 @@ class Staging:
         """
         np.copyto(self.fill()[: target.nbytes].view(array.dtype).reshape(array.shape), array)
         self.copy(target)
+
+
+class Ring:
+    """Host memory that results come back to: `count` pieces of `size` bytes in turns, pinned for a GPU."""
+
+    def __init__(self, count: int, size: int, device: torch.device) -> None:
+        gpu = device.type == "cuda"
+        self._pieces = [torch.empty(size, dtype=torch.uint8, pin_memory=gpu) for _ in range(count)]
+        self._next = 0
+
+    def receive(self, values: Torch) -> Torch:
+        """Start copying a contiguous tensor of the device: its values on the host, once the device has caught up.
+
+        They last until as many others as there are pieces were received.
+        """
+        piece = self._pieces[self._next]
+        self._next = (self._next + 1) % len(self._pieces)
+        host = piece[: values.nbytes].view(values.dtype).view(values.shape)
+        host.copy_(values, non_blocking=True)
+        return host

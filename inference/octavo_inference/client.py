@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import subprocess
 import threading
@@ -66,7 +68,7 @@ class ProcessClient(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self, sock=self._child.connection)
         info = await self._ready
-        self._spawn(self._watch())
+        self._spawn(self._watch(info.rank_pids))
         return info
 
     async def close(self) -> None:
@@ -136,8 +138,11 @@ class ProcessClient(asyncio.Protocol):
             self._child.process.kill()
             return self._child.process.wait()
 
-    async def _watch(self) -> None:
-        """Count the time without a sign of life while work is pending, in ticks: a suspended host is not a hang."""
+    async def _watch(self, ranks: tuple[int, ...]) -> None:
+        """Count the time without a sign of life while work is pending, in ticks: a suspended host is not a hang.
+
+        `ranks` are other processes for which the child may be waiting.
+        """
         tick = self._stall_seconds / 10
         quiet = 0.0
         heartbeat = self.hub.heartbeat
@@ -151,6 +156,9 @@ class ProcessClient(asyncio.Protocol):
                 break
         pending = self.hub.sequences
         self._child.process.send_signal(DUMP_SIGNAL)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, DUMP_SIGNAL)
         await asyncio.sleep(0.5)  # for the dump to be written
         self._child.process.kill()
         self.hub.fail(

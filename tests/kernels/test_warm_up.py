@@ -14,7 +14,7 @@ GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "given", ["auto auto", "fp8 fp8 qwen", "int8 gguf llama"], ids=lambda given: given.replace(" ", "-")
+    "given", ["auto auto", "fp8 fp8 qwen qwen:4", "int8 gguf llama"], ids=lambda given: given.replace(" ", "-")
 )
 def test_warm_up_compiles_all(given: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}

@@ -1,4 +1,6 @@
-"""Which kernels compile while a server serves, after `warm_up`: python variants.py KV_DTYPE WEIGHTS [MODEL ...]
+"""Which kernels compile while a server serves, after `warm_up`: python variants.py KV_DTYPE WEIGHTS [MODEL[:RANKS] ...]
+
+With ranks it is the last of so many that share the model, whose part of the words is the shortest.
 
 Triton compiles a kernel anew for each combination of types, constants, and of what it finds special in sizes and
 addresses (a multiple of 16, a 1). Here it is asked for the name of each combination and compiles nothing, so that any
@@ -18,6 +20,8 @@ import triton
 from models import GEMMA, QWEN3, SMOLLM2, random_weights
 from null_gpu import NullGpu
 
+from octavo_inference.dist.group import Group
+from octavo_inference.dist.shard import shard
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.weights import Tensor, Weights
 from octavo_inference.ops.cuda.backend import CudaBackend
@@ -137,12 +141,26 @@ def quantised(weights: Weights) -> Weights:
     return replace(weights, embedding=embedding, lm_head=embedding, layers=layers)
 
 
-def compiled_late(config: ModelConfig, kv_dtype: str, quantization: str, variants: Variants) -> tuple[int, list[str]]:
+class Alike(Group):
+    """Ranks that are not there, and would have said the same."""
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        x.mul_(self.size)
+
+    def gather(self, logits: torch.Tensor, gathered: torch.Tensor) -> None:
+        pass
+
+
+def compiled_late(
+    config: ModelConfig, kv_dtype: str, quantization: str, ranks: int, variants: Variants
+) -> tuple[int, list[str]]:
     """How many variants `warm_up` compiles, and those that only serving does."""
     gguf = quantization == "gguf"
     weights = quantised(random_weights(config)) if gguf else random_weights(config)
+    group = Alike(ranks - 1, ranks)
     backend = CudaBackend.create(
-        config, weights, device=Device(torch.device("cpu"), "null", (9, 0), 132, 0, 0),
+        *shard(config, weights, rank=group.rank, size=ranks), group=group,
+        device=Device(torch.device("cpu"), "null", (9, 0), 132, 0, 0),
         num_blocks=BLOCKS, block_size=BLOCK_SIZE, max_batched_tokens=TOKENS, max_running=ROWS, max_model_len=LENGTH,
         dtype=torch.bfloat16, kv_dtype=kv_dtype, quantization="auto" if gguf else quantization, capture=Launched,
     )  # fmt: skip
@@ -173,7 +191,8 @@ def main() -> None:
     triton.knobs.runtime.jit_cache_hook = variants
     late = 0
     for name in names or MODELS:
-        count, found = compiled_late(MODELS[name], kv_dtype, quantization, variants)
+        model, _, ranks = name.partition(":")
+        count, found = compiled_late(MODELS[model], kv_dtype, quantization, int(ranks or 1), variants)
         print(f"{name}, KV {kv_dtype}, weights {quantization}: {count} variants in warm_up, {len(found)} after it")
         for one in found:
             print(f"  {one}")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import pytest
 
 from octavo_inference import engine_process, ipc
@@ -150,7 +151,9 @@ async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
         "import faulthandler, sys, time; faulthandler.register(10, file=open(sys.argv[1], 'w')); print(1, flush=True)\n"
         "def hang():\n    time.sleep(60)\nhang()"
     )
-    child = Child(lambda _: (fake_engine, INFO), (sys.executable, "-c", program, str(log)))
+    rank = subprocess.Popen(("sleep", "60"))  # noqa: ASYNC220 -- as every child here
+    info = msgspec.structs.replace(INFO, rank_pids=(rank.pid,))
+    child = Child(lambda _: (fake_engine, info), (sys.executable, "-c", program, str(log)))
     client = ProcessClient(child, stall_seconds=1.0)
     await client.start()
     stream = client.hub.open_stream()
@@ -162,6 +165,7 @@ async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
     assert cause.status == 70
     assert child.process.wait(5) == -signal.SIGKILL
     assert "in hang" in log.read_text()
+    assert rank.wait(5) == -signal.SIGUSR1, "what it waits for is to tell, too"
     child.connection.close()
 
 

@@ -53,6 +53,7 @@ JOBS = (
     Job("kernels-llama-8b", ("kernels", "--model", "llama-8b"), 240),
     Job("ttft-llama-8b", ("ttft", "--model", "llama-8b"), 180),
     Job("ablation-llama-8b", ("ablation", "--model", "llama-8b"), 240),
+    Job("tiles", ("tiles",), 540),
     Job("kernels-qwen3-14b", ("kernels", "--model", "qwen3-14b"), 240),
     Job("ttft-qwen3-14b", ("ttft", "--model", "qwen3-14b"), 180),
     Job("kernels-qwen3-0.6b", ("kernels", "--model", "qwen3-0.6b"), 240),
@@ -162,9 +163,9 @@ def pack(folder: Path, archive: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_name(f".{archive.name}.partial")
     with tarfile.open(partial, "w:gz") as tar:
-        for path in sorted(folder.iterdir()):
+        for path in sorted(folder.rglob("*")):
             if path.suffix in {".json", ".log", ".md", ".svg"}:
-                tar.add(path, arcname=f"{folder.name}/{path.name}")
+                tar.add(path, arcname=Path(folder.name) / path.relative_to(folder))
     partial.replace(archive)
 
 

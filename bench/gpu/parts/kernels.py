@@ -24,6 +24,7 @@ from octavo_inference.model.config import ModelConfig
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY
 from octavo_inference.ops.cuda.linear import Linear, Matrix
 from octavo_inference.ops.triton.activation import gated
+from octavo_inference.ops.triton.measured import find_tiles
 from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
 from octavo_inference.ops.triton.tiles import WORKSPACE, segments_for
 from parts.setting import Setting
@@ -68,7 +69,7 @@ def shapes(setting: Setting, place: Place) -> Iterator[Shape]:
         yield from product_shapes(setting, place, model)
         yield from attention_shapes(setting, place, model)
     for model in setting.models:
-        for m in setting.pick(ROWS, (3,)):
+        for m in setting.pick(ROWS, (17,)):
             for name in ("rms_norm", "add_rms_norm", "silu_mul"):
                 yield model, name, f"{m} rows", partial(elementwise, place, name, m, MODELS[model])
     for case in sampling.CASES:
@@ -78,7 +79,7 @@ def shapes(setting: Setting, place: Place) -> Iterator[Shape]:
 
 def product_shapes(setting: Setting, place: Place, model: str) -> Iterator[Shape]:
     """A layer's matrices in each format, and the head."""
-    rows = setting.pick(ROWS, (3,))
+    rows = setting.pick(ROWS, (17,))
     for name, (n, k) in products(MODELS[model]).items():
         head = name == "head"
         for stored in ("dense",) if head else setting.pick(FORMATS, ("dense", "int4 q4_0")):
@@ -143,7 +144,16 @@ def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
     """A random matrix on the device."""
     layout, found = LAYOUTS[stored], planes(place, LAYOUTS[stored], n, k)
     matrix = Matrix(layout, k, found.values, found.scales, found.minimums)
-    return Linear((matrix,), (None,), place.empty(WORKSPACE, dtype=torch.float32))
+    gpu = place.device.type == "cuda"
+    # As the server has them: activations in float8 beside float8 weights where the card multiplies it, its own tiles.
+    eight = gpu and stored == "fp8" and torch.cuda.get_device_capability(place.device) >= FP8_CAPABILITY
+    return Linear(
+        (matrix,),
+        (None,),
+        place.empty(WORKSPACE, dtype=torch.float32),
+        eight=place.empty(max(ROWS) * k, dtype=torch.uint8) if eight else None,
+        tiles=find_tiles(torch.cuda.get_device_name(place.device) if gpu else "interpreter"),
+    )
 
 
 def attention(place: Place, config: ModelConfig, batch: int, queries: int, before: int, pool: str) -> Work:

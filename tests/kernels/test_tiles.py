@@ -16,7 +16,14 @@ from octavo_inference.ops.cuda import linear as layers
 from octavo_inference.ops.cuda.linear import Linear, Matrix
 from octavo_inference.ops.cuda.packing import Layout
 from octavo_inference.ops.triton.measured import TABLES, Tiles, file_name, find_tiles, read_tiles, row_step
-from octavo_inference.ops.triton.tiles import WORKSPACE, GemvTile, LinearTile, linear_tile
+from octavo_inference.ops.triton.tiles import (
+    WORKSPACE,
+    AttentionTile,
+    GemvTile,
+    LinearTile,
+    attention_tile,
+    linear_tile,
+)
 
 sys.path[:0] = [
     str(Path(__file__).resolve().parents[2] / "bench"),
@@ -69,14 +76,19 @@ def test_a_tile_that_the_card_has_no_room_for_is_named_and_left() -> None:
 def test_a_table_is_what_the_server_reads(tmp_path: Path) -> None:
     tile = LinearTile(16, 32, 128, 2, 4, 3)
     slower_at_four = [gemv_row(1, 1, 2), gemv_row(2, 2, 2), gemv_row(4, 4, 3)]
-    written(tmp_path, [*slower_at_four, linear_row(tile), {"verdict": "failed", "kernel": "gemv"}])
+    flat = AttentionTile(16, 128, 4, 3)
+    decode = {"kernel": "attention", "verdict": "ok", "head_dim": 128, "group": 4, "decode": True, "tile": asdict(flat)}
+    written(tmp_path, [*slower_at_four, linear_row(tile), decode, {"verdict": "failed", "kernel": "gemv"}])
     tiles = find_tiles("NVIDIA Example 1", tmp_path / "tables")
     assert tiles == Tiles(
         "NVIDIA Example 1",
         {"int4": 2},
         {("int4", 4096, 2048, rows): FAST for rows in (1, 2, 4)},
         {("dense", 64, 128, 16): tile},
+        {(128, 4, True): flat},
     )
+    assert tiles.for_attention(128, 4, 3, 3, torch.bfloat16) == flat
+    assert tiles.for_attention(128, 4, 4, 3, torch.bfloat16) == attention_tile(128, 4, 4, 3, torch.bfloat16)
     values = torch.empty((64, 128), dtype=torch.bfloat16)
     assert tiles.for_linear("dense", 9, values, torch.bfloat16) == tile
     # Float32 was not measured, and other shapes have the tiles of the rules.
@@ -103,6 +115,19 @@ def test_a_layer_multiplies_by_the_tiles_of_its_card(monkeypatch: pytest.MonkeyP
     [
         ([linear_row(LinearTile(16, 64, 64, 2000, 4, 3))], "is cut into 2000 parts for 16 rows"),
         ([linear_row(LinearTile(128, 64, 64, 2, 4, 3), rows=128)], "is cut into 2 parts"),
+        (
+            [
+                {
+                    "kernel": "attention",
+                    "verdict": "ok",
+                    "head_dim": 64,
+                    "group": 32,
+                    "decode": True,
+                    "tile": asdict(AttentionTile(16, 64, 4, 2)),
+                }
+            ],
+            "has no room for 32 heads",
+        ),
     ],
 )
 def test_a_table_that_has_no_room_is_refused(tmp_path: Path, rows: list[dict[str, Any]], sentence: str) -> None:
@@ -112,7 +137,7 @@ def test_a_table_that_has_no_room_is_refused(tmp_path: Path, rows: list[dict[str
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    path.write_text('{"card": "x", "gemv_rows": {}, "gemv": [{"form": "int4"}], "linear": []}')
+    path.write_text('{"card": "x", "gemv_rows": {}, "gemv": [{"form": "int4"}], "linear": [], "attention": []}')
     with pytest.raises(ValueError, match="is no table of tiles"):
         read_tiles(path)
 

@@ -13,7 +13,7 @@ from octavo_inference.ops.cuda.pool import allocate_pool
 from octavo_inference.ops.triton.attention import attend
 from octavo_inference.ops.triton.reduce import partial_size, partial_views
 from octavo_inference.ops.triton.rope_store import rope_store
-from octavo_inference.ops.triton.tiles import segments_for
+from octavo_inference.ops.triton.tiles import AttentionTile, segments_for
 
 POOL_TYPES = {"dense": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
@@ -33,6 +33,7 @@ class Attention:
     tree: bool = False
     split: bool = False
     block_size: int = 16
+    tile: AttentionTile | None = None
 
     def __str__(self) -> str:
         queries, contexts = [q for q, _ in self.batch], [c for _, c in self.batch]
@@ -90,6 +91,7 @@ def attention(shape: Attention, place: Place) -> Trial:
         attend(
             q, kv, scales, on_device, row, query_start, seq_len, out, scale=shape.dim**-0.5, window=shape.window,
             softcap=shape.softcap, sinks=sinks, tree=tree, positions=positions, partial=partial,
+            tile=shape.tile,
         )  # fmt: skip
 
     def pairs() -> list[Pair]:

@@ -1,7 +1,8 @@
-"""The table of tiles of this card: each product at the shapes of three models, by each tile that may be the best.
+"""The table of tiles of this card: products and attention at the shapes of three models, by each tile that may be best.
 
-A row of the result file is one product for one step of rows of x, with the times of all that was tried. `table_of`
-makes of the rows what the server reads (`ops/triton/measured.py`); nothing of it is chosen while a server runs.
+A row of the result file is a product for one step of rows of x, or attention of decodes or prompts, with the times of
+all that was tried. `table_of` makes of the rows what the server reads (`ops/triton/measured.py`); nothing of it is
+chosen while a server runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from case import Place
+from cases.attention import Attention
 from cases.linear import LAYOUTS, Planes, planes
 from journal import Item, Row
 from shapes import MODELS
@@ -26,7 +28,16 @@ from octavo_inference.ops.cuda.linear import Linear, Matrix
 from octavo_inference.ops.triton.gemv import gemv, suits
 from octavo_inference.ops.triton.linear import linear
 from octavo_inference.ops.triton.measured import ROW_STEPS, Tiles, file_name, fits
-from octavo_inference.ops.triton.tiles import WORKSPACE, GemvTile, LinearTile, gemv_tile, linear_tile
+from octavo_inference.ops.triton.tiles import (
+    WORKSPACE,
+    AttentionTile,
+    GemvTile,
+    LinearTile,
+    attention_tile,
+    gemv_tile,
+    linear_tile,
+    segments_for,
+)
 from parts.kernels import products
 from parts.setting import Setting
 
@@ -36,6 +47,8 @@ FEW = (1, 2, 4)
 """Rows of x that `gemv` has a variant for."""
 AT = {16: (4, 8, 16), 32: (32,), 64: (64,), 128: (128, 256, 2048, 8192)}
 """Rows of x that a step of rows is measured at."""
+DECODES, PREFILLS = ((1, 1, 8191), (32, 1, 1023), (256, 1, 1023)), ((1, 2048, 0), (1, 8192, 0))
+"""Sequences, query tokens of each, keys before them."""
 GEMV = tuple(GemvTile(outputs, warps) for outputs in (4, 8) for warps in (1, 2, 4))
 # Rows of weights, columns at a time, warps, stages.
 LINEAR = {
@@ -59,6 +72,51 @@ def items(setting: Setting) -> Iterator[Item]:
                         if few or stored != "dense" or name == "head":
                             run = partial(_row, setting, place, flush, model, name, stored, rows, few)
                             yield Item(f"{'gemv' if few else 'linear'} {model} {name} {stored} {rows}", run)
+
+    for model in setting.models:
+        for decode in (True, False):
+            run = partial(_attention, setting, place, flush, model, decode)
+            yield Item(f"attention {model} {'decode' if decode else 'prefill'}", run)
+
+
+def _attention(setting: Setting, place: Place, flush: Flush, model: str, decode: bool) -> Row:
+    config = MODELS[model]
+    group = config.heads // config.kv_heads
+    row: Row = {"kernel": "attention", "head_dim": config.head_dim, "group": group, "decode": decode}
+
+    def times(tile: AttentionTile) -> dict[int, float]:
+        """By sequences of a decode, or tokens of a prompt."""
+        found = {}
+        for batch, queries, before in setting.pick(
+            DECODES if decode else PREFILLS, ((2, 1, 9) if decode else (1, 5, 3),)
+        ):
+            segments = segments_for(
+                sequences=batch, kv_heads=config.kv_heads, longest=before + queries, processors=place.processors
+            )
+            shape = Attention(
+                config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch,
+                split=decode and segments > 1, tile=tile,
+            )  # fmt: skip
+            launch = shape.prepare(place).launch
+            seconds = statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush))
+            found[batch * queries] = seconds * 1e6
+        return found
+
+    first = attention_tile(config.head_dim, group, 1 if decode else 2048, 1, place.dtype)
+    candidates = [first, *(tile for tile in attention_candidates(first, decode) if tile != first)]
+    return row | best_of(tried_by(setting.pick(candidates, candidates[:1]), times))
+
+
+def attention_candidates(first: AttentionTile, decode: bool) -> list[AttentionTile]:
+    """Decoding wants few rows, the least that hold a group; prompts more, and more warps for them."""
+    rows = (first.rows,) if decode else (64, 128)
+    return [
+        AttentionTile(height, keys, warps, stages)
+        for height in rows
+        for keys in (32, 64, 128)
+        for warps in ((4,) if height < 64 else (4, 8))
+        for stages in ((2, 3) if decode else (2,))
+    ]
 
 
 def _row(
@@ -151,7 +209,7 @@ def best_of(tried: list[Row]) -> Row:
 def table_of(card: str, rows: list[Row]) -> Row:
     """What `measured.read_tiles` reads: of each product the best tile, and up to how many rows `gemv` was faster."""
     good = [row for row in rows if row["verdict"] == "ok"]
-    kept = ("form", "n", "width", "rows", "tile", "us")
+    kept = ("form", "n", "width", "rows", "head_dim", "group", "decode", "tile", "us")
     few = [row for row in good if row["kernel"] == "gemv"]
     faster = {}
     for form in dict.fromkeys(row["form"] for row in few):
@@ -162,8 +220,8 @@ def table_of(card: str, rows: list[Row]) -> Row:
                 break
             faster[form] = rows_of_x
     return {"card": card, "gemv_rows": faster} | {
-        kernel: [{name: row[name] for name in kept} for row in good if row["kernel"] == kernel]
-        for kernel in ("gemv", "linear")
+        kernel: [{name: row[name] for name in kept if name in row} for row in good if row["kernel"] == kernel]
+        for kernel in ("gemv", "linear", "attention")
     }
 
 

@@ -102,6 +102,9 @@ class Decoder:
                 window=config.window(number),
                 softcap=config.attention_softcap,
                 partial=self._partial(end) if last == decodes else None,
+                tile=self.weights.tiles.for_attention(
+                    config.head_dim, config.heads // config.kv_heads, end - first, last - first, q.dtype
+                ),
             )
         return self._sum(layer.o(attended.view(tokens, -1), self._first("projected", tokens)))
 

@@ -72,6 +72,7 @@ class DeviceWeights:
     final_norm: Torch
     lm_head: Linear
     nbytes: int
+    tiles: Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ def upload(
         final_norm,
         Linear((head,), (None,), workspace, tiles=tiles),
         sender.done + workspace.nbytes,
+        tiles,
     )
 
 

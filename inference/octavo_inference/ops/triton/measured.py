@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from octavo_inference.ops.triton.forms import Stored
-from octavo_inference.ops.triton.tiles import WORKSPACE, GemvTile, LinearTile, gemv_rows, gemv_tile, linear_tile
+from octavo_inference.ops.triton.tiles import (
+    WORKSPACE,
+    AttentionTile,
+    GemvTile,
+    LinearTile,
+    attention_tile,
+    gemv_rows,
+    gemv_tile,
+    linear_tile,
+)
 
 TABLES = Path(__file__).with_name("tables")
 ROW_STEPS = (16, 32, 64, 128)
@@ -28,15 +37,17 @@ Shape = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of products on a `card`, "" where nothing was measured.
+    """Tiles on a `card`, "" where nothing was measured.
 
-    `gemv_rows` says by form up to how many rows `gemv` is for.
+    `gemv_rows` says by form up to how many rows `gemv` is for. Attention's are by head dim, heads that share keys, and
+    whether each sequence has one token.
     """
 
     card: str = ""
     gemv_rows: Mapping[str, int] = field(default_factory=dict)
     gemv: Mapping[Shape, GemvTile] = field(default_factory=dict)
     linear: Mapping[Shape, LinearTile] = field(default_factory=dict)
+    attention: Mapping[tuple[int, int, bool], AttentionTile] = field(default_factory=dict)
 
     def few(self, form: Stored) -> int:
         """Up to how many rows of x are multiplied by `gemv`."""
@@ -52,6 +63,13 @@ class Tiles:
         n, width = values.shape
         found = self.linear.get((form, n, width, row_step(m))) if dtype == torch.bfloat16 else None
         return found or linear_tile(m, n, width, dtype)
+
+    def for_attention(
+        self, head_dim: int, group: int, tokens: int, sequences: int, dtype: torch.dtype
+    ) -> AttentionTile:
+        """The tile for `tokens` query tokens of `sequences` sequences whose `group` heads share keys."""
+        found = self.attention.get((head_dim, group, tokens <= sequences)) if dtype == torch.bfloat16 else None
+        return found or attention_tile(head_dim, group, tokens, sequences, dtype)
 
 
 def power_of_two(m: int) -> int:
@@ -81,9 +99,15 @@ def read_tiles(path: Path) -> Tiles:
     try:
         linear = {_shape(row): LinearTile(**row["tile"]) for row in table["linear"]}
         gemv = {_shape(row): GemvTile(**row["tile"]) for row in table["gemv"]}
-        tiles = Tiles(table["card"], table["gemv_rows"], gemv, linear)
+        attention = {
+            (row["head_dim"], row["group"], row["decode"]): AttentionTile(**row["tile"]) for row in table["attention"]
+        }
+        tiles = Tiles(table["card"], table["gemv_rows"], gemv, linear, attention)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no table of tiles ({error!r}): write it anew by python bench/gpu tiles") from error
+    for (_, group, _), narrow in attention.items():
+        if narrow.rows < group:
+            raise ValueError(f"{path}: attention in tiles of {narrow.rows} rows has no room for {group} heads")
     for (form, n, width, rows), tile in linear.items():
         if not fits(tile, rows, n):
             raise ValueError(

@@ -60,7 +60,8 @@ class Parallelism(Block):
         ge=1,
         le=16,
         description="GPUs that share every layer of the model, each with a part of its heads and columns; "
-        "`resources.gpu.count` must be as many. It must divide the number of the model's attention heads.",
+        "`resources.gpu.count` must be as many. The model's attention heads and the inner size of its MLP must be "
+        "divisible by it, and its key-value heads too, or it by them.",
     )
 
 

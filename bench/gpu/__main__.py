@@ -9,15 +9,15 @@
 With --interpret, check and the measurements run at tiny sizes on the CPU: that proves the program, its figures mean
 nothing. A measurement writes its file after every row and goes on with it when it is called again.
 
-Needs torch, triton, numpy and Octavo's inference part (PYTHONPATH=protocol:inference where it is not installed);
-matplotlib for the plots. What fails is in the JSON with its traceback, and the rest goes on. Exit status: 0 all is
-well, 1 something failed, 75 there is more to do.
+Needs what bench/README.md lists, and Octavo's inference part (PYTHONPATH=protocol:inference where it is not installed);
+matplotlib for the plots. What fails is in the JSON with its traceback, and the rest goes on.
+Exit status: 0 all is well, 1 something failed, 75 there is more to do.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import logging
 import os
 import shutil
 import signal
@@ -26,8 +26,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from files import INCOMPLETE, LOST, read, save
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
@@ -47,8 +50,6 @@ PARTS = {
     "start": "from the start of octavo-server to ready, kernels compiled before or not",
     "peer": "other engines on nano-vllm's load, where they are installed",
 }
-INCOMPLETE = 75
-"""Exit status of a measurement that has more to do: call it again (sysexits' EX_TEMPFAIL)."""
 
 
 def main() -> None:
@@ -59,6 +60,10 @@ def main() -> None:
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
     # Triton reads this when it is imported, which is why the rest of this program is imported late.
     os.environ["TRITON_INTERPRET"] = "1" if getattr(given, "interpret", False) else "0"
+    # What the backend says of graphs and memory belongs into a job's log.
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # Told to end, it ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(COMMANDS.get(given.command, run_part)(given))
 
 
@@ -78,8 +83,7 @@ def run_check(given: argparse.Namespace) -> int:
 def write(out: Path | None, report: dict[str, Any]) -> None:
     """To a result file, where one was asked for."""
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        save(out, report)
 
 
 def run_ahead(given: argparse.Namespace) -> int:
@@ -87,34 +91,52 @@ def run_ahead(given: argparse.Namespace) -> int:
     import ahead  # noqa: PLC0415  see main
 
     wanted = ahead.jobs(given.capability or own_capability())
-    ahead.compile_ahead(Path(os.environ["TRITON_CACHE_DIR"]), wanted, given.out, say)
-    return 0
+    return 0 if ahead.compile_ahead(Path(os.environ["TRITON_CACHE_DIR"]), wanted, given.out, say) else 1
 
 
 def run_part(given: argparse.Namespace) -> int:
     """A measurement."""
     from measuring import measure  # noqa: PLC0415  see main
 
-    # Told to end, it ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     complete = measure(given, {"host": host() | {"gpu": gpu()}, "versions": versions()}, say)
     if complete and given.command == "tiles":
-        from parts.tiles import write_table  # noqa: PLC0415  see main
-
-        say(f"{write_table(given.out)} written: ops/triton/tables is where the server looks for it")
+        write_tiles(given.out)
     return 0 if complete else INCOMPLETE
+
+
+def write_tiles(out: Path) -> None:
+    """The table that the server reads, of the rows that are there."""
+    try:
+        from parts.tiles import write_table  # noqa: PLC0415  see main
+    except ImportError as error:
+        say(f"no table of tiles: {error}")
+        return
+    say(f"{write_table(out)} written: ops/triton/tables is where the server looks for it")
 
 
 def run_everything(given: argparse.Namespace) -> int:
     """All measurements and their report."""
-    from everything import JOBS, run_all  # noqa: PLC0415  see main
+    from everything import JOBS, SHORTEST, UNTIMED, run_all  # noqa: PLC0415  see main
+    from needs import missing  # noqa: PLC0415
 
+    if given.seconds < SHORTEST:
+        sys.exit(f"--seconds is {given.seconds:.0f}: give at least {SHORTEST:.0f}, a call with less begins nothing")
     # An interpreter has nothing compiled.
-    jobs = [job for job in JOBS if not (given.interpret and job.name == "ahead")]
+    wanted = [job for job in JOBS if not (given.interpret and job.name == "ahead")]
+    absent = missing(wanted, compiles=not given.interpret)
+    for what, names in absent.items():
+        say(f"left out for want of something: {', '.join(names)}: {what} (bench/README.md says what to install)")
+    left_out = {name for names in absent.values() for name in names}
+    large = ("--folder", str(given.folder))
+    jobs = [
+        job if job.arguments[0] in UNTIMED else replace(job, arguments=job.arguments + large)
+        for job in wanted
+        if job.name not in left_out
+    ]
     flags = ["--interpret"] if given.interpret else []
     status = run_all(given.out, given.seconds, given.archive, flags, say, jobs)
     write_report_of(given.out, given.archive)
-    return status
+    return status or (1 if left_out else 0)
 
 
 def run_report(given: argparse.Namespace) -> int:
@@ -158,7 +180,6 @@ def arguments() -> argparse.Namespace:
         command.add_argument(
             "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share the model"
         )
-        command.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for large files")
         _add_limits(command)
     command = commands.add_parser("ahead", help="compile the engines' kernels on all cores; needs no GPU")
     command.add_argument("--capability", type=capability, metavar="X.Y", help="9.0 is an H100 (default: this GPU's)")
@@ -190,6 +211,9 @@ def own_capability() -> tuple[int, int]:
 def _add_limits(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seconds", type=float, default=540, help="stop then, and leave the rest for the next call")
     command.add_argument("--interpret", action="store_true", help="tiny sizes on the CPU, by Triton's interpreter")
+    command.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="for large files, 16 GB of a model each"
+    )
 
 
 def compile_all(given: argparse.Namespace) -> dict[str, Any]:
@@ -216,6 +240,7 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     from cases import chosen  # noqa: PLC0415
     from checking import check_cases  # noqa: PLC0415
     from engine import check_engine  # noqa: PLC0415
+    from models import SHAPES  # noqa: PLC0415
 
     from octavo_inference.ops.cuda.device import find_device  # noqa: PLC0415
 
@@ -227,27 +252,51 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"host": host(), "gpu": gpu(), "versions": versions(), "interpreted": given.interpret}
     say(f"{report['gpu'] or 'no GPU: interpreted on the CPU'}; {report['versions']}")
     place = Place(device, dtype, tiny=given.interpret)
+    before = gone_on_with(given.out, report)
 
     def keep(name: str, rows: Iterable[dict[str, Any]]) -> None:
-        report[name] = []
+        report[name] = before.get(name, [])
         for row in rows:
             report[name].append(row)
-            write(given.out, report)  # a kill loses one row
+            write(given.out, report | {"complete": False})  # a kill loses one row
+            if row["verdict"] == "failed" and not given.interpret:
+                end_if_lost(torch.cuda.synchronize)
 
     if given.part != "engine":
-        if not given.interpret:
+        done = {(row["kernel"], row["variant"]) for row in before.get("kernels", [])}
+        cases = [case for case in chosen(given.only, quick=given.quick) if (case.kernel, case.variant) not in done]
+        if cases and not given.interpret:
             compile_ahead(given)
-        keep("kernels", check_cases(chosen(given.only, quick=given.quick), place, say))
+        keep("kernels", check_cases(cases, place, say))
     if given.part != "kernels" and not given.only:
-        keep("engine", check_engine(interpret=given.interpret, dtype=dtype, device=find_device(), say=say))
+        models = [name for name in SHAPES if name not in {row["model"] for row in before.get("engine", [])}]
+        keep("engine", check_engine(models, interpret=given.interpret, dtype=dtype, device=find_device(), say=say))
     return report
 
 
+def gone_on_with(out: Path | None, report: dict[str, Any]) -> dict[str, Any]:
+    """The file of a check that was ended early on this card; nothing where there is none."""
+    found = None if out is None else read(out)
+    alike = found is not None and all(found.get(name) == report[name] for name in ("gpu", "versions", "interpreted"))
+    return found if found is not None and alike and not found.get("complete") else {}
+
+
+def end_if_lost(alive: Callable[[], object]) -> None:
+    """SystemExit when the GPU stays failed: all later cases would fail for the one that broke it."""
+    try:
+        alive()
+    except Exception as error:
+        say(f"the GPU stays failed ({error}): another process must go on")
+        raise SystemExit(LOST) from error
+
+
 def write_report_of(folder: Path, archive: Path | None) -> None:
-    """Tables, and plots where matplotlib is installed; packed once more."""
+    """Tables, plots where matplotlib is installed, and the card's tiles as far as measured; packed once more."""
     from everything import pack  # noqa: PLC0415
     from tables import write_report  # noqa: PLC0415
 
+    if (read(folder / "tiles.json") or {}).get("rows"):
+        write_tiles(folder / "tiles.json")
     say(f"{write_report(folder)} written")
     if archive is not None:
         pack(folder, archive)

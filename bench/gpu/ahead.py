@@ -5,13 +5,14 @@ The same as the image `octavo-server` is built with, into the cache that the mea
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+
+from files import read, save
 
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY
 from octavo_inference.precompile import Job, fill
@@ -27,18 +28,27 @@ def jobs(capability: Capability) -> list[Job]:
     return found + [Job(capability, models[0], "fp8", "auto")] * (capability >= FP8_CAPABILITY)
 
 
-def compile_ahead(cache: Path, wanted: Sequence[Job], out: Path, say: Callable[[str], None]) -> None:
-    """Fill a cache; a job that fails is told, and its kernels are compiled when they are launched."""
-    began, rows = time.monotonic(), []
+def compile_ahead(cache: Path, wanted: Sequence[Job], out: Path, say: Callable[[str], None]) -> bool:
+    """Fill a cache. Whether anything was done: what fails is told, and its kernels are compiled when they are launched.
+
+    An earlier call's jobs come again, which takes seconds: nobody knows whether its cache is still there.
+    """
+    began, cores = time.monotonic(), len(os.sched_getaffinity(0))
+    rows = {row["key"]: row for row in (read(out) or {}).get("rows", [])}
     cache.mkdir(parents=True, exist_ok=True)
-    cores = len(os.sched_getaffinity(0))
+
+    def keep(*, complete: bool) -> None:
+        seconds = round(time.monotonic() - began, 1)
+        save(out, {"rows": list(rows.values()), "seconds": seconds, "complete": complete})
+
     with ProcessPoolExecutor(min(cores, len(wanted)), mp_context=get_context("spawn")) as pool:
         running = {pool.submit(fill, cache, [job]): job for job in wanted}
         for done in as_completed(running):
-            error = done.exception()
-            row = {"key": str(running[done]), "verdict": "failed" if error else "ok"}
-            rows.append(row | ({"why": f"{type(error).__name__}: {error}"} if error else {"said": done.result()}))
-            say(f"{row['key']}: {row['verdict']}")
-    report = {"rows": rows, "seconds": round(time.monotonic() - began, 1), "complete": True}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            error, key = done.exception(), str(running[done])
+            row = {"key": key, "verdict": "failed" if error else "ok"}
+            rows[key] = row | ({"why": f"{type(error).__name__}: {error}"} if error else {"said": done.result()})
+            keep(complete=False)
+            say(f"{key}: {row['verdict']}")
+    good = any(row["verdict"] == "ok" for row in rows.values())
+    keep(complete=good)
+    return good

@@ -26,6 +26,7 @@ from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.ops.cuda.backend import CudaBackend
 from octavo_inference.ops.cuda.device import Device
+from octavo_inference.ops.cuda.graphs import CudaCapture
 from octavo_inference.ops.reference import ReferenceBackend
 from octavo_inference.ops.sampling import sample
 from octavo_inference.run.batch import Batch, Float32, LogitAdjust, SampleRows
@@ -55,9 +56,12 @@ REAL = Load(prompts=(1, 33, 90, 201), common=32, out=32, budget=128)
 TINY = Load(prompts=(3, 21), common=16, out=3, budget=24)
 
 
-def check_engine(*, interpret: bool, dtype: torch.dtype, device: Device, say: Callable[[str], None]) -> Iterator[Row]:
+def check_engine(
+    models: Sequence[str], *, interpret: bool, dtype: torch.dtype, device: Device, say: Callable[[str], None]
+) -> Iterator[Row]:
     """One row for each shape: share of equal tokens, the widest gap of the others, divergences, verdict."""
-    for name, shape in SHAPES.items():
+    for name in models:
+        shape = SHAPES[name]
         row: Row = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
         began = time.perf_counter()
         try:
@@ -77,7 +81,8 @@ def describe(row: Row) -> str:
     return (
         f"{row['verdict']}: {row['equal']} of {row['tokens']} tokens equal, widest gap {row['gap']:.1e} "
         f"(bound {row['gap_bound']:.0e}), divergence {row['divergence']:.1e} (bound {row['divergence_bound']:.0e}), "
-        f"{row['sampled_wrong']} sampled otherwise, blocks {'moved' if row['blocks_moved'] else 'damaged'}"
+        f"{row['replays']} steps by {row['graphs']} graphs, {row['sampled_wrong']} sampled otherwise, "
+        f"blocks {'moved' if row['blocks_moved'] else 'damaged'}"
     )
 
 
@@ -90,6 +95,7 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     backend = CudaBackend.create(
         config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_batched_tokens=max(load.budget, longest),
         max_running=max(len(prompts), load.out), max_model_len=longest, dtype=dtype, device=device,
+        capture=CudaCapture(device.torch) if device.torch.type == "cuda" else None,
     )  # fmt: skip
     if device.torch.type == "cuda":  # the interpreter compiles nothing, and takes a minute to
         backend.warm_up()
@@ -101,6 +107,7 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     exact = dtype == torch.float32
     row: Row = {"tokens": 0, "equal": 0, "gap": 0.0, "gap_bound": 0.0 if exact else NEAR_TIE, "logit_error": 0.0}
     divergences: list[NDArray[np.float64]] = []
+    row |= graphs(backend)
     row |= {"sampled_wrong": 0, "logprob_error": 0.0, "blocks_moved": moves_blocks(backend)}
     for prompt, tokens in zip(prompts, answers, strict=True):
         batch = forced(prompt, tokens)
@@ -119,8 +126,16 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     row |= {"divergence": float(every.mean()), "divergence_max": float(every.max()), "divergence_bound": DIVERGENCE}
     # A comparison with NaN is false, so this way round a NaN fails.
     good = row["gap"] <= row["gap_bound"] and row["divergence"] < DIVERGENCE and row["blocks_moved"]
+    # On a card its decodes must have been graphs, or nothing was said of them.
+    good = good and (device.torch.type != "cuda" or row["replays"] > 0)
     good = good and row["sampled_wrong"] <= (0 if exact else SAMPLED) * row["tokens"] and row["logprob_error"] < 1e-4
     return row | {"verdict": "ok" if good else "wrong"}
+
+
+def graphs(backend: CudaBackend) -> Row:
+    """How many are captured, and how often they were launched."""
+    captured = [] if backend.graphs is None else list(backend.graphs.captured.values())
+    return {"graphs": len(captured), "replays": sum(one.replays for one in captured)}
 
 
 def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:

@@ -5,12 +5,12 @@
 A part is a sequence of rows, each with a name of its own and something to do. A run does those that the file has not,
 until its seconds are over; a kill loses the row that was being measured. A row that fails is kept with its traceback,
 and the rest goes on, unless the GPU itself stays failed: then the process ends, and another one goes on behind the row.
+When nothing else is missing, another process tries such a row once more.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from files import LOST, read, save
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
-LOST = 3
-"""Exit status of a process whose GPU stays failed: a new one may go on."""
+TRIES = 2
+"""Of a row that fails, each in a process of its own."""
 _SAFETY = 1.2
 _SHOWN = 7
 
@@ -55,40 +56,49 @@ class Journal:
 
     def work(self, items: Iterable[Item], say: Say) -> bool:
         """Do what is missing while there is time. Whether all is done now. Raises `SystemExit` when the GPU is gone."""
-        done = {row["key"] for row in self.report["rows"]}
-        longest = 0.0
-        for item in items:
-            if item.key in done:
-                continue
+        rows, own = self.report["rows"], list(items)
+        tries = {row["key"]: row.get("tries", 1) for row in rows}
+        missing = [item for item in own if item.key not in tries]
+        again = [item for item in own if self._again(item.key)]
+        longest: float | None = None
+        for number, item in enumerate([*missing, *again]):
             # At least one row a run, however short of time it is: or no number of runs would ever be enough.
-            if longest and longest * _SAFETY > self.left:
+            if number and (self.left <= 0 or (longest or 0.0) * _SAFETY > self.left):
                 say(f"{self.left:.0f} s are left: the rest is for the next run")
                 return False
             begin = self.clock()
-            row: Row = {"key": item.key, "verdict": "ok"}
+            row: Row = {"key": item.key, "verdict": "ok", "tries": tries.get(item.key, 0) + 1}
             try:
                 row |= item.run()
             except Exception as error:  # noqa: BLE001  one row's fault is not the others'
                 trace = traceback.format_exc()
                 row |= {"verdict": "failed", "why": f"{type(error).__name__}: {error}", "traceback": trace}
             took = self.clock() - begin
-            longest = max(longest, took)
+            # A run's first row loads a model, too.
+            longest = max(longest or 0.0, took) if number else None
             row["seconds"] = round(took, 3)
-            self.report["rows"].append(row)
+            rows[:] = [*(old for old in rows if old["key"] != item.key), row]
             self.save()
             say(f"{item.key:48} {describe(row)}")
             if row["verdict"] == "failed":
                 self._check_gpu(say)
+        left = [item.key for item in own if self._again(item.key)]
+        if left:
+            say(f"{len(left)} rows failed, and are for the next run to try once more")
+            return False
         self.report["complete"] = True
         self.save()
         return True
 
+    def _again(self, key: str) -> bool:
+        return any(
+            row["key"] == key and row["verdict"] == "failed" and row.get("tries", 1) < TRIES
+            for row in self.report["rows"]
+        )
+
     def save(self) -> None:
         """Write the file whole or not at all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        partial.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self.path)
+        save(self.path, self.report)
 
     def _check_gpu(self, say: Say) -> None:
         try:
@@ -102,7 +112,10 @@ def opened(path: Path, identity: Row, seconds: float, alive: Callable[[], object
     """The file as it is when it is of the same part, arguments and card, or a new one. SystemExit on another's."""
     report: Row = {"rows": [], "complete": False}
     if path.exists():
-        report = json.loads(path.read_text(encoding="utf-8"))
+        found = read(path)
+        if found is None:
+            raise SystemExit(f"{path} is no result file: remove it, or give another --out")
+        report = found
         for name, expected in identity.items():
             if report.get(name) != expected:
                 raise SystemExit(f"{path} has {name} {report.get(name)!r}, this is {expected!r}: give another --out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,8 +37,8 @@ PUBLISHED = Rates(4.8e12, 700e12)
 
 
 def data_sheet(card: str) -> Rates | None:
-    """Of a card by its name."""
-    return next((rates for name, rates in DATA_SHEET.items() if card.startswith(name)), None)
+    """Of a card by its name: an L40 or an A10G is none of ours."""
+    return next((rates for name, rates in DATA_SHEET.items() if re.match(rf"{re.escape(name)}(?!\w)", card)), None)
 
 
 def layer_parameters(config: ModelConfig) -> int:

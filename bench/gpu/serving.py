@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from folders import written
+from journal import Row
 from parts.setting import Setting
 from shapes import Stored, config_of, random_model
 from timing import Timer
@@ -74,27 +75,34 @@ def checkpoint(setting: Setting, name: str) -> Path:
     return written(setting.folder / f"octavo-{name}{'-tiny' * setting.interpret}", config)
 
 
-def answer(engine: Engine, load: Load, temperature: float) -> float:
-    """Seconds until all answers are there, each as long as the load says. Raises RuntimeError when one is not."""
+def answer(engine: Engine, load: Load, temperature: float, tokens: list[list[int]] | None = None) -> float:
+    """Seconds until all answers are there, each as long as the load says. Raises RuntimeError when one is not.
+
+    `tokens`: a list to add the answers to.
+    """
     engine.reset_cache()
     begin = time.perf_counter()
     for i, (prompt, out) in enumerate(zip(load.prompts, load.outputs, strict=True)):
         sampling = SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=out, seed=i)
         engine.submit(Request(id=str(i), tokens=prompt, sampling=sampling))
-    given = [0] * len(load.prompts)
+    answers: list[list[int]] = [[] for _ in load.prompts]
     while engine.has_work:
         for output in engine.step():
             if output.error is not None:
                 raise RuntimeError(output.error)
-            given[int(output.id)] += len(output.tokens)
+            answers[int(output.id)] += output.tokens
     seconds = time.perf_counter() - begin
+    given = lengths(answers)
     if given != load.outputs:
         raise RuntimeError(f"{sum(given)} tokens came out, {sum(load.outputs)} were asked for")
+    if tokens is not None:
+        tokens += answers
     return seconds
 
 
 def measured_load(engine: Engine, load: Load, temperature: float, timer: Timer, rows: int) -> dict[str, Any]:
     """A load's rate and where its time went; `rows` as for `watch.summary`."""
+    before, preempted = graphs(engine.backend), engine.scheduler.preemptions
     with watched(engine, timer) as times:
         seconds = answer(engine, load, temperature)
     return {
@@ -102,13 +110,32 @@ def measured_load(engine: Engine, load: Load, temperature: float, timer: Timer, 
         "wall_s": seconds,
         "in": sum(map(len, load.prompts)),
         "out": sum(load.outputs),
-        "preemptions": engine.scheduler.preemptions,
+        "preemptions": engine.scheduler.preemptions - preempted,
+        **graphs(engine.backend, before),
     } | figures(times, timer, rows)
 
 
 def figures(times: Times, timer: Timer, rows: int) -> dict[str, Any]:
     """Of what was watched."""
     return summary(times, *device_spans(timer, times), rows)
+
+
+def graphs(backend: Any, before: Row | None = None) -> Row:
+    """What graphs a backend has, the bytes they took of their room, and the steps they launched since `before`.
+
+    Empty for a backend that has none, of a group as well, whose graphs lie in other processes.
+    """
+    own = getattr(backend, "graphs", None)
+    if own is None:
+        return {"graphs": 0, "replays": 0}
+    captured = list(own.captured.values())
+    return {
+        "graphs": len(captured),
+        "graph_bytes": sum(one.graph.bytes for one in captured),
+        "graph_room": own.room,
+        "graph_s": sum(one.seconds for one in captured),
+        "replays": sum(one.replays for one in captured) - (before or {"replays": 0})["replays"],
+    }
 
 
 def sizes(found: LoadedEngine) -> dict[str, Any]:
@@ -118,7 +145,6 @@ def sizes(found: LoadedEngine) -> dict[str, Any]:
         "backend": engine.backend.name,
         "kv_blocks": engine.backend.num_blocks,
         "block_size": engine.backend.block_size,
-        "graphs": found.captured,
         "max_running": engine.limits.max_running,
         "max_batched_tokens": engine.limits.max_batched_tokens,
         "weights_gib": None if memory is None else round(memory.weights / 2**30, 2),

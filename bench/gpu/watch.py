@@ -16,6 +16,8 @@ from octavo_inference.core.engine import Engine
 
 Span = tuple[float, float]
 """Begin and end, in seconds."""
+MANY_ROWS = 200
+"""Sequences of a decode whose host work is looked at by itself."""
 Named = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -141,6 +143,16 @@ def host_times(times: Times) -> list[float]:
     return found
 
 
+def many_host_times(times: Times, rows: int = MANY_ROWS) -> list[float]:
+    """`host_times` of the turns that launched a decode of at least so many sequences, and nothing else."""
+    found = []
+    for (begin, end), seconds in zip(times.turns, host_times(times), strict=True):
+        steps = [step for step in times.steps if begin <= step.launch[0] < end]
+        if steps and all(step.tokens == step.sequences >= rows for step in steps):
+            found.append(seconds)
+    return found
+
+
 def summary(times: Times, spans: Sequence[Span], least: Sequence[Span], rows: int) -> dict[str, Any]:
     """Figures of a load: of all steps, and of the decodes of at least `rows` sequences whose next one is such, too.
 
@@ -162,6 +174,7 @@ def summary(times: Times, spans: Sequence[Span], least: Sequence[Span], rows: in
         ("step_ms", periods),
         ("decode_ms", [periods[i] for i in range(len(periods)) if decodes[i] and decodes[i + 1]]),
         ("host_ms", host_times(times)),
+        ("many_host_ms", many_host_times(times)),
         ("launch_ms", [end - begin for begin, end in (step.launch for step in times.steps)]),
     ):
         found |= {f"{name}_{share}": _percentile(values, share) for share in ("p50", "p90", "p99")}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +20,26 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "gpu"))
 
-from everything import LOST, Ended, Job, run_all
+import everything
+import needs
+from everything import JOBS, SHORTEST, Ended, Job, run_all
+from files import LOST, read, save
 from folders import written
 from journal import Item, Journal, opened
 from measuring import measure
-from parts import peer, timeline
+from parts import peer, start, timeline
 from parts.setting import Setting
+from processes import group
 from roofline import DATA_SHEET, PUBLISHED, data_sheet, decode_bytes, load_ceiling, parameters, prefill_operations
 from serving import nano_vllm
 from shapes import LLAMA_8B, MODELS, random_weights, tiny
 from tables import markdown, write_report
 from timing import Wall
-from watch import Step, Times, device_spans, host_times, idle_share, summary
+from watch import Step, Times, device_spans, host_times, idle_share, many_host_times, summary
 
 from octavo_inference.model.load import LoadedModel, load_model
 from octavo_inference.model.weights import dequantize
+from octavo_inference.ops.cuda import driver_stub
 from octavo_inference.ops.cuda.upload import device_bytes, upload
 
 LINES: list[str] = []
@@ -64,7 +71,8 @@ def test_a_card_is_known_by_the_longest_name() -> None:
     assert data_sheet("NVIDIA H100 PCIe") is DATA_SHEET["NVIDIA H100 PCIe"]
     assert data_sheet("NVIDIA H100 80GB HBM3") is DATA_SHEET["NVIDIA H100"]
     assert data_sheet("NVIDIA L40S") is DATA_SHEET["NVIDIA L40S"]
-    assert data_sheet("NVIDIA TITAN V") is None
+    assert data_sheet("NVIDIA A100-SXM4-40GB") is DATA_SHEET["NVIDIA A100"]
+    assert [data_sheet(card) for card in ("NVIDIA TITAN V", "NVIDIA L40", "NVIDIA A10G")] == [None] * 3
 
 
 @pytest.mark.parametrize("stored", ["bf16", "int4"])
@@ -107,6 +115,13 @@ def test_waiting_is_no_work_of_the_host() -> None:
     assert found["idle_most"] == found["decode_idle_most"] == pytest.approx(0.375)
     assert found["step_ms_p50"] == 1500.0
     assert summary(times, [(0.0, 1.0), (1.5, 2.0)], [(0.0, 1.0), (1.5, 2.0)], rows=9)["decode_idle"] is None
+
+
+def test_the_host_work_of_large_decodes_is_told_apart() -> None:
+    steps = [Step(sequences, tokens, (at, at + 0.1), 0.0, 0.0) for sequences, tokens, at in
+             ((256, 256, 0.0), (256, 300, 1.0), (8, 8, 2.0), (200, 200, 3.0))]  # fmt: skip
+    times = Times(steps, [(0.0, 0.5), (1.0, 1.6), (2.0, 2.7), (3.0, 3.8), (4.0, 4.9)], [])
+    assert many_host_times(times) == pytest.approx([0.5, 0.8])
 
 
 def test_a_step_that_is_launched_late_leaves_the_device_idle() -> None:
@@ -183,10 +198,37 @@ def test_a_run_without_time_does_one_row_so_that_runs_come_to_an_end(tmp_path: P
 
 def test_a_row_that_fails_is_kept_and_the_others_go_on(tmp_path: Path) -> None:
     items = [Item("bad", lambda: 1 // 0), Item("good", dict)]  # type: ignore[arg-type,return-value]
-    assert _journal(tmp_path / "a.json", 1e6).work(items, LINES.append)
+    assert not _journal(tmp_path / "a.json", 1e6).work(items, LINES.append)
     bad, good = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert (bad["verdict"], good["verdict"]) == ("failed", "ok")
     assert "ZeroDivisionError" in bad["why"]
+
+
+@pytest.mark.parametrize("second", ["ok", "failed"])
+def test_another_run_tries_a_failed_row_once_more(tmp_path: Path, second: str) -> None:
+    ran: list[str] = []
+
+    def shaky() -> Any:
+        ran.append("shaky")
+        if len(ran) == 1 or second == "failed":
+            raise RuntimeError("no memory left by another process")
+        return {}
+
+    items = [Item("shaky", shaky), Item("good", lambda: ran.append("good") or {})]  # type: ignore[func-returns-value]
+    runs = [_journal(tmp_path / "a.json", 1e6).work(items, LINES.append) for _ in range(3)]
+    assert runs == [False, True, True]
+    assert ran == ["shaky", "good", "shaky"]
+    rows = {row["key"]: row for row in json.loads((tmp_path / "a.json").read_text())["rows"]}
+    assert (rows["shaky"]["verdict"], rows["shaky"]["tries"]) == (second, 2)
+
+
+def test_a_damaged_result_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"rows": [')
+    assert read(tmp_path / "a.json") is read(tmp_path / "absent.json") is None
+    with pytest.raises(SystemExit, match=r"a\.json is no result file: remove it, or give another --out"):
+        opened(tmp_path / "a.json", {"part": "test"}, 1.0, lambda: None)
+    save(tmp_path / "b.json", {"rows": []})
+    assert read(tmp_path / "b.json") == {"rows": []}
 
 
 def test_a_lost_gpu_ends_the_process_behind_the_row_that_lost_it(tmp_path: Path) -> None:
@@ -197,6 +239,10 @@ def test_a_lost_gpu_ends_the_process_behind_the_row_that_lost_it(tmp_path: Path)
     with pytest.raises(SystemExit) as ended:
         _journal(tmp_path / "a.json", 1e6, dead).work(items, LINES.append)
     assert ended.value.code == LOST
+    # The rest comes first, then the row once more, and then it is left.
+    with pytest.raises(SystemExit):
+        _journal(tmp_path / "a.json", 1e6, dead).work(items, LINES.append)
+    assert [row["key"] for row in json.loads((tmp_path / "a.json").read_text())["rows"]] == ["good", "bad"]
     assert _journal(tmp_path / "a.json", 1e6, dead).work(items, LINES.append)
 
 
@@ -204,17 +250,18 @@ def test_a_lost_gpu_ends_the_process_behind_the_row_that_lost_it(tmp_path: Path)
 
 
 class Machine:
-    """Plays the processes of `run_all`: each writes `rows[job]` rows a turn, up to 4."""
+    """Plays the processes of `run_all`: each writes `rows[job]` rows a turn, up to 4, in 100 seconds or all it has."""
 
-    def __init__(self, rows: dict[str, int]) -> None:
-        self.now, self.rows, self.calls = 0.0, rows, []
+    def __init__(self, rows: dict[str, int], verdict: str = "ok", *, slow: bool = False) -> None:
+        self.now, self.rows, self.verdict, self.slow = 0.0, rows, verdict, slow
+        self.calls: list[tuple[str, float]] = []
 
     def start(self, arguments: list[str], log: Path, limit: float) -> Ended:
         out = Path(arguments[arguments.index("--out") + 1])
         self.calls.append((out.stem, limit))
-        self.now += 100
+        self.now += limit if self.slow else 100
         found = json.loads(out.read_text()) if out.exists() else {"rows": []}
-        found["rows"] = (found["rows"] + [{}] * self.rows[out.stem])[:4]
+        found["rows"] = (found["rows"] + [{"verdict": self.verdict}] * self.rows[out.stem])[:4]
         found["complete"] = len(found["rows"]) == 4
         log.write_text("said")
         if found["rows"]:
@@ -232,7 +279,7 @@ def test_jobs_take_turns_and_one_that_comes_to_nothing_is_left(tmp_path: Path) -
     machine = Machine({"half": 2, "whole": 4, "never": 0})
     assert machine.run(tmp_path, 1e6) == 1
     assert [name for name, _ in machine.calls] == ["half", "whole", "never", "half", "never"]
-    assert "but for never" in LINES[-1]
+    assert "but for never (not complete)" in LINES[-1]
     with tarfile.open(tmp_path / "all.tar.gz") as packed:
         names = {Path(name).name for name in packed.getnames()}
     assert names == {"half.json", "whole.json", "half.log", "whole.log", "never.log", "all.json"}
@@ -240,13 +287,95 @@ def test_jobs_take_turns_and_one_that_comes_to_nothing_is_left(tmp_path: Path) -
 
 def test_a_call_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
     machine = Machine({"first": 4, "second": 4})
-    assert machine.run(tmp_path, 130.0) == 75
-    assert machine.calls == [("first", 130.0)]
+    assert machine.run(tmp_path, 138.0) == 75
+    assert machine.calls == [("first", 115.0)]
     assert machine.run(tmp_path, 590.0) == 0
     assert machine.calls[1:] == [("second", 315.0)]
 
 
+def test_a_turn_that_a_call_cut_short_costs_a_job_neither_its_place_nor_a_try(tmp_path: Path) -> None:
+    machine = Machine({"first": 4, "goal": 0, "last": 4}, slow=True)
+    # The first has its 300 s; what is left for the goal is 100 of them, in which it comes to nothing.
+    assert [machine.run(tmp_path, 453.0) for _ in range(3)] == [75, 75, 1]
+    assert machine.calls == [("first", 315.0), ("goal", 115.0), ("goal", 315.0), ("last", 115.0), ("goal", 315.0)]
+    assert [turn["whole"] for turn in read(tmp_path / "all.json")["turns"]] == [True, False, True, False, True]
+    assert "but for goal (not complete)" in LINES[-1]
+
+
+def test_a_call_that_is_shorter_than_a_limit_gives_all_it_has(tmp_path: Path) -> None:
+    machine = Machine({"never": 0}, slow=True)
+    assert [machine.run(tmp_path, 200.0) for _ in range(3)] == [75, 1, 1]
+    assert len(machine.calls) == 2
+
+
+@pytest.mark.parametrize("verdict", ["failed", "wrong", "spills"])
+def test_rows_that_failed_are_named_and_end_it_with_1(tmp_path: Path, verdict: str) -> None:
+    assert Machine({"some": 4}, verdict).run(tmp_path, 1e6) == 1
+    assert "but for some (4 rows failed)" in LINES[-1]
+    assert Machine({"some": 4}).run(tmp_path / "other", 1e6) == 0
+
+
+def test_jobs_have_names_of_their_own_and_goals_come_within_half_an_hour() -> None:
+    names = [job.name for job in JOBS]
+    assert len(set(names)) == len(names)
+    assert sum(job.limit for job in JOBS[: names.index("timeline") + 1]) == 28 * 60
+    assert max(job.limit for job in JOBS) <= 560 - SHORTEST + 90
+
+
+def test_what_a_machine_lacks_costs_the_jobs_that_need_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [job for job in JOBS if job.name in {"ahead", "ttft-llama-8b", "start-llama-8b"}]
+    assert needs.missing(jobs, compiles=False) == {}
+    monkeypatch.setitem(needs.MODULES, "start", ("no_such_module",))
+    monkeypatch.setattr(driver_stub.shutil, "which", lambda name: None)
+    found = needs.missing(jobs, compiles=True)
+    assert found.pop("ModuleNotFoundError: No module named 'no_such_module'") == ["start-llama-8b"]
+    [(why, names)] = found.items()
+    assert "no C compiler" in why
+    assert names == ["start-llama-8b", "ttft-llama-8b"]
+
+
+def test_a_job_that_is_killed_takes_what_it_started_with_it(tmp_path: Path) -> None:
+    program = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    with group([sys.executable, "-c", program], tmp_path / "log", patience=30.0):
+        while not (said := (tmp_path / "log").read_text().strip()):
+            time.sleep(0.01)
+        child = Path("/proc", said, "stat")
+        assert child.exists()
+    while child.exists() and child.read_text().split()[2] not in "ZX":
+        time.sleep(0.01)
+
+
+def test_a_check_goes_on_with_its_file_on_the_same_card(tmp_path: Path) -> None:
+    program = runpy.run_path(str(Path(everything.__file__).with_name("__main__.py")))
+    about = {"gpu": {"name": "a"}, "versions": {}, "interpreted": False}
+    kept = about | {"kernels": [{"verdict": "ok"}], "complete": False}
+    save(tmp_path / "a.json", kept)
+    again = program["gone_on_with"]
+    assert again(tmp_path / "a.json", about) == kept
+    assert again(tmp_path / "a.json", about | {"gpu": {"name": "b"}}) == {}
+    save(tmp_path / "a.json", kept | {"complete": True})
+    assert again(tmp_path / "a.json", about) == again(None, about) == {}
+
+    def dead() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(SystemExit) as ended:
+        program["end_if_lost"](dead)
+    assert ended.value.code == LOST
+    program["end_if_lost"](lambda: None)
+
+
 # Other engines, and folders for them
+
+
+def test_a_folder_is_written_in_a_row_of_its_own_before_the_starts(tmp_path: Path) -> None:
+    setting = Setting(("qwen3-0.6b",), True, Wall(), torch.device("cpu"), PUBLISHED, None, tmp_path)
+    items = list(start.items(setting))
+    assert [item.key.split()[-1] for item in items] == ["folder", "warm", "cold"]
+    row = items[0].run()
+    assert row["gb"] > 0
+    assert (tmp_path / "octavo-qwen3-0.6b-tiny" / "config.json").exists()
+    assert everything.JOBS[[job.name for job in JOBS].index("start-llama-8b")].limit > start.LIMIT + 60
 
 
 def test_a_folder_of_random_weights_is_a_checkpoint(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from case import Place
 from journal import Item, Row
-from serving import answer, loaded, nano_vllm, small_load
+from serving import answer, graphs, loaded, nano_vllm, small_load
 from shapes import MODELS
 from timing import Flush, measured
 from watch import spread
@@ -23,7 +23,7 @@ from parts.setting import Setting
 ROUNDS = 3
 REPEATS = 50
 REQUESTS, OUT = 64, 128
-KV_MEMORY = 6 << 30
+KV_MEMORY = 8 << 30
 WAYS: dict[str, dict[str, Any]] = {"graphs": {"cuda_graphs": False}, "overlap": {"overlap": False}}
 """Settings without one technique each. All of them are on by default."""
 
@@ -41,21 +41,36 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
-    """Seconds with all, and without one thing, in turns; ratios of the rounds."""
+    """Seconds with all, and without one thing, in turns; ratios of the rounds.
+
+    Both answer greedily: `same_tokens` is the share of the first round's tokens up to where two answers part. In
+    bfloat16 they may, where two logits are as good as equal: tiles are chosen by the size that a graph is of.
+    """
     load = small_load() if setting.interpret else nano_vllm().cut(REQUESTS, OUT)
 
     whole: Engine = setting.keep.get(model, lambda: loaded(setting, model, kv_memory=KV_MEMORY)).engine
     other = loaded(setting, model, kv_memory=KV_MEMORY, **without).engine
-    pairs = []
+    pairs, answers = [], ([], [])
     for number in range(setting.pick(ROUNDS, 1)):
-        turns: list[Callable[[], float]] = [lambda: answer(whole, load, 0.0), lambda: answer(other, load, 0.0)]
+        turns: list[Callable[[], float]] = [
+            lambda: answer(whole, load, 0.0, answers[0]),
+            lambda: answer(other, load, 0.0, answers[1]),
+        ]
         # Who is first takes turns too.
         order = (0, 1) if number % 2 == 0 else (1, 0)
         seconds = dict(zip(order, [turns[i]() for i in order], strict=True))
         pairs.append((seconds[0], seconds[1]))
-    return {"with_s": [a for a, _ in pairs], "without_s": [b for _, b in pairs], "requests": len(load.prompts)} | {
-        f"gain_{name}": value for name, value in spread([b / a for a, b in pairs]).items()
-    }
+    row: Row = {"with_s": [a for a, _ in pairs], "without_s": [b for _, b in pairs], "requests": len(load.prompts)}
+    row |= {f"gain_{name}": value for name, value in spread([b / a for a, b in pairs]).items()}
+    count = len(load.prompts)
+    same = [common(a, b) for a, b in zip(answers[0][:count], answers[1][:count], strict=True)]
+    row |= {"same_tokens": sum(same) / sum(load.outputs)}
+    return row | graphs(whole.backend) | {"replays_without": graphs(other.backend)["replays"]}
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two answers begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
 def fusion(setting: Setting, make: Any, config: ModelConfig, rows: int) -> Row:

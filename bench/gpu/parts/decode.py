@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from journal import Item, Row
 from roofline import decode_bytes
-from serving import loaded
+from serving import graphs, loaded
 from shapes import Stored, config_of, table_bytes
 
 from octavo_inference.build import LoadedEngine
@@ -89,6 +89,7 @@ def run(setting: Setting, model: str, way: Way, batch: int, context: int) -> Row
     if batch * width > backend.num_blocks:
         return row | {"verdict": "refused", "why": f"{batch * width} blocks of K and V, {backend.num_blocks} fit"}
     shape = Shape(batch, context, width)
+    before = graphs(backend)
     enter(backend, shape)
     drive(backend, shape, settled)
     seconds, host = [], []
@@ -102,7 +103,8 @@ def run(setting: Setting, model: str, way: Way, batch: int, context: int) -> Row
     weights = 0 if found.memory is None else found.memory.weights - 4 * WORKSPACE - table_bytes(config, way.stored)
     element = way.kv_element(config.head_dim, 4 if setting.interpret else 2)
     moved = decode_bytes(config, weights * setting.ranks, batch, context + steps // 2, element)
-    figures = {"step_ms": median * 1e3, "least_ms": min(seconds) * 1e3, "tokens_per_s": batch / median}
+    figures: Row = graphs(backend, before) | {"launches": 1 + settled + rounds * steps}
+    figures |= {"step_ms": median * 1e3, "least_ms": min(seconds) * 1e3, "tokens_per_s": batch / median}
     figures |= {"gb": moved / 1e9, "host_ms": statistics.median(host) * 1e3}
     shares = setting.shares(moved / setting.ranks, 0, median)
     return row | figures | {name: share for name, share in shares.items() if "bandwidth" in name}

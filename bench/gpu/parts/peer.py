@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from journal import Item, Row
+from processes import group
 from serving import checkpoint, nano_vllm, small_load
 
 from parts.setting import Setting
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "peers"
-LIMIT = 480.0
+LIMIT, PATIENCE = 400.0, 3.0
+"""Seconds for an engine, below those of its job, and to end in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,16 @@ def run(setting: Setting, model: str, name: str, peer: Peer) -> Row:
     (folder / "load.json").write_text(json.dumps(given), encoding="utf-8")
     result.unlink(missing_ok=True)
     log = folder / "peer.log"
-    with log.open("w", encoding="utf-8") as file:
-        command = [sys.executable, str(PROGRAMS / peer.program), str(folder / "load.json")]
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=LIMIT)
+    command = [sys.executable, str(PROGRAMS / peer.program), str(folder / "load.json")]
+    # What we tell our own Triton is not for theirs.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    with group(command, log, PATIENCE, mode="w", env=env) as process:
+        try:
+            status: int | str = process.wait(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            status = f"none after {LIMIT:.0f} s"
     if not result.exists():
         last = " ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
-        raise RuntimeError(f"{name} ended with status {done.returncode}: {last}")
+        raise RuntimeError(f"{name} ended with status {status}: {last}")
     found = json.loads(result.read_text(encoding="utf-8"))
     return row | found | {"tokens_per_s": found["tokens"] / found["rounds_s"][-1]}

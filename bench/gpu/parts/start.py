@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,38 +17,55 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from journal import Item, Row
+from processes import group
 from serving import checkpoint
 
 from parts.setting import Setting
 
-LIMIT = 300.0
+LIMIT, PATIENCE = 150.0, 3.0
+"""Seconds to become ready, below those of the job, and to end in."""
 _POLL = 0.02
 
 
 def items(setting: Setting) -> Iterator[Item]:
-    """Each model with an empty cache of kernels, then with what that start left there."""
+    """Each model: its folder, a start with the cache that `ahead` filled, and one with an empty cache."""
     for model in setting.models:
-        for way in ("cold", "warm"):
+        yield Item(f"{model} folder", partial(folder_of, setting, model))
+        for way in ("warm", "cold"):
             yield Item(f"{model} {way}", partial(run, setting, model, way))
 
 
-def run(setting: Setting, model: str, way: str) -> Row:
-    """One start; the server is ended again."""
+def folder_of(setting: Setting, model: str) -> Row:
+    """Written, or there already: a row of its own, since a disk may take longer than a start may."""
     began = time.perf_counter()
     folder = checkpoint(setting, model)
-    wrote, kernels = time.perf_counter() - began, setting.folder / f"octavo-kernels-{model}"
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    return {"model": model, "way": "folder", "write_s": time.perf_counter() - began, "gb": size / 1e9}
+
+
+def run(setting: Setting, model: str, way: str) -> Row:
+    """One start; the server is ended again. `compiled`: files of kernels that it added to its cache."""
+    folder = checkpoint(setting, model)
+    # Warm is the cache of this program, and of `ahead`: what main set.
+    kernels = Path(os.environ["TRITON_CACHE_DIR"]) if way == "warm" else setting.folder / f"octavo-kernels-{model}"
     if way == "cold":
         shutil.rmtree(kernels, ignore_errors=True)
+    before = count(kernels)
     seconds, log = start(folder, kernels, setting.folder / f"octavo-start-{model}.log", tiny=setting.interpret)
     told = re.search(r"start-up: (.*)", log)
     return {
         "model": model,
         "way": way,
         "ready_s": seconds,
+        "compiled": count(kernels) - before,
         "phases": told[1] if told else "",
         "log": log.splitlines()[-40:],
-        "write_s": wrote,
     }
+
+
+def count(kernels: Path) -> int:
+    """Compiled kernels in a cache."""
+    return sum(1 for _ in kernels.rglob("*.cubin"))
 
 
 def start(folder: Path, kernels: Path, log: Path, *, tiny: bool) -> tuple[float, str]:
@@ -62,25 +78,18 @@ def start(folder: Path, kernels: Path, log: Path, *, tiny: bool) -> tuple[float,
     flags += ["--max-model-len", "64", "--kv-memory", "1Mi", "--max-running-requests", "4"] if tiny else []
     env = os.environ | {"TRITON_CACHE_DIR": str(kernels)}
     begin = time.perf_counter()
-    with log.open("w", encoding="utf-8") as file:
-        command = [sys.executable, "-m", "octavo_inference", *flags]
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
-        try:
-            while not _answers(ports[0]):
-                last = " ".join(log.read_text(encoding="utf-8").splitlines()[-3:])
-                if server.poll() is not None:
-                    raise RuntimeError(f"the server ended with status {server.returncode}: {last}")
-                if time.perf_counter() - begin > LIMIT:
-                    raise RuntimeError(f"the server is not ready after {LIMIT:.0f} s: {last}")
-                time.sleep(_POLL)
-            return time.perf_counter() - begin, log.read_text(encoding="utf-8")
-        finally:
-            server.terminate()
-            try:
-                server.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+    with group([sys.executable, "-m", "octavo_inference", *flags], log, PATIENCE, mode="w", env=env) as server:
+        while not _answers(ports[0]):
+            if (status := server.poll()) is not None:
+                raise RuntimeError(f"the server ended with status {status}: {_last(log)}")
+            if time.perf_counter() - begin > LIMIT:
+                raise RuntimeError(f"the server is not ready after {LIMIT:.0f} s: {_last(log)}")
+            time.sleep(_POLL)
+        return time.perf_counter() - begin, log.read_text(encoding="utf-8")
+
+
+def _last(log: Path) -> str:
+    return " ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
 
 
 def _answers(port: int) -> bool:

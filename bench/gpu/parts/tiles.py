@@ -202,6 +202,7 @@ def best_of(tried: list[Row]) -> Row:
         "us": best["us"],
         "best_us": sum(best["us"].values()),
         "of_rules": timed[0]["us"],
+        "rules_us": sum(timed[0]["us"].values()),
         "tried": tried,
     }
 
@@ -226,7 +227,7 @@ def table_of(card: str, rows: list[Row]) -> Row:
 
 
 def write_table(out: Path) -> Path:
-    """In a folder beside a result file that is complete: the card's table, by the name that the server looks for."""
+    """In a folder beside a result file: the card's table of what is measured, by the name that the server looks for."""
     report = json.loads(out.read_text(encoding="utf-8"))
     card = report["card"] or "interpreter"
     path = out.parent / "tables" / file_name(card)

@@ -183,8 +183,10 @@ def mixed_rows(rows: SampleRows, vocab: int) -> SampleRows:
     kind = np.arange(count) % 3
     rng = np.random.default_rng(2)
 
-    def adjust() -> LogitAdjust:
-        prompt, output, banned = (rng.integers(0, vocab, size).astype(np.int32) for size in (9, 12, 2))
+    def adjust(before: int) -> LogitAdjust:
+        # As long as what is before the token: the device writes what it chose behind that, into the same row.
+        sizes = (before // 2, before - before // 2, 2)
+        prompt, output, banned = (rng.integers(0, vocab, size).astype(np.int32) for size in sizes)
         return LogitAdjust(prompt, output, 0.3, 0.2, 1.2, banned)
 
     return replace(
@@ -195,7 +197,7 @@ def mixed_rows(rows: SampleRows, vocab: int) -> SampleRows:
         top_k=np.where(kind == 2, 40, 0).astype(np.int32),
         min_p=np.where(kind == 1, 0.01, 0.0).astype(np.float32),
         logprobs=np.full(count, 3, np.int32),
-        adjust=[adjust() if k == 2 else None for k in kind],
+        adjust=[adjust(before) if k == 2 else None for k, before in zip(kind, rows.position.tolist(), strict=True)],
     )
 
 

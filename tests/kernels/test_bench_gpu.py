@@ -22,11 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "gpu"))
 
 import everything
 import needs
+from engine import Load, compare
 from everything import JOBS, SHORTEST, Ended, Job, run_all
 from files import LOST, read, save
 from folders import written
 from journal import Item, Journal, opened
 from measuring import measure
+from models import SHAPES
+from models import tiny as tiny_shape
 from parts import peer, start, timeline
 from parts.setting import Setting
 from processes import group
@@ -40,6 +43,7 @@ from watch import Step, Times, device_spans, host_times, idle_share, many_host_t
 from octavo_inference.model.load import LoadedModel, load_model
 from octavo_inference.model.weights import dequantize
 from octavo_inference.ops.cuda import driver_stub
+from octavo_inference.ops.cuda.device import find_device
 from octavo_inference.ops.cuda.upload import device_bytes, upload
 
 LINES: list[str] = []
@@ -363,6 +367,13 @@ def test_a_check_goes_on_with_its_file_on_the_same_card(tmp_path: Path) -> None:
         program["end_if_lost"](dead)
     assert ended.value.code == LOST
     program["end_if_lost"](lambda: None)
+
+
+def test_the_engine_answers_as_the_reference_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    config = replace(tiny_shape(SHAPES["Qwen3-0.6B"]), layers=1)
+    row = compare(config, Load(prompts=(3,), common=0, out=3, budget=24), torch.float32, find_device())
+    assert (row["verdict"], row["equal"], row["sampled_wrong"]) == ("ok", 3, 0), row
 
 
 # Other engines, and folders for them

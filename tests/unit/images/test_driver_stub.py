@@ -89,7 +89,8 @@ def test_without_stub_and_compiler_the_error_says_what_to_do(driver: Path, tmp_p
 
 def test_a_server_on_a_gpu_looks_for_the_stub_before_it_touches_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     device = pytest.importorskip("octavo_inference.ops.cuda.device")
-    monkeypatch.setattr(device, "judge", lambda *_: None)
+    monkeypatch.setattr(device, "_ask_driver", lambda: device.Driver(status=0, version=13020, devices=1))
+    monkeypatch.setattr(device.torch.version, "cuda", "13.2")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")

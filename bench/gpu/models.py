@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_bits
+from octavo_inference.model.weights import Tensor, Weights, bf16_bits, layer_of
 
 SMOLLM2 = ModelConfig(
     architecture="llama",
@@ -76,7 +76,6 @@ def tiny(config: ModelConfig) -> ModelConfig:
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     """Matrices in bfloat16 that keep the size of what passes through them, norms near 1; logits of about size 1."""
     rng = np.random.default_rng(seed)
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
     def matrix(rows: int, columns: int) -> Tensor:
         values = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)
@@ -85,22 +84,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), 1 + 0.1 * rng.standard_normal(size, dtype=np.float32))
 
-    def layer() -> LayerWeights:
-        return LayerWeights(
-            input_norm=norm(config.hidden),
-            q=matrix(queries, config.hidden),
-            k=matrix(keys, config.hidden),
-            v=matrix(keys, config.hidden),
-            o=matrix(config.hidden, queries),
-            post_norm=norm(config.hidden),
-            gate=matrix(config.intermediate, config.hidden),
-            up=matrix(config.intermediate, config.hidden),
-            down=matrix(config.hidden, config.intermediate),
-            q_norm=norm(config.head_dim) if config.qk_norm else None,
-            k_norm=norm(config.head_dim) if config.qk_norm else None,
-            attention_output_norm=norm(config.hidden) if config.output_norms else None,
-            mlp_output_norm=norm(config.hidden) if config.output_norms else None,
-        )
-
     embedding = matrix(config.vocab, config.hidden)
-    return Weights(embedding, tuple(layer() for _ in range(config.layers)), norm(config.hidden), embedding)
+    return Weights(
+        embedding, tuple(layer_of(config, matrix, norm) for _ in range(config.layers)), norm(config.hidden), embedding
+    )

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from octavo_inference.errors import ModelError
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.model.load import LoadedModel, TextModel
-from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, bf16_bits
+from octavo_inference.model.weights import Format, Tensor, Weights, bf16_bits, layer_of
 from octavo_inference.model.words import Words
 
 Stored = Literal["bf16", "int4"]
@@ -85,20 +85,7 @@ def random_weights(config: ModelConfig, stored: Stored = "bf16") -> Weights:
     rng = np.random.default_rng(0)
     matrix = _dense(rng) if stored == "bf16" else _blocks("q4_0", rng)
     table = _dense(rng) if stored == "bf16" else _blocks("q8_0", rng)
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    layer = LayerWeights(
-        input_norm=_ones(config.hidden),
-        q=matrix(queries, config.hidden),
-        k=matrix(keys, config.hidden),
-        v=matrix(keys, config.hidden),
-        o=matrix(config.hidden, queries),
-        post_norm=_ones(config.hidden),
-        gate=matrix(config.intermediate, config.hidden),
-        up=matrix(config.intermediate, config.hidden),
-        down=matrix(config.hidden, config.intermediate),
-        q_norm=_ones(config.head_dim) if config.qk_norm else None,
-        k_norm=_ones(config.head_dim) if config.qk_norm else None,
-    )
+    layer = layer_of(config, matrix, _ones)
     embedding = table(config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else table(config.vocab, config.hidden)
     return Weights(embedding, (layer,) * config.layers, _ones(config.hidden), head)

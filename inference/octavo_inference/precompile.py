@@ -29,7 +29,7 @@ from octavo_inference.config import GPU_PROFILES, KvDtype, ProfileName
 from octavo_inference.dist.group import Group
 from octavo_inference.dist.shard import shard
 from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights
+from octavo_inference.model.weights import Tensor, Weights, layer_of
 from octavo_inference.ops.cuda import kernel_cache
 from octavo_inference.ops.cuda.backend import CudaBackend
 from octavo_inference.ops.cuda.device import FP8_CAPABILITY, Device, dotted
@@ -131,22 +131,7 @@ def zeros(config: ModelConfig) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), np.zeros(size, np.float32))
 
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    layer = LayerWeights(
-        input_norm=norm(config.hidden),
-        q=matrix(queries, config.hidden),
-        k=matrix(keys, config.hidden),
-        v=matrix(keys, config.hidden),
-        o=matrix(config.hidden, queries),
-        post_norm=norm(config.hidden),
-        gate=matrix(config.intermediate, config.hidden),
-        up=matrix(config.intermediate, config.hidden),
-        down=matrix(config.hidden, config.intermediate),
-        q_norm=norm(config.head_dim) if config.qk_norm else None,
-        k_norm=norm(config.head_dim) if config.qk_norm else None,
-        attention_output_norm=norm(config.hidden) if config.output_norms else None,
-        mlp_output_norm=norm(config.hidden) if config.output_norms else None,
-    )
+    layer = layer_of(config, matrix, norm)
     embedding = matrix(config.vocab, config.hidden)
     return Weights(embedding, (layer,) * config.layers, norm(config.hidden), embedding)
 

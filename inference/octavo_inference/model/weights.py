@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.model.blocks import BlockFormat, dequantize_blocks
+from octavo_inference.model.config import ModelConfig
 
 Format = Literal["f32", "bf16", "f16"] | BlockFormat
 
@@ -72,6 +74,26 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     lm_head: Tensor
+
+
+def layer_of(config: ModelConfig, matrix: Callable[[int, int], Tensor], norm: Callable[[int], Tensor]) -> LayerWeights:
+    """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return LayerWeights(
+        input_norm=norm(config.hidden),
+        q=matrix(queries, config.hidden),
+        k=matrix(keys, config.hidden),
+        v=matrix(keys, config.hidden),
+        o=matrix(config.hidden, queries),
+        post_norm=norm(config.hidden),
+        gate=matrix(config.intermediate, config.hidden),
+        up=matrix(config.intermediate, config.hidden),
+        down=matrix(config.hidden, config.intermediate),
+        q_norm=norm(config.head_dim) if config.qk_norm else None,
+        k_norm=norm(config.head_dim) if config.qk_norm else None,
+        attention_output_norm=norm(config.hidden) if config.output_norms else None,
+        mlp_output_norm=norm(config.hidden) if config.output_norms else None,
+    )
 
 
 def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -22,7 +22,7 @@ from octavo_operator.kube.resources import LLMDEPLOYMENTS, Resource
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from localcluster import ClusterError, ControlPlane, control_plane  # noqa: E402 - its folder is on no path of its own
+from localcluster import ClusterError, ControlPlane, shared_control_plane  # noqa: E402 - its folder is on no path of its own
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
@@ -35,10 +35,12 @@ Eventually = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(scope="session")
-def plane() -> Iterator[ControlPlane]:
-    """etcd and kube-apiserver."""
+def plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """etcd and kube-apiserver: one for all workers of this run. Tests that stop or kill it have one of their own."""
+    own = tmp_path_factory.getbasetemp()
     try:
-        with control_plane() as running:
+        # The folder of a worker stands in that of the run.
+        with shared_control_plane(own.parent if hasattr(request.config, "workerinput") else own) as running:
             yield running
     except ClusterError as error:
         pytest.skip(f"no control plane: {error}")

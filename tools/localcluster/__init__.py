@@ -8,7 +8,7 @@ Tests put `tools/` on `sys.path` and write::
         ...  # plane.server, plane.kubeconfig, plane.ca, plane.certificate, plane.key
 """
 
-from localcluster.controlplane import ControlPlane, control_plane
+from localcluster.controlplane import ControlPlane, control_plane, shared_control_plane
 from localcluster.errors import ClusterError
 
-__all__ = ["ClusterError", "ControlPlane", "control_plane"]
+__all__ = ["ClusterError", "ControlPlane", "control_plane", "shared_control_plane"]

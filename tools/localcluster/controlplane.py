@@ -1,5 +1,6 @@
 """Only etcd and kube-apiserver, on loopback, without root: what integration tests run against."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -60,17 +61,58 @@ def control_plane() -> Iterator[ControlPlane]:
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, data, ignore_errors=True)
         try:
-            process = launch(data, lifeline=True)
+            process = launch(data, lifeline=subprocess.PIPE)
         except ToolError as error:
             raise ClusterError(str(error)) from error
         stack.callback(_end, process)
         yield wait_ready(data, process)
 
 
-def launch(data: Path, *, lifeline: bool) -> subprocess.Popen[bytes]:
+@contextmanager
+def shared_control_plane(folder: Path) -> Iterator[ControlPlane]:
+    """One control plane for all processes that name the same `folder`: the first starts it, it ends after the last.
+
+    A named pipe is its lifeline. Each process holds the writing end open, so the supervisor reads the end of file when
+    the last one has left the block or died. Raises ClusterError, also when a program is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    data, lifeline = folder / "control-plane", folder / "lifeline"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            # Opening fails where there is no pipe yet, or no supervisor reads it any more.
+            hold = os.open(lifeline, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            hold = _start_shared(data, lifeline)
+    try:
+        yield _plane(data)
+    finally:
+        os.close(hold)
+
+
+def _start_shared(data: Path, lifeline: Path) -> int:
+    """Starts a control plane that lives as long as `lifeline` has writers; returns the first one's descriptor."""
+    shutil.rmtree(data, ignore_errors=True)
+    lifeline.unlink(missing_ok=True)
+    os.mkfifo(lifeline)
+    reader = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
+    hold = os.open(lifeline, os.O_WRONLY)
+    os.set_blocking(reader, True)
+    try:
+        wait_ready(data, launch(data, lifeline=reader))
+    except (ToolError, ClusterError) as error:
+        os.close(hold)
+        raise ClusterError(str(error)) from error
+    finally:
+        os.close(reader)
+    return hold
+
+
+def launch(data: Path, *, lifeline: int | None) -> subprocess.Popen[bytes]:
     """Writes keys and configuration below `data` and starts the supervisor; raises ToolError, ClusterError.
 
-    With `lifeline` the supervisor ends, and removes `data`, when this process closes its end of the pipe or dies.
+    `lifeline` is `subprocess.PIPE` or the reading end of a pipe: the supervisor ends, and removes `data`, when every
+    writer has closed it or died. With None it runs until it is told to end.
     """
     deps.require(deps.CONTROL_PLANE)
     programs = {name: program(name) for name in ("etcd", "kube-apiserver")}
@@ -95,14 +137,15 @@ def launch(data: Path, *, lifeline: bool) -> subprocess.Popen[bytes]:
     }
     config = data / CONFIG_FILE
     config.write_text(
-        json.dumps({"data": str(data), "server": server, "lifeline": lifeline, "commands": commands}), encoding="utf-8"
+        json.dumps({"data": str(data), "server": server, "lifeline": lifeline is not None, "commands": commands}),
+        encoding="utf-8",
     )
     with (data / "log" / "supervisor.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "localcluster.supervisor", str(config)],
             cwd=data,
             env={**os.environ, "PYTHONPATH": str(TOOLS_FOLDER)},
-            stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if lifeline is None else lifeline,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -111,8 +154,8 @@ def launch(data: Path, *, lifeline: bool) -> subprocess.Popen[bytes]:
 
 def wait_ready(data: Path, process: subprocess.Popen[bytes]) -> ControlPlane:
     """Waits until the API server is ready; raises ClusterError with the log of what failed."""
-    server = json.loads((data / CONFIG_FILE).read_text(encoding="utf-8"))["server"]
-    api = kube.connect(server, pki.Pki(data / "pki"))
+    plane = _plane(data)
+    api = kube.connect(plane.server, pki.Pki(data / "pki"))
 
     def failed() -> str | None:
         if process.poll() is not None:
@@ -120,7 +163,11 @@ def wait_ready(data: Path, process: subprocess.Popen[bytes]) -> ControlPlane:
         return supervisor.crash_report(data)
 
     kube.wait("API server", api.ready, 60, failed)
-    return ControlPlane(server, data)
+    return plane
+
+
+def _plane(data: Path) -> ControlPlane:
+    return ControlPlane(json.loads((data / CONFIG_FILE).read_text(encoding="utf-8"))["server"], data)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

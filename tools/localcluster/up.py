@@ -110,7 +110,7 @@ def _reserve(name: str, data: Path, network: int | None, *, control_plane_only: 
 
 def _start_control_plane(current: Record, progress: Progress) -> Record:
     with progress.step("API server"):
-        process = controlplane.launch(current.data, lifeline=False)
+        process = controlplane.launch(current.data, lifeline=None)
         plane = controlplane.wait_ready(current.data, process)
     return Record(current.name, current.data, None, plane.server)
 

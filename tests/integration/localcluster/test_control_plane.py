@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from localcluster import ClusterError, ControlPlane, control_plane
+from localcluster import ClusterError, ControlPlane, control_plane, shared_control_plane
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 
@@ -92,6 +92,31 @@ def test_it_goes_with_its_starter_even_when_that_is_killed() -> None:
         assert len(processes_of(data)) == 3
         starter.send_signal(signal.SIGKILL)
     eventually(lambda: not data.exists() and not processes_of(data))
+
+
+def test_it_is_shared_until_the_last_one_leaves_even_by_a_kill(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from localcluster import shared_control_plane\n"
+        "with shared_control_plane(pathlib.Path(sys.argv[1])) as p: print(p.server, flush=True); input()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(TOOLS)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        server = other.stdout.readline().strip()
+        with shared_control_plane(tmp_path) as plane:
+            assert plane.server == server
+            other.send_signal(signal.SIGKILL)
+            other.wait()
+            assert get(plane, "/version")["major"] == "1"
+    eventually(lambda: not plane.data.exists() and not processes_of(plane.data))
+    with shared_control_plane(tmp_path) as again:
+        assert get(again, "/version")["major"] == "1"
 
 
 def test_a_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 # Else each of the hundreds of processes that tests start compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test check lint types unit kernels integration kill-points e2e test-scale bench calibrate bench-gateway generate images tools deps lock simulate
+.PHONY: help demo demo-down test test-all check lint types unit kernels integration integration-engine integration-cluster kill-points e2e test-scale bench calibrate bench-gateway generate images tools deps lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -30,10 +30,26 @@ demo: .venv/.ready deps ## A real cluster, a model that answers, scales and drai
 demo-down: .venv/.ready ## Remove what `make demo` made
 	@PYTHONPATH=tools $(PY) -m demo down --cluster $(CLUSTER)
 
-test: check kernels integration e2e ## Everything: check, then kernels, integration and end-to-end tests
-	@echo "make test: green"
+# Tiers: `check` before each commit, `test` before a change lands, `full` every night. Tests marked `slow` are left out
+# of `check`, those marked `full` of both.
+TIER ?= test
+SELECT_check := -m "not slow and not full"
+SELECT_test := -m "not full"
+SELECT_full :=
+PYTEST = OCTAVO_TEST_TIER=$(TIER) $(PY) -m pytest $(SELECT_$(TIER))
 
-check: lint types unit ## Lint, types and unit tests: about two minutes
+# `make unit PART=gateway`: the unit tests of one part, which is a folder below tests/unit.
+PART ?=
+
+check: TIER := check
+check: lint types unit ## Before a commit: lint, types, unit tests; a minute
+
+test: .venv/.ready deps ## Before a change lands: check and what needs a cluster, weights or kernels; 25 minutes
+	@PYTHONPATH=tools $(PY) -m stages
+
+test-all: .venv/.ready deps ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours
+	@TIER=full PYTHONPATH=tools $(PY) -m stages
+	@$(MAKE) --no-print-directory kill-points
 
 lint: .venv/.ready
 	@$(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
@@ -42,22 +58,29 @@ lint: .venv/.ready
 	@PYTHONPATH=operator $(PY) -m octavo_operator.api.generate --check
 
 types: .venv/.ready
-	@$(PY) -m mypy --no-error-summary protocol inference operator gateway simulator tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring
+	@$(PY) -m mypy --no-error-summary protocol inference operator gateway simulator tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring tools/stages
 
-unit: .venv/.ready
-	@$(PY) -m pytest tests/unit -q -n auto --dist worksteal
+unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
+	@$(PYTEST) tests/unit$(if $(PART),/$(PART)) -q -n auto --dist worksteal
 
-kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TABLE=docs/kernels.md: writes the errors)
-	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PY) -m pytest tests/kernels -q -n auto --dist worksteal
+kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/kernels.md: writes the errors)
+	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -q -n auto --dist worksteal
 
-integration: .venv/.ready deps ## Tests on a real etcd and kube-apiserver, and on real weights
-	@$(PY) -m pytest tests/integration
+# Computes: real weights, servers, the simulator.
+integration-engine: .venv/.ready ## Engine, servers and simulator with real weights
+	@$(PYTEST) tests/integration/engine tests/integration/api tests/integration/simulator -q
+
+# Waits: for leases, time-outs and processes. Six workers keep two processors busy.
+integration-cluster: .venv/.ready deps ## Operator, gateway and chart on a real etcd and kube-apiserver
+	@$(PYTEST) tests/integration/operator tests/integration/gateway tests/integration/chart tests/integration/localcluster -q -n 6 --dist loadgroup
+
+integration: integration-engine integration-cluster
 
 kill-points: .venv/.ready deps ## Kill the operator before and after each write of each scenario; writes docs/kill-points.md
 	@OCTAVO_KILL_POINTS=$(CURDIR)/docs/kill-points.md $(PY) -m pytest tests/integration/operator/test_kill_points.py -q -k anywhere
 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
-	@$(PY) -m pytest tests/e2e
+	@$(PYTEST) tests/e2e -q
 
 test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,000 pods that kwok plays, 15 minutes (SCALE=0.05: a quick look)
 	@PYTHONPATH=tools $(PY) tests/scale --scale $(SCALE)

@@ -1,0 +1,65 @@
+"""The table at the end of a run: minutes and counts per stage, and why tests were skipped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from stages.run import Result
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers of test cases; `reasons` counts why cases were skipped."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Counts) -> None:
+        """Adds another stage's counts to these."""
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.reasons += other.reasons
+
+
+def counts(junit: Path) -> Counts:
+    """What pytest's XML report says; all zero where there is none."""
+    found = Counts()
+    if not junit.exists():
+        return found
+    for case in ET.parse(junit).iter("testcase"):  # noqa: S314 - pytest wrote it a moment ago
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            found.failed += 1
+        elif skipped is not None:
+            found.skipped += 1
+            found.reasons[skipped.get("message") or "no reason given"] += 1
+        else:
+            found.passed += 1
+    return found
+
+
+def table(results: Sequence[Result]) -> str:
+    """Stages with minutes and counts, reasons of skips, and a last line that sums up: `N passed, N failed, N skipped`.
+
+    A stage that failed without a failed test, such as a linter, counts as one failure.
+    """
+    total = Counts()
+    lines = ["", f"{'stage':<22}{'minutes':>8}{'passed':>9}{'failed':>9}{'skipped':>9}"]
+    for result in results:
+        found = counts(result.junit)
+        if not result.passed and not found.failed:
+            found.failed = 1
+        total.add(found)
+        lines.append(
+            f"{result.stage:<22}{result.seconds / 60:>8.1f}{found.passed:>9}{found.failed:>9}{found.skipped:>9}"
+        )
+    if total.reasons:
+        lines += ["", "skipped:", *(f"{number:>6} × {reason}" for reason, number in total.reasons.most_common())]
+    return "\n".join([*lines, "", f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped"])

@@ -1,0 +1,125 @@
+"""Lanes of stages: a lane runs its stages one after the other, lanes run side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Stages that run one after the other; each is a target of the Makefile.
+
+    `niceness` is added to that of the caller. `after` names a stage of another lane that has to end before.
+    """
+
+    stages: tuple[str, ...]
+    niceness: int = 0
+    after: str = ""
+
+    def only(self, chosen: Sequence[str]) -> Lane:
+        """The lane with the chosen stages alone, waiting for no stage that is not chosen."""
+        kept = tuple(stage for stage in self.stages if stage in chosen)
+        return replace(self, stages=kept, after=self.after if self.after in chosen else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A stage that has ended. `junit` is pytest's report, which not every stage writes. `seconds` of wall time."""
+
+    stage: str
+    passed: bool
+    seconds: float
+    junit: Path
+
+
+def run(lanes: Sequence[Lane], root: Path, environment: Mapping[str, str], out: TextIO) -> list[Result]:
+    """Runs all lanes and returns the results in the order in which the stages ended.
+
+    A stage that fails ends its lane, not the others. Each line of output is preceded by its stage. Interrupted, it
+    interrupts every stage and waits for their end. pytest's reports go to `root`/build/tests.
+    """
+    work = _Work(root, environment, out, [stage for lane in lanes for stage in lane.stages])
+    threads = [threading.Thread(target=work.lane, args=(lane,), daemon=True) for lane in lanes]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        work.interrupt()
+        raise
+    return work.results
+
+
+class _Work:
+    def __init__(self, root: Path, environment: Mapping[str, str], out: TextIO, stages: Sequence[str]) -> None:
+        self._root, self._environment, self._out = root, environment, out
+        self._reports = root / "build" / "tests"
+        self._reports.mkdir(parents=True, exist_ok=True)
+        self._ended = {stage: threading.Event() for stage in stages}
+        self._width = max(map(len, stages), default=0)
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._interrupted = False
+        self.results: list[Result] = []
+
+    def lane(self, lane: Lane) -> None:
+        """Runs the stages of one lane."""
+        if lane.after:
+            self._ended[lane.after].wait()
+        going_on = True
+        for stage in lane.stages:
+            going_on = going_on and not self._interrupted and self._stage(stage, lane.niceness)
+            self._ended[stage].set()
+
+    def interrupt(self) -> None:
+        """Interrupts what runs, with all of its children, and waits for its end."""
+        self._interrupted = True
+        with self._lock:
+            running = list(self._running)
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+        for process in running:
+            process.wait()
+
+    def _stage(self, stage: str, niceness: int) -> bool:
+        junit = self._reports / f"{stage}.xml"
+        junit.unlink(missing_ok=True)
+        began = time.monotonic()
+        self._print(stage, "begins")
+        with subprocess.Popen(
+            ["nice", "-n", str(niceness), "make", "--no-print-directory", stage],
+            cwd=self._root,
+            env={**self._environment, "PYTEST_ADDOPTS": f"--junitxml={junit}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            # A group of its own, so that an interrupt reaches it once, with its children.
+            start_new_session=True,
+        ) as process:
+            with self._lock:
+                self._running.add(process)
+            for line in process.stdout or ():
+                self._print(stage, line.rstrip())
+        passed = process.returncode == 0
+        with self._lock:
+            self._running.discard(process)
+            self.results.append(Result(stage, passed, time.monotonic() - began, junit))
+        self._print(stage, "passed" if passed else f"FAILED: make {stage} exited with {process.returncode}")
+        return passed
+
+    def _print(self, stage: str, line: str) -> None:
+        with self._lock:
+            print(f"{stage:<{self._width}} | {line}", file=self._out, flush=True)

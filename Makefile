@@ -36,7 +36,8 @@ TIER ?= test
 SELECT_check := -m "not slow and not full"
 SELECT_test := -m "not full"
 SELECT_full :=
-PYTEST = OCTAVO_TEST_TIER=$(TIER) $(PY) -m pytest $(SELECT_$(TIER))
+PYTEST = OCTAVO_TEST_TIER=$(TIER) $(PY) -m pytest -q $(SELECT_$(TIER)) \
+  $(if $(OCTAVO_TEST_REPORTS),--junitxml=$(OCTAVO_TEST_REPORTS)/tests.xml)
 
 # `make unit PART=gateway`: the unit tests of one part, which is a folder below tests/unit.
 PART ?=
@@ -61,18 +62,18 @@ types: .venv/.ready
 	@$(PY) -m mypy --no-error-summary protocol inference operator gateway simulator tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring tools/stages
 
 unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
-	@$(PYTEST) tests/unit$(if $(PART),/$(PART)) -q -n auto --dist worksteal
+	@$(PYTEST) tests/unit$(if $(PART),/$(PART)) -n auto --dist worksteal
 
 kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/kernels.md: writes the errors)
-	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -q -n auto --dist worksteal
+	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -n auto --dist worksteal
 
 # Computes: real weights, servers, the simulator.
 integration-engine: .venv/.ready ## Engine, servers and simulator with real weights
-	@$(PYTEST) tests/integration/engine tests/integration/api tests/integration/simulator -q
+	@$(PYTEST) tests/integration/engine tests/integration/api tests/integration/simulator
 
 # Waits: for leases, time-outs and processes. Six workers keep two processors busy.
 integration-cluster: .venv/.ready deps ## Operator, gateway and chart on a real etcd and kube-apiserver
-	@$(PYTEST) tests/integration/operator tests/integration/gateway tests/integration/chart tests/integration/localcluster -q -n 6 --dist loadgroup
+	@$(PYTEST) tests/integration/operator tests/integration/gateway tests/integration/chart tests/integration/localcluster -n 6 --dist loadgroup
 
 integration: integration-engine integration-cluster
 
@@ -80,7 +81,7 @@ kill-points: .venv/.ready deps ## Kill the operator before and after each write 
 	@OCTAVO_KILL_POINTS=$(CURDIR)/docs/kill-points.md $(PY) -m pytest tests/integration/operator/test_kill_points.py -q -k anywhere
 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
-	@$(PYTEST) tests/e2e -q
+	@OCTAVO_TEST_TIER=$(TIER) PYTHONPATH=tools $(PY) -m tests.e2e
 
 test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,000 pods that kwok plays, 15 minutes (SCALE=0.05: a quick look)
 	@PYTHONPATH=tools $(PY) tests/scale --scale $(SCALE)

@@ -108,6 +108,7 @@ def test_a_burst_wakes_a_sleeper_and_every_request_is_answered(cluster: Cluster,
         assert any(entry["from"] == 0 and entry["reason"] == "RequestsHeld" for entry in history), history
 
 
+@pytest.mark.exclusive
 def test_without_the_operator_requests_go_on_and_its_return_takes_no_replica_away_blindly(
     cluster: Cluster, url: str, example: str, system: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_without_the_operator_requests_go_on_and_its_return_takes_no_replica_awa
         assert {pod["metadata"]["uid"] for pod in cluster.ready_pods(name)} <= pods
 
 
+@pytest.mark.exclusive
 def test_a_killed_gateway_ends_only_its_own_streams(cluster: Cluster, url: str, example: str, system: str) -> None:
     gateways = "app.kubernetes.io/component=gateway"
     with deployed(cluster, changed(example, "crossing"), 1) as name:

@@ -6,14 +6,10 @@ All bad resources are applied at once; each test then waits for its own.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import fileimages
@@ -22,7 +18,6 @@ import yaml
 
 from demo.cluster import RESOURCE, Cluster, condition, eventually
 from demo.install import Installation
-from demo.traffic import chat
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -407,94 +402,3 @@ def healthy(cluster: Cluster, name: str, namespace: str) -> dict[str, Any]:
 
 def patch(cluster: Cluster, name: str, spec: dict[str, Any]) -> None:
     cluster.run("patch", RESOURCE, name, "-n", cluster.namespace, "--type=merge", "-p", json.dumps({"spec": spec}))
-
-
-def reason_of(cluster: Cluster, name: str) -> str:
-    """The worst failure now."""
-    body = cluster.get(RESOURCE, name) or {}
-    return str(next((found["reason"] for found in body.get("status", {}).get("failures", [])), ""))
-
-
-@pytest.fixture(scope="module")
-def serving(failing: Cluster, installation: Installation) -> Cluster:
-    """Three deployments that serve: one for each way to lose what serves."""
-    for name in ("stalled", "frozen", "lost"):
-        failing.apply(resource(installation.example, name, {"probes": {"livenessStallSeconds": 10}}))
-    for name in ("stalled", "frozen", "lost"):
-        eventually(f"{name} ready", lambda name=name: healthy(failing, name, NAMESPACE), timeout=TIMEOUT)
-    return failing
-
-
-def test_an_engine_that_stands_still(serving: Cluster, url: str) -> None:
-    (pod,) = serving.ready_pods("stalled")
-    with stopped(processes(pod, "octavo_inference.engine_process")):
-        body = {"model": "stalled", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-        threading.Thread(target=chat, args=(url, body), daemon=True).start()
-        eventually(
-            "EngineStalled", lambda: reason_of(serving, "stalled") == "EngineStalled", timeout=TIMEOUT, interval=0.2
-        )
-    eventually("stalled serves again", lambda: healthy(serving, "stalled", NAMESPACE), timeout=TIMEOUT)
-
-
-def test_a_server_that_does_not_answer_any_more(serving: Cluster) -> None:
-    (pod,) = serving.ready_pods("frozen")
-    with stopped(processes(pod, "octavo-server")):
-        eventually("NotReady", lambda: reason_of(serving, "frozen") == "NotReady", timeout=TIMEOUT)
-        assert (condition(serving.get(RESOURCE, "frozen"), "Available") or {})["status"] == "False"
-    eventually("frozen serves again", lambda: healthy(serving, "frozen", NAMESPACE), timeout=TIMEOUT)
-
-
-def test_a_node_that_does_not_report(serving: Cluster, installation: Installation) -> None:
-    """The kubelet stands still: the pod serves on, and the status says that nobody knows."""
-    (pod,) = serving.ready_pods("lost")
-    with stopped(kubelets(installation)):
-        eventually("NodeNotReady", lambda: reason_of(serving, "lost") == "NodeNotReady", timeout=TIMEOUT)
-        assert '"lost"' in models(serving, pod)
-    eventually("lost is found", lambda: healthy(serving, "lost", NAMESPACE), timeout=TIMEOUT)
-    (same,) = serving.ready_pods("lost")
-    assert same["metadata"]["uid"] == pod["metadata"]["uid"]
-
-
-def models(cluster: Cluster, pod: dict[str, Any]) -> str:
-    """What a server says it serves, by way of the API server: a NetworkPolicy keeps this machine from its port."""
-    return cluster.run(
-        "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:8000/proxy/v1/models"
-    )
-
-
-def processes(pod: dict[str, Any], program: str) -> list[int]:
-    """Ids, as the host sees them, of a pod's processes whose command line names a program."""
-    uid = pod["metadata"]["uid"]
-    return [pid for pid, cgroup, command in running() if uid in cgroup and program in command]
-
-
-def kubelets(installation: Installation) -> list[int]:
-    """Ids of the kubelet of this cluster."""
-    folder = str((installation.cluster.kubeconfig or Path()).parent)
-    return [pid for pid, _, command in running() if "/kubelet " in command and folder in command]
-
-
-def running() -> Iterator[tuple[int, str, str]]:
-    """Id, cgroups and command line of every process."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            yield int(entry.name), (entry / "cgroup").read_text(), command
-        except OSError:  # it has ended meanwhile
-            continue
-
-
-@contextmanager
-def stopped(pids: list[int]) -> Iterator[None]:
-    """Processes that stand still for a while."""
-    assert pids, "no process to stop"
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue

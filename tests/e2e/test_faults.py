@@ -97,6 +97,7 @@ def test_killed_pod_ends_only_its_own_streams(cluster: Cluster, url: str, exampl
         remove(cluster, "killed")
 
 
+@pytest.mark.exclusive
 def test_operator_killed_during_a_rollout_converges_and_drops_nothing(
     cluster: Cluster, url: str, example: str, system: str
 ) -> None:

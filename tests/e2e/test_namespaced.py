@@ -16,6 +16,8 @@ from demo.cluster import RESOURCE, Cluster, condition, eventually, gateway_url
 from demo.traffic import chat
 from localcluster import audit
 
+pytestmark = [pytest.mark.exclusive, pytest.mark.full]
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
 TEAMS = ("team-a", "team-b")
 NAME = "ours"

@@ -21,6 +21,8 @@ from monitoring.dashboards import Dashboard
 from monitoring.draw import draw
 from monitoring.prometheus import Prometheus
 
+pytestmark = pytest.mark.exclusive
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 RULES = [

@@ -16,6 +16,8 @@ from demo.cluster import Cluster, ClusterError
 from localcluster import audit
 from localcluster.rights import Right, compare, granted, table
 
+pytestmark = pytest.mark.exclusive
+
 FINALIZERS = Right("octavo.dev", "llmdeployments/finalizers", "update", "")
 KINDS = ("roles", "clusterroles"), ("rolebindings", "clusterrolebindings")
 

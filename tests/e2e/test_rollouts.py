@@ -157,6 +157,7 @@ def test_without_room_for_a_surge_the_replica_is_replaced_in_place_and_the_old_s
         assert (models.get(RESOURCE, NAME) or {})["status"]["currentRevision"] == good
 
 
+@pytest.mark.exclusive
 def test_a_node_is_drained_under_load(models: Cluster, url: str, example: str) -> None:
     models.apply(resource(example))
     eventually("ready", lambda: rolled(models), timeout=240)

@@ -15,6 +15,8 @@ import yaml
 from demo.cluster import RESOURCE, Cluster, eventually
 from demo.traffic import Load
 
+pytestmark = [pytest.mark.exclusive, pytest.mark.full]
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
 CRD = "llmdeployments.octavo.dev"
 NAME = "steady"

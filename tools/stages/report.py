@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -28,12 +28,11 @@ class Counts:
         self.reasons += other.reasons
 
 
-def counts(junit: Path) -> Counts:
-    """What pytest's XML report says; all zero where there is none."""
+def counts(reports: Path) -> Counts:
+    """The sum of pytest's XML reports in a folder; all zero where there is none."""
     found = Counts()
-    if not junit.exists():
-        return found
-    for case in ET.parse(junit).iter("testcase"):  # noqa: S314 - pytest wrote it a moment ago
+    cases = (case for file in sorted(reports.glob("*.xml")) for case in _cases(file))
+    for case in cases:
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             found.failed += 1
@@ -45,6 +44,10 @@ def counts(junit: Path) -> Counts:
     return found
 
 
+def _cases(report: Path) -> Iterator[ET.Element]:
+    return ET.parse(report).iter("testcase")  # noqa: S314 - pytest wrote it a moment ago
+
+
 def table(results: Sequence[Result]) -> str:
     """Stages with minutes and counts, reasons of skips, and a last line that sums up: `N passed, N failed, N skipped`.
 
@@ -53,7 +56,7 @@ def table(results: Sequence[Result]) -> str:
     total = Counts()
     lines = ["", f"{'stage':<22}{'minutes':>8}{'passed':>9}{'failed':>9}{'skipped':>9}"]
     for result in results:
-        found = counts(result.junit)
+        found = counts(result.reports)
         if not result.passed and not found.failed:
             found.failed = 1
         total.add(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -33,19 +34,19 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A stage that has ended. `junit` is pytest's report, which not every stage writes. `seconds` of wall time."""
+    """A stage that has ended after `seconds`; `reports` is the folder of its reports by pytest, which may be empty."""
 
     stage: str
     passed: bool
     seconds: float
-    junit: Path
+    reports: Path
 
 
 def run(lanes: Sequence[Lane], root: Path, environment: Mapping[str, str], out: TextIO) -> list[Result]:
     """Runs all lanes and returns the results in the order in which the stages ended.
 
     A stage that fails ends its lane, not the others. Each line of output is preceded by its stage. Interrupted, it
-    interrupts every stage and waits for their end. pytest's reports go to `root`/build/tests.
+    interrupts every stage and waits for their end. pytest's reports go to `root`/build/tests/STAGE.
     """
     work = _Work(root, environment, out, [stage for lane in lanes for stage in lane.stages])
     threads = [threading.Thread(target=work.lane, args=(lane,), daemon=True) for lane in lanes]
@@ -64,7 +65,6 @@ class _Work:
     def __init__(self, root: Path, environment: Mapping[str, str], out: TextIO, stages: Sequence[str]) -> None:
         self._root, self._environment, self._out = root, environment, out
         self._reports = root / "build" / "tests"
-        self._reports.mkdir(parents=True, exist_ok=True)
         self._ended = {stage: threading.Event() for stage in stages}
         self._width = max(map(len, stages), default=0)
         self._lock = threading.Lock()
@@ -93,14 +93,15 @@ class _Work:
             process.wait()
 
     def _stage(self, stage: str, niceness: int) -> bool:
-        junit = self._reports / f"{stage}.xml"
-        junit.unlink(missing_ok=True)
+        reports = self._reports / stage
+        shutil.rmtree(reports, ignore_errors=True)
+        reports.mkdir(parents=True)
         began = time.monotonic()
         self._print(stage, "begins")
         with subprocess.Popen(
             ["nice", "-n", str(niceness), "make", "--no-print-directory", stage],
             cwd=self._root,
-            env={**self._environment, "PYTEST_ADDOPTS": f"--junitxml={junit}"},
+            env={**self._environment, "OCTAVO_TEST_REPORTS": str(reports)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -116,7 +117,7 @@ class _Work:
         passed = process.returncode == 0
         with self._lock:
             self._running.discard(process)
-            self.results.append(Result(stage, passed, time.monotonic() - began, junit))
+            self.results.append(Result(stage, passed, time.monotonic() - began, reports))
         self._print(stage, "passed" if passed else f"FAILED: make {stage} exited with {process.returncode}")
         return passed
 

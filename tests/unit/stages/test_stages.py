@@ -25,7 +25,7 @@ waiting:
 nice:
 \t@nice
 tests:
-\t@cp report.xml $(subst --junitxml=,,$(PYTEST_ADDOPTS))
+\t@cp report.xml $(OCTAVO_TEST_REPORTS)/tests.xml
 """
 REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"><failure message="no"/></testcase>

@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+# Linux weighs sessions against each other by the niceness of their autogroup, where it has such, and processes by their
+# own only inside of a session.
+_YIELDING = '{ echo "$1" > /proc/self/autogroup; } 2>/dev/null; exec nice -n "$1" make --no-print-directory "$0"'
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -99,7 +103,7 @@ class _Work:
         began = time.monotonic()
         self._print(stage, "begins")
         with subprocess.Popen(
-            ["nice", "-n", str(niceness), "make", "--no-print-directory", stage],
+            ["sh", "-c", _YIELDING, stage, str(niceness)],
             cwd=self._root,
             env={**self._environment, "OCTAVO_TEST_REPORTS": str(reports)},
             stdin=subprocess.DEVNULL,

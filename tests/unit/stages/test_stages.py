@@ -23,7 +23,7 @@ never:
 waiting:
 \t@test -e first-done
 nice:
-\t@nice
+\t@nice; cat /proc/self/autogroup || echo nice 3
 tests:
 \t@cp report.xml $(OCTAVO_TEST_REPORTS)/tests.xml
 """
@@ -74,6 +74,7 @@ def test_a_lane_whose_predecessor_never_ran_because_of_a_failure_runs_all_the_sa
 def test_a_lane_yields_by_its_niceness(root: Path) -> None:
     _, output = outcome(root, Lane(("nice",), niceness=3))
     assert f"| {os.nice(0) + 3}\n" in output
+    assert "nice 3\n" in output
 
 
 def test_counts_and_reasons_end_in_one_line(root: Path) -> None:

@@ -27,17 +27,14 @@ import psutil
 import uvloop
 from host import host
 from loads import SEED, ids
+from octavo_server import Server
+from sse import connect, message
 
 from octavo_protocol.load import LoadReport, decode_load
 from octavo_simulator.steptime import Profile
 from octavo_simulator.trace import Request
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "contestants"))
-
-from octavo_server import Server  # noqa: E402 (beside the contestants)
-from sse import connect, message  # noqa: E402
-
 SLOWDOWN = 1.5
 LOADS = (*cal.FITTING, *cal.FEW)
 PATIENCE = 120.0

@@ -162,10 +162,11 @@ def capacity(levels: Sequence[dict[str, Any]], who: str) -> float:
     known = 0.0
     before = 1.0
     for level in levels:
-        share = level[who]["attained"]
+        rate: float = level["rate"]
+        share: float = level[who]["attained"]
         if share < ATTAINED:
-            return known + (level["rate"] - known) * (before - ATTAINED) / (before - share)
-        known, before = level["rate"], share
+            return known + (rate - known) * (before - ATTAINED) / (before - share)
+        known, before = rate, share
     return known
 
 

@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "formats.json")
     arguments = parser.parse_args()
     kernels, model = load(), load_model("smollm2")
+    assert isinstance(model, LoadedModel)  # noqa: S101 (a GGUF file)
     rng = np.random.default_rng(0)
     formats: dict[str, dict[str, Any]] = {}
     for name in FORMATS:

@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine_loop import EngineLoop
 from octavo_inference.ipc import encode_frame
 from octavo_inference.model.config import ModelConfig
+from octavo_inference.ops.base import HostBlocks
 from octavo_inference.run.batch import Batch, Float32, RowStep, StepResult
 
 BLOCK_SIZE, VOCAB = 16, 151_936
@@ -66,16 +67,26 @@ class NullDevice:
         return False
 
     def step(self, batch: Batch) -> StepResult:
-        """Never asked."""
+        """Never called: the engine launches."""
         raise AssertionError(batch)
 
-    logits: Callable[[Batch], Float32] = step
+    def logits(self, batch: Batch) -> Float32:
+        """Never called."""
+        raise AssertionError(batch)
 
-    def copy_blocks(self, pairs: Any) -> None:
+    def to_host(self, blocks: Sequence[int]) -> HostBlocks:
+        """Never called: nothing is swapped."""
+        raise AssertionError(blocks)
+
+    def from_host(self, saved: HostBlocks, blocks: Sequence[int]) -> None:
+        """Never called."""
+        raise AssertionError(saved, blocks)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Nothing is kept."""
 
-    clear_blocks = copy_blocks
-    to_host = from_host = step
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,9 @@ def export(model: LoadedModel, folder: Path) -> Path:
 
 def smollm2(cache: Path) -> Path:
     """The bf16 folder of SmolLM2-135M-Instruct below `cache`."""
-    return export(load_model("smollm2"), cache / "smollm2-bf16")
+    model = load_model("smollm2")
+    assert isinstance(model, LoadedModel)  # noqa: S101 (a GGUF file)
+    return export(model, cache / "smollm2-bf16")
 
 
 def _torch(tensor: Tensor) -> torch.Tensor:

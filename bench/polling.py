@@ -21,14 +21,12 @@ from typing import Any
 import uvloop
 from host import host
 from loads import SEED, ids
+from octavo_server import Server
+from sse import connect, message
+
+from octavo_protocol.load import decode_load
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "contestants"))
-
-from octavo_server import Server  # noqa: E402 (beside the contestants)
-from sse import connect, message  # noqa: E402
-
-from octavo_protocol.load import decode_load  # noqa: E402
 
 
 async def poll(server: Server, told: list[int]) -> None:

@@ -14,7 +14,8 @@ import time
 STARTED = time.time()
 
 import llama_cpp as lib  # noqa: E402 (the clock starts before anything is imported)
-from serve import Load, load, loads, serve  # noqa: E402
+from loads import Load, load  # noqa: E402
+from serve import loads, serve  # noqa: E402
 
 CONTEXT = 2048
 

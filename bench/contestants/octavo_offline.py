@@ -13,7 +13,8 @@ from typing import Any  # noqa: E402
 import octavo_latency  # noqa: E402
 import octavo_memory  # noqa: E402
 import octavo_profile  # noqa: E402
-from serve import Load, loads, serve  # noqa: E402
+from loads import Load  # noqa: E402
+from serve import loads, serve  # noqa: E402
 
 from octavo_inference import LLM, SamplingParams  # noqa: E402
 

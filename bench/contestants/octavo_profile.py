@@ -11,6 +11,8 @@ from loads import SEED, ids
 from octavo_latency import FOREVER, drop, request
 
 from octavo_inference.core.engine import Engine
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.ops.cpu import CpuBackend
 
 PARTS = ("linears", "attention", "lm_head", "elementwise", "sampling")
 
@@ -49,7 +51,9 @@ def prefill(engine: Engine, lengths: tuple[int, ...], steps: int) -> dict[str, f
 
 def timed(engine: Engine) -> dict[str, float]:
     """Milliseconds of one step and its parts; `host` is what the native call did not take."""
-    native = engine.backend.profile  # type: ignore[attr-defined] # of the CPU backend
+    backend = engine.backend
+    assert isinstance(backend, CpuBackend)  # noqa: S101 (the only one that measures its parts)
+    native = backend.profile
     before = {part: getattr(native, part) for part in PARTS}
     begin = time.perf_counter()
     engine.step()
@@ -65,9 +69,10 @@ def middle(samples: list[dict[str, float]]) -> dict[str, float]:
 
 def model(engine: Engine) -> dict[str, int]:
     """Sizes from which floors follow: parameters of linears and head, bytes of packed weights and of a token's KV."""
-    config = engine.config
+    config, backend = engine.config, engine.backend
+    assert isinstance(config, ModelConfig)  # noqa: S101 (of the native decoder)
+    assert isinstance(backend, CpuBackend)  # noqa: S101
     attention = config.hidden * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
-    backend: Any = engine.backend
     return {
         "linear_parameters": config.layers * (attention + 3 * config.hidden * config.intermediate),
         "head_parameters": config.hidden * config.vocab,

@@ -43,6 +43,6 @@ def loads(generate: Generate) -> Command:
     return run
 
 
-def _tell(message: dict[str, object]) -> None:
+def _tell(message: Mapping[str, object]) -> None:
     # Libraries write to standard output too: the bench looks for this mark.
     print("@bench " + json.dumps(message), flush=True)

@@ -16,7 +16,8 @@ os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
 import torch  # noqa: E402 (the environment is read on import)
 import vllm  # noqa: E402
-from serve import Load, loads, serve  # noqa: E402
+from loads import Load  # noqa: E402
+from serve import loads, serve  # noqa: E402
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from proxies import CACHE, Pod, end, free_port, running
 
 HERE = Path(__file__).resolve().parent
 Record = dict[str, Any]
+Say = Callable[[Record], None]
 START_SECONDS = 120.0
 WORDS = (  # noqa: SIM905 (a line per word reads worse)
     "river stone window garden winter paper music bread silver number engine forest candle letter bridge market "
@@ -153,7 +154,7 @@ async def everyone(port: int, talk: Talk, seed: int) -> Answers:
     return answers
 
 
-async def conversations(ways: Sequence[str], talk: Talk, until: float, say: Any) -> list[Record]:
+async def conversations(ways: Sequence[str], talk: Talk, until: float, say: Say) -> list[Record]:
     """Rounds of all ways in turn; no round begins that would not end by `until`, a time of `monotonic`."""
     records: list[Record] = []
     cores = os.sched_getaffinity(0)

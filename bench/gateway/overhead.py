@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from proxies import Pod, end, free_port, running
 
 HERE = Path(__file__).resolve().parent
 Record = dict[str, Any]
+Say = Callable[[Record], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ async def reachable(port: int) -> None:
     sys.exit(f"nothing listens on {port}")
 
 
-async def overhead(ways: Sequence[str], sizes: Sizes, say: Any) -> list[Record]:
+async def overhead(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
     """Rounds of all ways in turn, of each kind of load."""
     _, theirs = cores()
     content = "x" * sizes.prompt_bytes
@@ -105,7 +106,7 @@ async def overhead(ways: Sequence[str], sizes: Sizes, say: Any) -> list[Record]:
     return records
 
 
-async def crowd(ways: Sequence[str], sizes: Sizes, say: Any) -> list[Record]:
+async def crowd(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
     """Many streams at the same time, once each way."""
     _, theirs = cores()
     sent = request({"model": "bench", "stream": True, "messages": [{"role": "user", "content": "x"}]})

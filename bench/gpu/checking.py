@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from case import Case, Pair, Place
+from timing import event, seconds_between
 
 Row = dict[str, Any]
 REPEATS = 20
@@ -79,13 +80,13 @@ def error(pairs: list[Pair]) -> tuple[float, float]:
 def timed(launch: Callable[[], object]) -> float:
     """Seconds of one launch on the GPU: the median of some, after the caches of code are warm."""
     launch()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
+    events = [(event(), event()) for _ in range(REPEATS)]
     for begin, end in events:
         begin.record()
         launch()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
+    return statistics.median(seconds_between(begin, end) for begin, end in events)
 
 
 def copy_rate(device: torch.device) -> float:

@@ -224,10 +224,12 @@ def moves_blocks(backend: CudaBackend) -> bool:
 def divergence(expected: Float32, found: Float32) -> NDArray[np.float64]:
     """Kullback-Leibler divergence of rows of logits from the expected ones, in nats."""
     p, q = log_softmax(expected), log_softmax(found)
-    return (np.exp(p) * (p - q)).sum(axis=1)
+    divergences: NDArray[np.float64] = (np.exp(p) * (p - q)).sum(axis=1)
+    return divergences
 
 
 def log_softmax(logits: Float32) -> NDArray[np.float64]:
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return wide

@@ -16,12 +16,13 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from files import LOST, read, save
 
 Row = dict[str, Any]
+Kept = TypeVar("Kept")
 Say = Callable[[str], None]
 
 TRIES = 2
@@ -136,10 +137,10 @@ class Keep:
 
     def __init__(self) -> None:
         self._name: object = None
-        self._value: Any = None
+        self._value: object = None
 
-    def get(self, name: object, make: Callable[[], Any]) -> Any:
-        """The thing of this name."""
+    def get(self, name: object, make: Callable[[], Kept]) -> Kept:
+        """The thing of this name, which is always of the same type."""
         if self._name != name:
             self._name = self._value = None
             gc.collect()
@@ -147,4 +148,4 @@ class Keep:
                 torch.cuda.empty_cache()
             self._value = make()
             self._name = name
-        return self._value
+        return cast("Kept", self._value)

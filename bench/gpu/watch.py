@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ Span = tuple[float, float]
 """Begin and end, in seconds."""
 MANY_ROWS = 200
 """Sequences of a decode whose host work is looked at by itself."""
-Named = Callable[[str], AbstractContextManager[Any]]
+Named = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ def summary(times: Times, spans: Sequence[Span], least: Sequence[Span], rows: in
     `idle` is the share of the time between the device's first and last work in which none was there for it, by the
     spans of `device_spans`: at least this, and `_most`. Gaps between the kernels of one step are not in it.
     """
-    periods = np.diff([begin for begin, _ in spans]) if len(spans) > 1 else np.zeros(1)
+    periods = [later - begin for (begin, _), (later, _) in pairwise(spans)] or [0.0]
     decodes = [step.tokens == step.sequences >= rows for step in times.steps]
     runs = _runs(decodes)
     found = {

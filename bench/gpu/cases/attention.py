@@ -186,12 +186,12 @@ class Stored:
         positions = torch.randint(0, 4000, (tokens,), device=place.device, dtype=torch.int32)
         angles = torch.rand(4000, rotary // 2, device=place.device) * 6.28
         table = torch.cat([angles.cos(), angles.sin()], dim=1) if rotary else None
-        norms = [1 + 0.1 * place.randn(dim, dtype=torch.float32) for _ in range(2)] if self.norm else [None, None]
+        q_norm, k_norm = (1 + 0.1 * place.randn(dim, dtype=torch.float32) if self.norm else None for _ in range(2))
         slots = torch.randperm(blocks * size)[:tokens].to(place.device)
 
         def pairs() -> list[Pair]:
-            q, k, v = qkv.float().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
-            q, k = (turned(x, norm, table, positions) for x, norm in zip((q, k), norms, strict=True))
+            q, k, v = torch.split(qkv.float().view(tokens, -1, dim), [heads, kv_heads, kv_heads], dim=1)
+            q, k = turned(q, q_norm, table, positions), turned(k, k_norm, table, positions)
             found = kv.float() if scales is None else kv.float() * scales[..., None]
             rows = found.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, slots]
             return [(q_out, q), (rows, torch.stack([k, v]))]
@@ -200,7 +200,7 @@ class Stored:
         bound = {"dense": 0.0, "int8": 0.5 / 127, "fp8": 16 / 448}[self.pool] + rounding(place.dtype)
         written = tokens * size_of(kv[0]) // size
         return Trial(
-            lambda: rope_store(qkv, positions, slots, table, *norms, 1e-6, q_out, kv, scales), pairs, bound,
+            lambda: rope_store(qkv, positions, slots, table, q_norm, k_norm, 1e-6, q_out, kv, scales), pairs, bound,
             size_of(qkv, q_out) + written,
         )  # fmt: skip
 

@@ -17,6 +17,8 @@ from octavo_inference.ops.triton.prepare import prepare
 from octavo_inference.ops.triton.rows import LONGEST, write_rows
 
 EPS = 1e-5
+Activation = Literal["silu", "gelu_tanh"]
+GATED: tuple[tuple[Activation, int], ...] = (("silu", 1536), ("silu", 14336), ("gelu_tanh", 9216))
 Prepare = Callable[[Place], Trial]
 
 
@@ -60,7 +62,7 @@ def add_norm(width: int, *, output_norm: bool) -> Prepare:
     return case
 
 
-def activation(kind: Literal["silu", "gelu_tanh"], width: int) -> Prepare:
+def activation(kind: Activation, width: int) -> Prepare:
     def case(place: Place) -> Trial:
         tokens, inner = place.pick(2048, 3), place.pick(width, 83)
         gate_up, out = place.randn(tokens, 2 * inner), place.empty(tokens, inner)
@@ -92,20 +94,20 @@ def batch_prepared(sequences: int) -> Prepare:
         padding = 9
         history = torch.randint(-1, 9, (count, max(lengths)), dtype=torch.int32)
         words = history[owner, at].clamp(min=0)
-        found = [place.empty(len(at) + padding, dtype=torch.int32) for _ in range(2)]
+        tokens, where = (place.empty(len(at) + padding, dtype=torch.int32) for _ in range(2))
         found_slots = place.empty(len(at) + padding, dtype=torch.int64)
         row = place.ints(range(count))
         query_start, seq_len, blocks = place.ints(starts), place.ints(lengths), table.to(place.device)
         known = history.to(place.device)
         return Trial(
-            lambda: prepare(row, query_start, seq_len, known, blocks, size, *found, found_slots),
+            lambda: prepare(row, query_start, seq_len, known, blocks, size, tokens, where, found_slots),
             lambda: [
-                (found[0], torch.cat([words, torch.zeros(padding, dtype=torch.int32)])),
-                (found[1], torch.cat([at, torch.zeros(padding, dtype=torch.int64)])),
+                (tokens, torch.cat([words, torch.zeros(padding, dtype=torch.int32)])),
+                (where, torch.cat([at, torch.zeros(padding, dtype=torch.int64)])),
                 (found_slots, torch.cat([slots, torch.full((padding,), -1)])),
             ],
             0.0,
-            size_of(query_start, seq_len, blocks, *found, found_slots),
+            size_of(query_start, seq_len, blocks, tokens, where, found_slots),
         )
 
     return case
@@ -176,10 +178,7 @@ CASES = [
         for width in (576, 2304, 4096)
         for inner in (False, True)
     ),
-    *(
-        Case("gated", f"{kind} I={width}", activation(kind, width), quick=width == 14336)
-        for kind, width in (("silu", 1536), ("silu", 14336), ("gelu_tanh", 9216))
-    ),
+    *(Case("gated", f"{kind} I={width}", activation(kind, width), quick=width == 14336) for kind, width in GATED),
     *(Case("prepare", f"B={count}", batch_prepared(count), quick=count == 256) for count in (1, 32, 256)),
     Case("write_rows", "256 sequences", rows_written, quick=True),
     *(

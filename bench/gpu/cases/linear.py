@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypedDict, cast
 
 import torch
 from case import Case, Pair, Place, Trial, rounding, size_of
@@ -28,6 +28,14 @@ LAYOUTS = {
 }
 
 
+class Kind(TypedDict):
+    """The arguments of a product that say how its weights are kept."""
+
+    form: Stored
+    group: int
+    zero: int
+
+
 @dataclass(frozen=True, slots=True)
 class Planes:
     """A random matrix as the device holds it, and in float32."""
@@ -37,6 +45,10 @@ class Planes:
     scales: Tensor | None
     minimums: Tensor | None
     weights: Tensor
+
+    def kind(self, layout: Layout) -> Kind:
+        """For the kernels, of weights that `planes` made by this layout."""
+        return Kind(form=self.form, group=layout.group, zero=layout.zero)
 
 
 def planes(place: Place, layout: Layout, rows: int, cols: int) -> Planes:
@@ -98,7 +110,7 @@ class Product:
         workspace = place.empty(WORKSPACE, dtype=torch.float32)
 
         given = (x, matrix.values, matrix.scales, matrix.minimums, bias, out)
-        kind: dict[str, Any] = {"form": matrix.form, "group": layout.group, "zero": layout.zero}
+        kind = matrix.kind(layout)
 
         # In the interpreter activations and dense weights are float32.
         few = self.kernel == "gemv" and suits(x, matrix.values, matrix.form, layout.group)

@@ -101,10 +101,11 @@ def penalized(place: Place) -> Trial:
     before = logits.cpu().clone() if logits.device.type != "meta" else logits
     count, rng = place.pick(500, 7), np.random.default_rng(0)
     adjusts = [
-        LogitAdjust(*(rng.integers(0, vocab, count).astype(np.int32) for _ in range(2)), 0.2, 0.1, 1.1,
-                    rng.integers(0, vocab, 3).astype(np.int32))
-        for _ in range(rows)
-    ]  # fmt: skip
+        LogitAdjust(prompt, output, presence_penalty=0.2, frequency_penalty=0.1, repetition_penalty=1.1, banned=banned)
+        for prompt, output, banned in (
+            [rng.integers(0, vocab, length).astype(np.int32) for length in (count, count, 3)] for _ in range(rows)
+        )
+    ]
     history = torch.tensor(np.stack([np.concatenate([a.prompt, a.output]) for a in adjusts]), device=place.device)
     banned = torch.tensor(np.concatenate([a.banned for a in adjusts]), device=place.device)
     factors = np.array([1.1, 0.1, 0.2], np.float32).view(np.int32).tolist()

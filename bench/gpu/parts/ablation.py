@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from shapes import MODELS
 from timing import Flush, measured
 from watch import spread
 
-from octavo_inference.core.engine import Engine
 from octavo_inference.model.config import ModelConfig
 from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
 from parts.kernels import linear_of, products
@@ -32,12 +32,11 @@ def items(setting: Setting) -> Iterator[Item]:
     """Engines first: two of them are on the card at a time, one with all and one without something."""
     for model in setting.models:
         for name, settings in WAYS.items():
-            yield Item(f"{model} {name}", lambda m=model, s=settings: engines(setting, m, s) | {"model": m})
+            yield Item(f"{model} {name}", partial(engines, setting, model, settings))
     for model in setting.models:
         for rows in setting.pick((1, 32, 256), (2,)):
             for name, make in FUSIONS.items():
-                run = lambda f=make, m=model, n=rows: fusion(setting, f, MODELS[m], n) | {"model": m, "rows": n}  # noqa: E731
-                yield Item(f"{model} {name} {rows} rows", run)
+                yield Item(f"{model} {name} {rows} rows", partial(fusion, setting, make, model, rows))
 
 
 def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
@@ -48,9 +47,10 @@ def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
     """
     load = small_load() if setting.interpret else nano_vllm().cut(REQUESTS, OUT)
 
-    whole: Engine = setting.keep.get(model, lambda: loaded(setting, model, kv_memory=KV_MEMORY)).engine
+    whole = setting.keep.get(model, lambda: loaded(setting, model, kv_memory=KV_MEMORY)).engine
     other = loaded(setting, model, kv_memory=KV_MEMORY, **without).engine
-    pairs, answers = [], ([], [])
+    pairs: list[tuple[float, float]] = []
+    answers: tuple[list[list[int]], list[list[int]]] = ([], [])
     for number in range(setting.pick(ROUNDS, 1)):
         turns: list[Callable[[], float]] = [
             lambda: answer(whole, load, 0.0, answers[0]),
@@ -65,7 +65,7 @@ def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
     count = len(load.prompts)
     same = [common(a, b) for a, b in zip(answers[0][:count], answers[1][:count], strict=True)]
     row |= {"same_tokens": sum(same) / sum(load.outputs)}
-    return row | graphs(whole.backend) | {"replays_without": graphs(other.backend)["replays"]}
+    return row | graphs(whole.backend) | {"replays_without": graphs(other.backend)["replays"], "model": model}
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -73,10 +73,10 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
-def fusion(setting: Setting, make: Any, config: ModelConfig, rows: int) -> Row:
+def fusion(setting: Setting, make: Make, model: str, rows: int) -> Row:
     """Microseconds fused and apart, launched in turns with an empty L2 cache."""
     place = Place(setting.device, torch.float32 if setting.interpret else torch.bfloat16, tiny=setting.interpret)
-    fused, apart = make(place, config, rows)
+    fused, apart = make(place, MODELS[model], rows)
     flush = Flush(setting.device)
     rounds = []
     for _ in range(setting.pick(ROUNDS, 1)):
@@ -86,20 +86,22 @@ def fusion(setting: Setting, make: Any, config: ModelConfig, rows: int) -> Row:
         ]
         rounds.append(medians)
     found = {f"gain_{name}": value for name, value in spread([b / a for a, b in rounds]).items()}
-    return {"fused_us": [a * 1e6 for a, _ in rounds], "apart_us": [b * 1e6 for _, b in rounds]} | found
+    row: Row = {"fused_us": [a * 1e6 for a, _ in rounds], "apart_us": [b * 1e6 for _, b in rounds]}
+    return row | found | {"model": model, "rows": rows}
 
 
 Launches = tuple[Callable[[], object], Callable[[], object]]
+Make = Callable[[Place, ModelConfig, int], Launches]
 
 
-def _parts_of(name: str, sizes: Callable[[ModelConfig], list[int]]) -> Callable[[Place, ModelConfig, int], Launches]:
+def _parts_of(name: str, sizes: Callable[[ModelConfig], list[int]]) -> Make:
     def make(place: Place, config: ModelConfig, rows: int) -> Launches:
         columns = place.pick(products(config)[name][1], 64)
         heights = [place.pick(size, 32) for size in sizes(config)]
         whole = linear_of(place, "dense", sum(heights), columns)
         pieces = [linear_of(place, "dense", size, columns) for size in heights]
         x, out = place.randn(rows, columns), place.empty(rows, sum(heights))
-        outs = out.split(heights, dim=1)
+        outs = torch.split(out, heights, dim=1)
 
         def apart() -> None:
             for piece, target in zip(pieces, outs, strict=True):
@@ -122,7 +124,7 @@ def _norms(place: Place, config: ModelConfig, rows: int) -> Launches:
     return (lambda: add_rms_norm(residual, x, 1.0, weight, 1e-6, out, None)), apart
 
 
-FUSIONS = {
+FUSIONS: dict[str, Make] = {
     "q, k and v": _parts_of(
         "qkv",
         lambda c: [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim],

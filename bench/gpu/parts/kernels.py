@@ -9,10 +9,9 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from case import Place, size_of
+from case import Case, Place, size_of
 from cases import sampling
 from cases.attention import Attention
 from cases.linear import LAYOUTS, planes
@@ -47,7 +46,8 @@ class Work:
     operations: int
 
 
-Shape = tuple[str, str, str, Callable[[], Work]]
+Prepare = Callable[[], Work]
+Shape = tuple[str, str, str, Prepare]
 """Model, kernel, its shape in words, and how to prepare it."""
 
 
@@ -57,7 +57,7 @@ def items(setting: Setting) -> Iterator[Item]:
     flush = Flush(setting.device)
     for model, kernel, shape, prepare in shapes(setting, place):
 
-        def run(model: str = model, kernel: str = kernel, shape: str = shape, prepare: Any = prepare) -> Row:
+        def run(model: str = model, kernel: str = kernel, shape: str = shape, prepare: Prepare = prepare) -> Row:
             return {"model": model, "kernel": kernel, "shape": shape} | timed(setting, prepare(), flush)
 
         yield Item(f"{model} {kernel} {shape}", run)
@@ -74,7 +74,7 @@ def shapes(setting: Setting, place: Place) -> Iterator[Shape]:
                 yield model, name, f"{m} rows", partial(elementwise, place, name, m, MODELS[model])
     for case in sampling.CASES:
         if not setting.interpret or case.variant.endswith("greedy"):
-            yield "any", case.kernel, case.variant, lambda case=case: of_case(case.prepare(place))
+            yield "any", case.kernel, case.variant, partial(of_case, place, case)
 
 
 def product_shapes(setting: Setting, place: Place, model: str) -> Iterator[Shape]:
@@ -184,6 +184,7 @@ def elementwise(place: Place, name: str, m: int, config: ModelConfig) -> Work:
     return Work(lambda: add_rms_norm(residual, x, 1.0, weight, 1e-6, out, None), moved, 5 * m * hidden)
 
 
-def of_case(trial: Any) -> Work:
+def of_case(place: Place, case: Case) -> Work:
     """A kernel as `check` runs it; its operations are few."""
+    trial = case.prepare(place)
     return Work(trial.launch, trial.moved, 0)

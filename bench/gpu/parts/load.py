@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from journal import Item, Row
 from roofline import PUBLISHED, Rates, load_ceiling
@@ -21,7 +22,7 @@ def items(setting: Setting) -> Iterator[Item]:
         for number in range(setting.pick(ROUNDS, 1)):
             for way, temperature in (("sampled", 0.6), ("greedy", 0.0)):
                 key = f"{model} {way} {number + 1}"
-                yield Item(key, lambda m=model, t=temperature, w=way: run(setting, m, t) | {"model": m, "way": w})
+                yield Item(key, partial(run, setting, model, way, temperature))
 
 
 def engine(setting: Setting, model: str) -> LoadedEngine:
@@ -29,7 +30,7 @@ def engine(setting: Setting, model: str) -> LoadedEngine:
     return setting.keep.get(model, lambda: loaded(setting, model))
 
 
-def run(setting: Setting, model: str, temperature: float) -> Row:
+def run(setting: Setting, model: str, way: str, temperature: float) -> Row:
     """One round."""
     load = small_load() if setting.interpret else nano_vllm()
     found = engine(setting, model)
@@ -39,4 +40,5 @@ def run(setting: Setting, model: str, temperature: float) -> Row:
     row["ceiling"] = load_ceiling(config, lengths(load.prompts), load.outputs, cards)
     row["of_ceiling"] = row["tokens_per_s"] / row["ceiling"]
     whole = load_ceiling(MODELS[model], lengths(load.prompts), load.outputs, PUBLISHED)
-    return row | {"ceiling_h200_published": whole, "free_gib": gpu_memory()} | sizes(found)
+    row |= {"ceiling_h200_published": whole, "free_gib": gpu_memory()} | sizes(found)
+    return row | {"model": model, "way": way}

@@ -74,5 +74,5 @@ def run(setting: Setting, model: str, name: str, peer: Peer) -> Row:
     if not result.exists():
         last = " ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
         raise RuntimeError(f"{name} ended with status {status}: {last}")
-    found = json.loads(result.read_text(encoding="utf-8"))
+    found: Row = json.loads(result.read_text(encoding="utf-8"))
     return row | found | {"tokens_per_s": found["tokens"] / found["rounds_s"][-1]}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from journal import Keep
 from roofline import Rates
 from timing import Timer
+
+Size = TypeVar("Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Setting:
     ranks: int = 1
     keep: Keep = field(default_factory=Keep)
 
-    def pick(self, real: Any, tiny: Any) -> Any:
+    def pick(self, real: Size, tiny: Size) -> Size:
         """A size, or the one that an interpreter can take."""
         return tiny if self.interpret else real
 

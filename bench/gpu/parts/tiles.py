@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from case import Place
@@ -41,6 +41,7 @@ from octavo_inference.ops.triton.tiles import (
 from parts.kernels import products
 from parts.setting import Setting
 
+Tile = TypeVar("Tile", AttentionTile, GemvTile, LinearTile)
 REPEATS = 20
 FORMS = ("int4 q4_0", "dense", "fp8", "int8 q8_0")
 FEW = (1, 2, 4)
@@ -132,7 +133,7 @@ def _row(
     n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
     matrix = setting.keep.get((model, name, stored), lambda: planes(place, LAYOUTS[stored], n, k))
     width = matrix.values.shape[1]
-    workspace = place.empty(WORKSPACE, dtype=torch.float32)
+    workspace, kind = place.empty(WORKSPACE, dtype=torch.float32), matrix.kind(LAYOUTS[stored])
 
     def time(launch: Callable[[], object]) -> float:
         return statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)) * 1e6
@@ -146,10 +147,10 @@ def _row(
         if not suits(x, matrix.values, matrix.form, LAYOUTS[stored].group):
             return row | {"why": "gemv does not take this shape", "verdict": "refused"}
         given = (x, *_planes(matrix), None, out)
-        first = gemv_tile(rows, n, width * matrix.values.element_size())
+        narrow = gemv_tile(rows, n, width * matrix.values.element_size())
         tried = tried_by(
-            (first, *setting.pick(GEMV, GEMV[:1])),
-            lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **_kind(stored)))},
+            (narrow, *setting.pick(GEMV, GEMV[:1])),
+            lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))},
         )
         return row | best_of(tried) | {"else_us": time(_without_gemv(matrix, stored, k, workspace, x, out))}
     sizes = setting.pick(AT[rows], (3,))
@@ -160,7 +161,7 @@ def _row(
         for m in sizes:
             x, out = operands(m)
             given = (x, *_planes(matrix), None, out, workspace)
-            found[m] = time(partial(linear, *given, tile=tile, **_kind(stored)))
+            found[m] = time(partial(linear, *given, tile=tile, **kind))
         return found
 
     candidates = linear_candidates(first, rows, n, width)
@@ -179,7 +180,7 @@ def linear_candidates(first: LinearTile, rows: int, n: int, width: int) -> list[
     return found
 
 
-def tried_by(tiles: Any, times: Callable[[Any], dict[int, float]]) -> list[Row]:
+def tried_by(tiles: Iterable[Tile], times: Callable[[Tile], dict[int, float]]) -> list[Row]:
     """Microseconds by rows of x of each tile; one that the card has no room for is named with the reason."""
     rows: list[Row] = []
     for tile in dict.fromkeys(tiles):
@@ -246,9 +247,3 @@ def _without_gemv(
 
 def _planes(matrix: Planes) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     return matrix.values, matrix.scales, matrix.minimums
-
-
-def _kind(stored: str) -> dict[str, Any]:
-    layout = LAYOUTS[stored]
-    form = "dense" if stored == "dense" else layout.form
-    return {"form": form, "group": layout.group, "zero": layout.zero}

@@ -7,6 +7,7 @@ that of the events around each step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,12 +30,12 @@ def items(setting: Setting) -> Iterator[Item]:
     """Each batch of each model."""
     for model in setting.models:
         for batch in setting.pick(BATCHES, (2,)):
-            yield Item(f"{model} batch {batch}", lambda m=model, b=batch: run(setting, m, b) | {"model": m, "batch": b})
+            yield Item(f"{model} batch {batch}", partial(run, setting, model, batch))
 
 
 def run(setting: Setting, model: str, batch: int) -> Row:
     """Steps in the middle of their answers."""
-    engine: Engine = setting.keep.get(model, lambda: loaded(setting, model)).engine
+    engine = setting.keep.get(model, lambda: loaded(setting, model)).engine
     vocab, prompt = config_of(model, interpret=setting.interpret).vocab, setting.pick(PROMPT, 3)
     steps, settled = setting.pick((STEPS, SETTLED), (2, 1))
     engine.reset_cache()
@@ -47,7 +48,7 @@ def run(setting: Setting, model: str, batch: int) -> Row:
             engine.step()
         for _ in range(settled):
             engine.step()
-        return traced(setting, engine, steps)
+        return traced(setting, engine, steps) | {"model": model, "batch": batch}
     finally:
         for i in range(batch):
             engine.abort(str(i))
@@ -77,7 +78,7 @@ def lanes(events: Iterable[Any], steps: int) -> Row:
     kernels: list[tuple[float, float, str]] = []
     for event in events:
         span = (event.time_range.start / 1e3, event.time_range.end / 1e3)
-        on_device = event.device_type == torch.autograd.DeviceType.CUDA
+        on_device = event.device_type == torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined] # not in its __all__
         if event.name in host and not on_device:
             host[event.name].append(span)
         elif on_device and event.name not in host:  # where the host's ranges are shown once more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterator
+from functools import partial
 
 from journal import Item, Row
 from roofline import prefill_operations
@@ -22,13 +23,13 @@ def items(setting: Setting) -> Iterator[Item]:
     """Every length of every model."""
     for model in setting.models:
         for tokens in setting.pick(LENGTHS, (20,)):
-            yield Item(f"{model} {tokens}", lambda m=model, n=tokens: run(setting, m, n) | {"model": m, "tokens": n})
+            yield Item(f"{model} {tokens}", partial(run, setting, model, tokens))
 
 
 def engine(setting: Setting, model: str) -> LoadedEngine:
     """With room for the longest prompt and little else."""
-    sizes = {"max_model_len": max(LENGTHS) + 64, "max_running_requests": 8}
-    return setting.keep.get(model, lambda: loaded(setting, model, **sizes))
+    longest = max(LENGTHS) + 64
+    return setting.keep.get(model, lambda: loaded(setting, model, max_model_len=longest, max_running_requests=8))
 
 
 def run(setting: Setting, model: str, tokens: int) -> Row:
@@ -39,14 +40,13 @@ def run(setting: Setting, model: str, tokens: int) -> Row:
     answer(found, load, 0.0)
     seconds = [answer(found, load, 0.0) for _ in range(setting.pick(REPEATS, 1))]
     median = statistics.median(seconds)
-    return {
+    shares = setting.shares(0, prefill_operations(config, tokens) / setting.ranks, median)
+    row: Row = {
         "ttft_ms": median * 1e3,
         "least_ms": min(seconds) * 1e3,
         "most_ms": max(seconds) * 1e3,
         "prompt_tokens_per_s": tokens / median,
         "step_tokens": found.limits.max_batched_tokens,
-    } | {
-        name: share
-        for name, share in setting.shares(0, prefill_operations(config, tokens) / setting.ranks, median).items()
-        if "flops" in name
     }
+    row |= {name: share for name, share in shares.items() if "flops" in name}
+    return row | {"model": model, "tokens": tokens}

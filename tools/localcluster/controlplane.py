@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from localcluster import components, kube, pki, supervisor
 from localcluster.errors import ClusterError
@@ -20,6 +22,7 @@ from toolbox.build import ToolError, program
 from toolbox.catalog import TOOLS_FOLDER
 
 CONFIG_FILE = "supervisor.json"
+_END_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +80,34 @@ def shared_control_plane(folder: Path) -> Iterator[ControlPlane]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     data, lifeline = folder / "control-plane", folder / "lifeline"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            # Opening fails where there is no pipe yet, or no supervisor reads it any more.
-            hold = os.open(lifeline, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            hold = _start_shared(data, lifeline)
-    try:
+    with ExitStack() as stack:
+        users = stack.enter_context((folder / "users").open("w"))
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            hold = _start_shared(data, lifeline) if _alone(users) else os.open(lifeline, os.O_WRONLY)
+            stack.callback(os.close, hold)
+            fcntl.flock(users, fcntl.LOCK_SH)
         yield _plane(data)
-    finally:
-        os.close(hold)
+
+
+def _alone(users: IO[str]) -> bool:
+    """Whether no other process holds the file that all users of a shared control plane hold."""
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _start_shared(data: Path, lifeline: Path) -> int:
     """Starts a control plane that lives as long as `lifeline` has writers; returns the first one's descriptor."""
+    end = time.monotonic() + _END_SECONDS
+    while data.exists() and time.monotonic() < end:  # the one of those who left is still ending
+        time.sleep(0.05)
     shutil.rmtree(data, ignore_errors=True)
     lifeline.unlink(missing_ok=True)
     os.mkfifo(lifeline)
+    # Without O_NONBLOCK either end would wait here for the other.
     reader = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
     hold = os.open(lifeline, os.O_WRONLY)
     os.set_blocking(reader, True)
@@ -174,7 +187,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         process.stdin.close()
     try:
-        process.wait(timeout=15)
+        process.wait(timeout=_END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

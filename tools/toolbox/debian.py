@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import tempfile
@@ -17,8 +18,12 @@ def debian_program(name: str, package: str) -> Path:
     if installed := shutil.which(name, path=deps.SEARCH_PATH):
         return Path(installed)
     folder = cache_root() / "debian" / package
-    if not folder.is_dir():
-        _unpack(package, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        # Tests ask from several processes at once.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            _unpack(package, folder)
     found = folder / "usr" / "bin" / name
     if not found.is_file():
         raise ToolError(f"Debian's package {package} has no /usr/bin/{name}: install {name} and put it on PATH")
@@ -26,7 +31,6 @@ def debian_program(name: str, package: str) -> Path:
 
 
 def _unpack(package: str, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         # apt's sandbox user could not write here.
         _run(["apt-get", "--quiet", "--option", "APT::Sandbox::User=root", "download", package], scratch, package)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,15 +11,14 @@ import pytest
 import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
+from tests.support.waiting import eventually_async
 
+from localcluster import ClusterError, ControlPlane, shared_control_plane
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import NotFoundError
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, Resource
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from localcluster import ClusterError, ControlPlane, shared_control_plane  # noqa: E402 - its folder is on no path of its own
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
@@ -31,7 +27,6 @@ CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "Cust
 _HAVE_CRD: list[ControlPlane] = []
 
 Connect = Callable[..., Awaitable[KubeClient]]
-Eventually = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(scope="session")
@@ -66,14 +61,14 @@ async def connect(plane: ControlPlane) -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
-async def kube(plane: ControlPlane, connect: Connect, eventually: Eventually) -> KubeClient:
+async def kube(plane: ControlPlane, connect: Connect) -> KubeClient:
     """The administrator's client; the CRD is there."""
     client = await connect()
     if plane in _HAVE_CRD:
         return client
     crd: dict[str, Any] = yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text())
     await _apply_cluster_scoped(client, CRDS, crd)
-    await eventually(lambda: _served(client))
+    await eventually_async(lambda: _served(client))
     _HAVE_CRD.append(plane)
     return client
 
@@ -84,23 +79,6 @@ async def _served(client: KubeClient) -> bool:
     except NotFoundError:
         return False
     return True
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """Asks until the answer is true; fails with the last one."""
-
-    async def poll(question: Callable[[], Awaitable[Any]], seconds: float = 30.0) -> Any:
-        end = time.monotonic() + seconds
-        while True:
-            answer = await question()
-            if answer:
-                return answer
-            if time.monotonic() > end:
-                pytest.fail(f"not within {seconds} s; the last answer was {answer!r}")
-            await asyncio.sleep(0.1)
-
-    return poll
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from tests.support.ports import free_port
+from tests.support.servers import until_ready
 
-START_SECONDS = 120
 MODEL = "smollm2"
 
 
@@ -54,18 +53,6 @@ class Running:
         return self.admin.get("/v1/octavo/load").json()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.02)
-
-
 def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "octavo_inference", *flags]
 
@@ -88,8 +75,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         server = Running(process, log, *clients)
         servers.append(server)
         if wait:
-            eventually(lambda: process.poll() is not None or _ready(server), START_SECONDS)
-            assert process.poll() is None, server.log
+            until_ready(process, str(server.api.base_url).rstrip("/"), log)
         return server
 
     yield begin
@@ -102,13 +88,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 @pytest.fixture(scope="module")
 def server(start: Start) -> Running:
     return start()
-
-
-def _ready(server: Running) -> bool:
-    try:
-        return server.api.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture

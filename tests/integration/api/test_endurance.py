@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-
-from .conftest import eventually
+from tests.support.waiting import eventually
 
 ROWS, POOL_TOKENS = 64, 364 * 32
 VOCABULARY = 49152

@@ -5,12 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.waiting import eventually
 
 from octavo_protocol.hashing import keys
 from octavo_protocol.load import CacheDelta, decode_load
 from octavo_protocol.prompt import decode_prompt
-
-from .conftest import eventually
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
 

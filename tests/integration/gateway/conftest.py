@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from tests.support.ports import free_port, free_ports
+from tests.support.servers import until_ready
 
 KEY = "alpha"
 ANSWER = b'{"object":"chat.completion"}'
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    while True:
-        first = free_port()
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
 
 
 @dataclass
@@ -151,14 +134,8 @@ def start_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartGat
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out)
         started.append(Gateway(process, port, admin, log))
-        end = time.monotonic() + 60
-        while time.monotonic() < end and process.poll() is None:
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
-                    return started[-1]
-            except OSError:
-                time.sleep(0.05)
-        pytest.fail(f"the gateway did not start:\n{log.read_text()}")
+        until_ready(process, started[-1].url, log)
+        return started[-1]
 
     yield start
     for gateway in started:

@@ -7,7 +7,8 @@ from collections import Counter
 
 import aiohttp
 from tests.integration.gateway.conftest import Gateway, StartGateway
-from tests.integration.gateway.test_gateway_faults import Eventually, Pods, answers, client, pods, post, says
+from tests.integration.gateway.test_gateway_faults import Pods, answers, client, pods, post, says
+from tests.support.waiting import eventually_async
 
 __all__ = ["client", "pods"]
 
@@ -16,7 +17,7 @@ drains = says(b"HTTP/1.1 503 Service Unavailable\r\nX-Octavo-Draining: 1\r\nCont
 
 
 async def test_a_burst_that_meets_pods_as_they_begin_to_drain_loses_nothing(
-    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, eventually: Eventually
+    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession
 ) -> None:
     leaving, staying = [await pods(answers) for _ in range(3)], await pods(answers)
     gateway = start_gateway(pods=[pod.url for pod in (*leaving, staying)])
@@ -26,10 +27,10 @@ async def test_a_burst_that_meets_pods_as_they_begin_to_drain_loses_nothing(
         for _ in range(CLIENTS):
             load.create_task(ask(client, gateway, stop, heard))
         for pod in leaving:
-            await eventually(lambda pod=pod: reached(pod.requests, 20))
+            await eventually_async(lambda pod=pod: reached(pod.requests, 20))
             pod.behave = drains
             enough = heard.total() + 200
-            await eventually(lambda enough=enough: reached(heard.total(), enough))
+            await eventually_async(lambda enough=enough: reached(heard.total(), enough))
         stop.set()
     assert set(heard) == {200}
     assert gateway.metric("octavo_gateway_retries_total") >= len(leaving)

@@ -16,8 +16,8 @@ import aiohttp
 import psutil
 import pytest
 from tests.integration.gateway.conftest import Gateway, StartGateway
+from tests.support.waiting import eventually_async
 
-Eventually = Callable[..., Awaitable[Any]]
 Behave = Callable[["Pod", asyncio.StreamWriter], Awaitable[None]]
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -158,7 +158,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("name", GARBAGE)
 async def test_garbage_becomes_an_error(
-    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, eventually: Eventually, name: str
+    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, name: str
 ) -> None:
     pod = await pods(says(GARBAGE[name]))
     gateway = start_gateway(pods=[pod.url])
@@ -166,7 +166,7 @@ async def test_garbage_becomes_an_error(
         assert response.status == 502
         assert (await response.json())["error"]["code"] in {"bad_gateway", "replica_lost"}
     assert pod.requests == 1
-    await eventually(lambda: at_rest(gateway))
+    await eventually_async(lambda: at_rest(gateway))
 
 
 async def test_an_answer_too_many_is_nobodys(
@@ -183,7 +183,7 @@ async def test_an_answer_too_many_is_nobodys(
 
 @pytest.mark.parametrize("rest", [chunk(EVENT)[:9], b"zz\r\n", b"3\r\nabcd"], ids=["cut", "no-chunk", "long-chunk"])
 async def test_a_stream_that_breaks_says_so(
-    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, eventually: Eventually, rest: bytes
+    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, rest: bytes
 ) -> None:
     async def breaks(pod: Pod, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM + chunk(EVENT))
@@ -201,7 +201,7 @@ async def test_a_stream_that_breaks_says_so(
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
     assert len(warnings(gateway)) == 1
     assert await asyncio.to_thread(gateway.metric, "octavo_gateway_broken_streams_total") == 1
-    await eventually(lambda: at_rest(gateway))
+    await eventually_async(lambda: at_rest(gateway))
 
 
 async def test_a_whole_answer_that_breaks_is_none(
@@ -233,7 +233,7 @@ async def test_a_pod_that_answers_byte_by_byte_is_heard_out(
 
 
 async def test_a_silent_pod_keeps_only_those_who_wait_for_it(
-    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, eventually: Eventually
+    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession
 ) -> None:
     silent, good = await pods(is_silent), await pods(answers)
     gateway = start_gateway(pods=[silent.url, good.url])
@@ -242,16 +242,16 @@ async def test_a_silent_pod_keeps_only_those_who_wait_for_it(
     async def settled() -> bool:
         return sum(call.done() for call in calls) + silent.requests == 40
 
-    await eventually(settled)
+    await eventually_async(settled)
     assert good.requests >= 20, "requests that are not answered count, and drive the others to another pod"
     for call in calls:
         call.cancel()
-    await eventually(lambda: at_rest(gateway))
+    await eventually_async(lambda: at_rest(gateway))
 
     async def told() -> bool:
         return silent.gone == silent.requests
 
-    await eventually(told)
+    await eventually_async(told)
 
 
 async def answered(client: aiohttp.ClientSession, gateway: Gateway) -> int:
@@ -261,7 +261,7 @@ async def answered(client: aiohttp.ClientSession, gateway: Gateway) -> int:
 
 
 async def test_who_reads_slowly_slows_the_pod_and_fills_no_memory(
-    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, eventually: Eventually
+    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession
 ) -> None:
     size, count = 64 * 1024, 2000
     event = chunk(b"data: " + b"x" * size + b"\n\n")
@@ -286,7 +286,7 @@ async def test_who_reads_slowly_slows_the_pod_and_fills_no_memory(
             seen.append(pod.sent)
             return len(seen) > 5 and len(set(seen[-5:])) == 1
 
-        await eventually(stands_still)
+        await eventually_async(stands_still)
         assert pod.sent < count / 2, "the pod was not slowed down"
         assert gateway.resident() - before < 32 * 1024 * 1024
         total = 10
@@ -297,7 +297,7 @@ async def test_who_reads_slowly_slows_the_pod_and_fills_no_memory(
 
 
 async def test_hundreds_of_clients_that_leave_at_once_leave_nothing(
-    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, eventually: Eventually
+    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession
 ) -> None:
     pod = await pods(streams)
     gateway = start_gateway(pods=[pod.url])
@@ -307,12 +307,12 @@ async def test_hundreds_of_clients_that_leave_at_once_leave_nothing(
     assert (await model(gateway))["in_flight"] == 500
     for response in responses:
         response.close()
-    await eventually(lambda: at_rest(gateway))
+    await eventually_async(lambda: at_rest(gateway))
 
     async def told() -> bool:
         return pod.gone == 500
 
-    await eventually(told)
+    await eventually_async(told)
     assert warnings(gateway) == []
     assert await asyncio.to_thread(gateway.metric, "octavo_gateway_broken_streams_total") == 0
 
@@ -329,7 +329,7 @@ async def test_a_gateway_takes_all_the_connections_it_may(start_gateway: StartGa
 
 
 async def test_a_gateway_restarted_under_load_drops_nothing(
-    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession, eventually: Eventually
+    start_gateway: StartGateway, pods: Pods, client: aiohttp.ClientSession
 ) -> None:
     pod, steady = await pods(streams), await pods(answers)
     leaving = start_gateway("--drain-delay", "2", "--drain-timeout", "60", pods=[pod.url])
@@ -370,14 +370,14 @@ async def test_a_gateway_restarted_under_load_drops_nothing(
         for number in range(8):
             load.create_task(calls(number))
         load.create_task(readiness())
-        await eventually(lambda: enough(done))
+        await eventually_async(lambda: enough(done))
         leaving.process.send_signal(signal.SIGTERM)
-        await eventually(closed)
+        await eventually_async(closed)
         assert leaving.process.poll() is None, "it waits for its streams"
         pod.go_on.set()
         for response in running:
             assert await response.read() == EVENT + DONE
-        await eventually(lambda: ended(leaving))
+        await eventually_async(lambda: ended(leaving))
         stop.set()
     assert lost == []
     assert leaving.process.returncode == 0

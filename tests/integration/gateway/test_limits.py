@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
-from tests.integration.gateway.conftest import Gateway, RecordingPod, StartGateway, free_port
+from tests.integration.gateway.conftest import Gateway, RecordingPod, StartGateway
+from tests.support.ports import free_port
 
 HEADERS = {"Authorization": "Bearer alpha"}
 KEYS = "keys:\n- {name: team-a, key: alpha, requestsPerMinute: %d}\n- {name: team-b, key: beta}\n"

@@ -7,16 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-
-from .conftest import Gateway, StartGateway, free_port
+from tests.integration.gateway.conftest import Gateway, StartGateway
+from tests.support.ports import free_port
+from tests.support.servers import until_ready
+from tests.support.waiting import eventually
 
 TURNS, CONVERSATIONS = 3, 3
 BLOCK = 32
@@ -41,13 +42,6 @@ class Server:
         return found
 
 
-def eventually(condition: Callable[[], object], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     found = []
@@ -61,20 +55,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
         found.append(Server(process, port, admin, log))
     try:
         for server in found:
-            eventually(lambda server=server: server.process.poll() is not None or _ready(server))  # type: ignore[misc]
-            assert server.process.poll() is None, server.log.read_text()
+            until_ready(server.process, f"http://127.0.0.1:{server.port}", server.log)
         yield found
     finally:
         for server in found:
             server.process.send_signal(signal.SIGKILL)
             server.process.wait()
-
-
-def _ready(server: Server) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{server.port}/readyz", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def prose(seed: int, words: int) -> str:
@@ -149,8 +135,8 @@ def test_a_second_gateway_finds_what_the_first_sent(servers: list[Server], start
     _, tokens, _ = chat(one, history)
     # Nobody is busy: gateways that have not seen a text before agree on where it goes.
     assert chat(other, history)[2] > tokens - 2 * BLOCK
-    eventually(lambda: series(one, "octavo_gateway_prefix_index_entries")["hashes"] > 0)
-    eventually(lambda: series(one, "octavo_gateway_prefix_index_entries")["assumed"] == 0)
+    eventually(lambda: series(one, "octavo_gateway_prefix_index_entries")["hashes"] > 0, 60)
+    eventually(lambda: series(one, "octavo_gateway_prefix_index_entries")["assumed"] == 0, 60)
     for gateway in (one, other, one):
         history += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": prose(3, 40)}]
         _, now, cached = chat(gateway, history)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -14,18 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.integration.operator.jobs import finish_jobs
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LLMDEPLOYMENTS, SERVICES
-
-Eventually = Callable[..., Awaitable[Any]]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 @pytest.fixture
@@ -46,7 +38,7 @@ async def start(plane: Any, tmp_path: Path) -> AsyncIterator[Callable[..., Await
 
 
 async def test_a_held_request_wakes_a_model_from_zero(
-    kube: KubeClient, namespace: str, start: Callable[..., Awaitable[None]], eventually: Eventually, tmp_path: Path
+    kube: KubeClient, namespace: str, start: Callable[..., Awaitable[None]], tmp_path: Path
 ) -> None:
     wake, port, admin = free_port(), free_port(), free_port()
     await start(
@@ -91,16 +83,16 @@ async def test_a_held_request_wakes_a_model_from_zero(
                     return answer.status == 200
             return False
 
-        await eventually(listed, 60)
-        await eventually(none, 60)
+        await eventually_async(listed, 60)
+        await eventually_async(none, 60)
         async with client.post("/v1/completions", json={"model": "tiny"}) as refused:
             assert refused.status == 503
         await kube.apply(LLMDEPLOYMENTS, {**tiny, "spec": {**spec, "suspend": False}})
-        await eventually(holds, 60)
+        await eventually_async(holds, 60)
         assert await replicas() == 0
         body = {"model": "tiny", "stream": True, "messages": []}
         call = asyncio.create_task(client.post("/v1/chat/completions", json=body).__aenter__())
-        await eventually(one, 30)
+        await eventually_async(one, 30)
         response = await call
         assert response.status == 200
         assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
@@ -111,5 +103,5 @@ async def test_a_held_request_wakes_a_model_from_zero(
                 (model,) = (await answer.json())["models"]
             return bool(model["held"] == 0 and model["arrivals"] == 2)
 
-        await eventually(nobody_held)
+        await eventually_async(nobody_held)
     assert await replicas() == 1

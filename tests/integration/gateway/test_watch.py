@@ -13,18 +13,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 from octavo_gateway.endpoints import Table
 from octavo_gateway.kube.watch import Watcher, connect
 
 SERVICES = "/api/v1/namespaces/{}/services"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
-
-
-async def eventually(condition, seconds: float = 15.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 class Admin:
@@ -173,30 +169,30 @@ async def watching():
 async def test_what_is_there_and_what_changes(admin, watching):
     await admin.serve("one", ("10.1.0.1", True), ("10.1.0.2", False))
     view, _ = await watching(admin.plane.kubeconfig, admin.namespace)
-    await eventually(lambda: view.table is not None)
+    await eventually_async(lambda: view.table is not None)
     assert view.ready("one-alias") == ["http://10.1.0.1:8000"]
 
     await admin.serve("two", ("10.1.0.3", True))
-    await eventually(lambda: view.ready("two") == ["http://10.1.0.3:8000"])
+    await eventually_async(lambda: view.ready("two") == ["http://10.1.0.3:8000"])
 
     change = [{"addresses": ["10.1.0.2"], "conditions": {"ready": True, "serving": True, "terminating": False}}]
     await admin.patch(SLICES + "/one-1", {"endpoints": change})
-    await eventually(lambda: view.ready("one") == ["http://10.1.0.2:8000"])
+    await eventually_async(lambda: view.ready("one") == ["http://10.1.0.2:8000"])
 
     await admin.patch(SERVICES + "/one", {"metadata": {"annotations": {"octavo.dev/cold-start-seconds": "12"}}})
-    await eventually(lambda: view.table.find("one").cold_start == 12)
+    await eventually_async(lambda: view.table.find("one").cold_start == 12)
 
     await admin.call("DELETE", SERVICES + "/one")
-    await eventually(lambda: view.table.find("one") is None)
+    await eventually_async(lambda: view.table.find("one") is None)
     assert view.ready("two")
 
 
 async def test_a_label_that_goes_takes_the_model_away(admin, watching):
     await admin.serve("one", ("10.1.0.1", True))
     view, _ = await watching(admin.plane.kubeconfig, admin.namespace)
-    await eventually(lambda: bool(view.ready("one")))
+    await eventually_async(lambda: bool(view.ready("one")))
     await admin.patch(SERVICES + "/one", {"metadata": {"labels": {"octavo.dev/llmdeployment": None}}})
-    await eventually(lambda: view.table.find("one") is None)
+    await eventually_async(lambda: view.table.find("one") is None)
 
 
 async def test_other_namespaces_are_not_seen(admin, watching):
@@ -206,10 +202,10 @@ async def test_other_namespaces_are_not_seen(admin, watching):
         await other.serve("elsewhere", ("10.1.0.9", True))
         await admin.serve("here", ("10.1.0.1", True))
         view, _ = await watching(admin.plane.kubeconfig, admin.namespace)
-        await eventually(lambda: bool(view.ready("here")))
+        await eventually_async(lambda: bool(view.ready("here")))
         assert view.table.find("elsewhere") is None
         everything, _ = await watching(admin.plane.kubeconfig)
-        await eventually(lambda: bool(everything.ready("elsewhere")) and bool(everything.ready("here")))
+        await eventually_async(lambda: bool(everything.ready("elsewhere")) and bool(everything.ready("here")))
 
 
 async def test_an_api_server_that_is_away_changes_nothing_and_is_caught_up_with(admin, watching, tmp_path):
@@ -218,15 +214,15 @@ async def test_an_api_server_that_is_away_changes_nothing_and_is_caught_up_with(
     config = kubeconfig(admin.plane, tmp_path / "config", server=f"https://127.0.0.1:{port}")
     await admin.serve("one", ("10.1.0.1", True))
     view, _ = await watching(config, admin.namespace)
-    await eventually(lambda: bool(view.ready("one")))
+    await eventually_async(lambda: bool(view.ready("one")))
     wire.cut()
     tried = wire.connections
     await admin.serve("two", ("10.1.0.2", True))
     await admin.call("DELETE", SERVICES + "/one")
-    await eventually(lambda: wire.connections > tried)
+    await eventually_async(lambda: wire.connections > tried)
     assert view.ready("one")
     wire.up = True
-    await eventually(lambda: bool(view.ready("two")) and view.table.find("one") is None)
+    await eventually_async(lambda: bool(view.ready("two")) and view.table.find("one") is None)
     await wire.stop()
 
 
@@ -236,14 +232,14 @@ async def test_an_expired_version_leads_to_a_new_list(admin, watching, tmp_path)
     config = kubeconfig(admin.plane, tmp_path / "config", server=f"https://127.0.0.1:{port}")
     await admin.serve("one", ("10.1.0.1", True))
     view, watcher = await watching(config, admin.namespace)
-    await eventually(lambda: bool(view.ready("one")))
+    await eventually_async(lambda: bool(view.ready("one")))
     wire.cut()
     await admin.serve("two", ("10.1.0.2", True))
     mirrors = [*watcher._services, *watcher._slices]
     for mirror in mirrors:
         mirror.version = "1"
     wire.up = True
-    await eventually(lambda: bool(view.ready("two")))
+    await eventually_async(lambda: bool(view.ready("two")))
     assert all(int(mirror.version) > 1 for mirror in mirrors)
     await wire.stop()
 
@@ -266,7 +262,7 @@ async def test_the_documented_rights_are_enough_and_needed(admin, watching, tmp_
     await admin.serve("one", ("10.1.0.1", True))
     view, _ = await watching(config, admin.namespace)
     refused = "watch of %s interrupted"
-    await eventually(lambda: len({r.args[0] for r in caplog.records if str(r.msg).startswith(refused)}) == 2)
+    await eventually_async(lambda: len({r.args[0] for r in caplog.records if str(r.msg).startswith(refused)}) == 2)
     assert view.table is None
     binding = {
         "metadata": {"name": "gateway"},
@@ -274,14 +270,14 @@ async def test_the_documented_rights_are_enough_and_needed(admin, watching, tmp_
         "subjects": [{"kind": "ServiceAccount", "name": "gateway", "namespace": admin.namespace}],
     }
     await admin.call("POST", role + "rolebindings", binding)
-    await eventually(lambda: bool(view.ready("one")))
+    await eventually_async(lambda: bool(view.ready("one")))
     await admin.patch(SLICES + "/one-1", {"endpoints": []})
-    await eventually(lambda: not view.ready("one"))
+    await eventually_async(lambda: not view.ready("one"))
 
 
-async def test_the_command_serves_the_models_of_a_namespace(admin, tmp_path, unused_port):
+async def test_the_command_serves_the_models_of_a_namespace(admin, tmp_path):
     await admin.serve("one", ("10.1.0.1", True))
-    port, second = unused_port(), unused_port()
+    port, second = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "octavo_gateway", "--port", str(port), "--admin-port", str(second),
         "--kubeconfig", str(admin.plane.kubeconfig), "--namespace", admin.namespace, "--drain-delay", "0",
@@ -298,15 +294,3 @@ async def test_the_command_serves_the_models_of_a_namespace(admin, tmp_path, unu
             assert answer.status == 200
     process.terminate()
     assert await process.wait() == 0
-
-
-@pytest.fixture
-def unused_port():
-    import socket
-
-    def port() -> int:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            return free.getsockname()[1]
-
-    return port

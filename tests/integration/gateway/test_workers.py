@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import aiohttp
 import psutil
 import pytest
 from aiohttp import web
-from tests.integration.gateway.conftest import Gateway, RecordingPod, StartGateway, free_port, free_ports
+from tests.integration.gateway.conftest import Gateway, RecordingPod, StartGateway
+from tests.support.ports import free_port, free_ports
+from tests.support.waiting import eventually_async
 
-Eventually = Callable[..., Awaitable[Any]]
 ASK = {"model": "m", "messages": []}
 REQUESTS = "octavo_gateway_requests_total"
 
@@ -31,9 +32,9 @@ def pod() -> Iterator[RecordingPod]:
 
 
 @pytest.fixture
-async def gateway(start_gateway: StartGateway, pod: RecordingPod, eventually: Eventually) -> AsyncIterator[Gateway]:
+async def gateway(start_gateway: StartGateway, pod: RecordingPod) -> AsyncIterator[Gateway]:
     gateway = start_gateway("--workers", "3", "--drain-delay", "0", pods=[f"http://127.0.0.1:{pod.port}"])
-    await eventually(lambda: listening(gateway, 3))
+    await eventually_async(lambda: listening(gateway, 3))
     yield gateway
     gateway.process.terminate()
     await asyncio.to_thread(gateway.process.wait, 60)
@@ -71,9 +72,7 @@ async def arrivals(gateway: Gateway) -> int:
     return int(models[0]["arrivals"]) if models else 0
 
 
-async def test_all_of_them_answer_and_one_report_adds_them_up(
-    gateway: Gateway, pod: RecordingPod, eventually: Eventually
-) -> None:
+async def test_all_of_them_answer_and_one_report_adds_them_up(gateway: Gateway, pod: RecordingPod) -> None:
     assert await asyncio.gather(*(ask(gateway) for _ in range(60))) == [200] * 60
     assert await arrivals(gateway) == 60 == len(pod.seen)
     assert await asyncio.to_thread(gateway.metric, REQUESTS) == 60
@@ -90,9 +89,7 @@ async def test_all_of_them_answer_and_one_report_adds_them_up(
     assert sum(share > 0 for share in shares) > 1, "one worker got everything"
 
 
-async def test_a_worker_that_dies_comes_back_and_no_counter_falls(
-    gateway: Gateway, pod: RecordingPod, eventually: Eventually
-) -> None:
+async def test_a_worker_that_dies_comes_back_and_no_counter_falls(gateway: Gateway, pod: RecordingPod) -> None:
     assert await asyncio.gather(*(ask(gateway) for _ in range(30))) == [200] * 30
     assert await arrivals(gateway) == 30
     before = {worker.pid for worker in workers(gateway)}
@@ -102,7 +99,7 @@ async def test_a_worker_that_dies_comes_back_and_no_counter_falls(
     async def replaced() -> bool:
         return victim.pid not in {worker.pid for worker in workers(gateway)} and await listening(gateway, 3)
 
-    await eventually(replaced, 60)
+    await eventually_async(replaced, 60)
     assert len({worker.pid for worker in workers(gateway)} & before) == 2
     assert await arrivals(gateway) == 30
     assert await asyncio.gather(*(ask(gateway) for _ in range(30))) == [200] * 30
@@ -111,9 +108,7 @@ async def test_a_worker_that_dies_comes_back_and_no_counter_falls(
     assert [line["message"] for line in gateway.logged() if line["level"] == "error"] == ["worker 0 ended with code -9"]
 
 
-async def test_streams_of_all_workers_finish_when_it_is_told_to_end(
-    start_gateway: StartGateway, eventually: Eventually
-) -> None:
+async def test_streams_of_all_workers_finish_when_it_is_told_to_end(start_gateway: StartGateway) -> None:
     go_on = asyncio.Event()
 
     async def stream(request: web.Request) -> web.StreamResponse:
@@ -130,7 +125,7 @@ async def test_streams_of_all_workers_finish_when_it_is_told_to_end(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     gateway = start_gateway("--workers", "2", "--drain-delay", "0", pods=[f"http://127.0.0.1:{runner.addresses[0][1]}"])
-    await eventually(lambda: listening(gateway, 2))
+    await eventually_async(lambda: listening(gateway, 2))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         url = gateway.url + "/v1/chat/completions"
         answers = [await client.post(url, json={**ASK, "stream": True}).__aenter__() for _ in range(16)]
@@ -142,7 +137,7 @@ async def test_streams_of_all_workers_finish_when_it_is_told_to_end(
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", gateway.port)) != 0
 
-        await eventually(closed)
+        await eventually_async(closed)
         assert gateway.process.poll() is None
         assert len(workers(gateway)) == 2
         go_on.set()
@@ -153,13 +148,13 @@ async def test_streams_of_all_workers_finish_when_it_is_told_to_end(
 
 
 async def test_a_limit_holds_for_all_workers_together(
-    start_gateway: StartGateway, pod: RecordingPod, eventually: Eventually, tmp_path: Path
+    start_gateway: StartGateway, pod: RecordingPod, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("keys:\n- {name: a, key: alpha, requestsPerMinute: 30}\n")
     own = ("--workers", "3", "--drain-delay", "0", "--api-key-file", str(keys))
     gateway = start_gateway(*own, pods=[f"http://127.0.0.1:{pod.port}"])
-    await eventually(lambda: listening(gateway, 3))
+    await eventually_async(lambda: listening(gateway, 3))
     began = asyncio.get_running_loop().time()
     codes: list[int] = []
     for _ in range(4):
@@ -170,18 +165,16 @@ async def test_a_limit_holds_for_all_workers_together(
     assert codes.count(200) <= 30 + passed / 2 + 30 / 4 + 3, "each worker had a limit of its own"
 
 
-async def test_none_outlives_a_parent_that_was_killed(
-    start_gateway: StartGateway, pod: RecordingPod, eventually: Eventually
-) -> None:
+async def test_none_outlives_a_parent_that_was_killed(start_gateway: StartGateway, pod: RecordingPod) -> None:
     gateway = start_gateway("--workers", "2", "--drain-delay", "0", pods=[f"http://127.0.0.1:{pod.port}"])
-    await eventually(lambda: listening(gateway, 2))
+    await eventually_async(lambda: listening(gateway, 2))
     children = workers(gateway)
     gateway.process.kill()
 
     async def gone() -> bool:
         return not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
-    await eventually(gone)
+    await eventually_async(gone)
 
 
 def test_it_ends_when_its_workers_cannot_start(tmp_path: Path) -> None:

@@ -6,25 +6,16 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 
 from localcluster import ClusterError, ControlPlane, control_plane, shared_control_plane
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Waits for a condition that another process makes true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def processes_of(data: Path) -> list[psutil.Process]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -136,13 +135,6 @@ class BreakingProxy:
 
 def kept(headers: Any) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.title() not in _DROPPED}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def cut_off(request: web.Request) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from tests.integration.operator.jobs import finish_jobs
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 from octavo_operator.api.resource import Key
 from octavo_operator.builders.common import Installation
@@ -26,11 +29,6 @@ from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile.pods import Pod
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.reconcile.view import Load, Scaling
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from breaking_proxy import free_port
-from jobs import finish_jobs
 
 Json = dict[str, Any]
 Kubeconfig = Callable[..., Awaitable[Path]]
@@ -199,7 +197,6 @@ async def start(
     kubeconfig: Kubeconfig,
     namespace: str,
     tmp_path: Path,
-    eventually: Callable[..., Awaitable[Any]],
     finishing: None,
 ) -> AsyncIterator[Callable[..., Awaitable[Program]]]:
     """Starts operator processes; `server` may be a proxy, `environment` hold failpoints."""
@@ -218,7 +215,7 @@ async def start(
         program = Program(process, port, log)
         started.append(program)
         if wait:
-            await eventually(program.ready, 60)
+            await eventually_async(program.ready, 60)
         return program
 
     yield run

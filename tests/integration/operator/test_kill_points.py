@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from world import World, difference
+from tests.integration.operator.world import World, difference
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, NETWORK_POLICIES, SERVICES

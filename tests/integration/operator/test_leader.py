@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.support.waiting import eventually_async
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import FencedError
@@ -117,7 +118,7 @@ async def test_time_counts_from_the_write_and_not_from_its_answer(kube: KubeClie
 
 
 async def test_nothing_is_written_once_the_time_is_over(
-    kube: KubeClient, namespace: str, contender: Callable[[str], LeaseLock], eventually: Callable[..., Awaitable[Any]]
+    kube: KubeClient, namespace: str, contender: Callable[[str], LeaseLock]
 ) -> None:
     first = contender("first")
     writer = kube.fenced(first.left)
@@ -131,7 +132,7 @@ async def test_nothing_is_written_once_the_time_is_over(
         return first.left() <= 0
 
     # As a process that was stopped: the time went by, and nobody has looked at the Lease yet.
-    await eventually(over)
+    await eventually_async(over)
     with pytest.raises(FencedError, match="not sent"):
         await writer.replace(CONFIG_MAPS, settings)
     assert await writer.get(CONFIG_MAPS, namespace, "x") is not None
@@ -164,7 +165,7 @@ async def test_a_write_on_its_way_is_waited_for(kube: KubeClient, namespace: str
 
 
 async def test_a_deleted_lease_is_made_again_by_its_holder_alone(
-    kube: KubeClient, namespace: str, contender: Callable[[str], LeaseLock], eventually: Callable[..., Awaitable[Any]]
+    kube: KubeClient, namespace: str, contender: Callable[[str], LeaseLock]
 ) -> None:
     first, second = contender("first"), contender("second")
     await first.acquire()
@@ -174,7 +175,7 @@ async def test_a_deleted_lease_is_made_again_by_its_holder_alone(
         body = await kube.get(LEASES, namespace, "octavo-operator")
         assert body is not None
         await kube.delete(LEASES, namespace, "octavo-operator", body["metadata"]["uid"])
-        await eventually(lambda: kube.get(LEASES, namespace, "octavo-operator"))
+        await eventually_async(lambda: kube.get(LEASES, namespace, "octavo-operator"))
         assert await holder(kube, namespace) == "first"
     assert not hold.done()
     assert not waiting.done()

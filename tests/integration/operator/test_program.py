@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
+from tests.support.waiting import eventually_async
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LEASES, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS, PODS
@@ -16,14 +17,13 @@ from octavo_protocol.load import LoadReport, encode
 
 Json = dict[str, Any]
 Make = Callable[..., Json]
-Eventually = Callable[..., Awaitable[Any]]
 
 # Any address of the loopback network may be a pod's.
 POD_IP = "127.80.0.1"
 
 
 async def test_it_serves_with_these_rights_and_repairs_at_once(
-    kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+    kube: KubeClient, llmd: Make, namespace: str, start: Make
 ) -> None:
     operator = await start()
     await kube.apply(LLMDEPLOYMENTS, llmd())
@@ -32,11 +32,11 @@ async def test_it_serves_with_these_rights_and_repairs_at_once(
         body = await kube.get(LLMDEPLOYMENTS, namespace, "tiny")
         return bool(body and body.get("status", {}).get("observedGeneration"))
 
-    await eventually(described)
+    await eventually_async(described)
     budget = await kube.get(POD_DISRUPTION_BUDGETS, namespace, "tiny")
     assert budget is not None
     await kube.delete(POD_DISRUPTION_BUDGETS, namespace, "tiny", budget["metadata"]["uid"])
-    await eventually(lambda: kube.get(POD_DISRUPTION_BUDGETS, namespace, "tiny"))
+    await eventually_async(lambda: kube.get(POD_DISRUPTION_BUDGETS, namespace, "tiny"))
     assert await operator.asks("GET", "/healthz") == 200
     operator.process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(operator.process.wait(), 20) == 0
@@ -48,7 +48,7 @@ async def test_it_serves_with_these_rights_and_repairs_at_once(
 
 
 async def test_killed_by_the_kernel_another_takes_over_and_finishes(
-    kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+    kube: KubeClient, llmd: Make, namespace: str, start: Make
 ) -> None:
     await kube.apply(LLMDEPLOYMENTS, llmd())
     # The first write takes the Lease; the fourth would be the third child.
@@ -60,21 +60,21 @@ async def test_killed_by_the_kernel_another_takes_over_and_finishes(
     assert lease is not None
     if lease["spec"]["holderIdentity"] == "first":
         assert await second.asks("POST", "/v1/octavo/wake", **wake) == 421
-    await eventually(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"), 60)
+    await eventually_async(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"), 60)
 
     async def woken() -> bool:
         return await second.asks("POST", "/v1/octavo/wake", **wake) == 202
 
-    await eventually(woken)
+    await eventually_async(woken)
 
 
 async def test_load_of_a_pod_becomes_replicas_and_history(
-    kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+    kube: KubeClient, llmd: Make, namespace: str, start: Make
 ) -> None:
     builtin = {"mode": "Builtin", "maxReplicas": 3}
     await kube.apply(LLMDEPLOYMENTS, llmd(autoscaling=builtin))
     await start()
-    deployment = await eventually(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"))
+    deployment = await eventually_async(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"))
     async with report_server():
         await make_ready_pod(kube, namespace, deployment["spec"]["template"])
 
@@ -83,7 +83,7 @@ async def test_load_of_a_pod_becomes_replicas_and_history(
             found: Json = (body or {}).get("status", {})
             return found if found.get("autoscaling", {}).get("history") and found.get("load") else None
 
-        status = await eventually(scaled, 60)
+        status = await eventually_async(scaled, 60)
     (change, *_) = status["autoscaling"]["history"]
     assert (change["from"], change["to"] > 1) == (1, True)
     assert change["inputs"]

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.support.waiting import eventually_async
 
 from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import MANAGER, STATUS_MANAGER, KubeClient
@@ -31,7 +32,6 @@ Json = dict[str, Any]
 Make = Callable[..., Json]
 MakeReconciler = Callable[[KubeClient], Reconciler]
 Connect = Callable[..., Awaitable[KubeClient]]
-Eventually = Callable[..., Awaitable[Any]]
 
 EVENTS = Resource("", "v1", "events", "Event")
 _ADMISSION = "admissionregistration.k8s.io"
@@ -278,7 +278,7 @@ async def test_a_foreign_service_of_the_name_is_respected(
 
 
 async def test_what_the_api_server_refuses_is_said(
-    kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler, eventually: Eventually
+    kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler
 ) -> None:
     await forbid_deployments(kube, key.namespace, "ask the platform team first")
     await kube.apply(LLMDEPLOYMENTS, llmd())
@@ -293,7 +293,7 @@ async def test_what_the_api_server_refuses_is_said(
             return True
         return False
 
-    await eventually(refused)
+    await eventually_async(refused)
     found = (await status(kube, key))["conditions"]
     assert found["Ready"]["reason"] == "ApplyRefused"
     assert "ask the platform team first" in found["SpecValid"]["message"]

@@ -6,13 +6,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from breaking_proxy import BreakingProxy, free_port
+from tests.integration.operator.breaking_proxy import BreakingProxy
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 from localcluster import ClusterError, ControlPlane, control_plane
 from octavo_operator.kube.client import KubeClient
@@ -21,7 +23,6 @@ from octavo_operator.kube.resources import LEASES, LLMDEPLOYMENTS, POD_DISRUPTIO
 
 Json = dict[str, Any]
 Make = Callable[..., Any]
-Eventually = Callable[..., Awaitable[Any]]
 
 LEASE_SECONDS = 6
 AWAY_SECONDS = 5.0
@@ -73,32 +74,32 @@ async def answering(kube: KubeClient, namespace: str) -> bool:
 
 
 async def test_an_api_server_that_is_killed_and_comes_back(
-    plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+    plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make
 ) -> None:
     await kube.apply(LLMDEPLOYMENTS, llmd())
     operator = await start(lease=60)
-    await eventually(lambda: carried_out(kube, namespace, "tiny"))
+    await eventually_async(lambda: carried_out(kube, namespace, "tiny"))
     for threads in (1, 2):
         send(plane, "kube-apiserver", signal.SIGKILL)
-        await eventually(lambda: answering(kube, namespace), 120)
+        await eventually_async(lambda: answering(kube, namespace), 120)
         # The new process remembers no history: every watch has to read everything anew.
         budget = await kube.get(POD_DISRUPTION_BUDGETS, namespace, "tiny")
         assert budget is not None
         await kube.delete(POD_DISRUPTION_BUDGETS, namespace, "tiny", budget["metadata"]["uid"])
         await kube.apply(LLMDEPLOYMENTS, llmd(engine={"threads": threads}))
-        await eventually(lambda: carried_out(kube, namespace, "tiny"), 120)
+        await eventually_async(lambda: carried_out(kube, namespace, "tiny"), 120)
         assert operator.process.returncode is None, operator.log.read_text()
         assert await operator.asks("GET", "/healthz") == 200
 
 
 @pytest.mark.parametrize("program", ["etcd", "kube-apiserver"])
 async def test_silence_for_longer_than_the_lease_lasts(
-    program: str, plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+    program: str, plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make
 ) -> None:
     await kube.apply(LLMDEPLOYMENTS, llmd())
     first = await start("first", lease=LEASE_SECONDS)
     standby = await start("standby", lease=LEASE_SECONDS)
-    await eventually(lambda: carried_out(kube, namespace, "tiny"))
+    await eventually_async(lambda: carried_out(kube, namespace, "tiny"))
     send(plane, program, signal.SIGSTOP)
     try:
         # Who cannot renew ends, and is started again by its kubelet.
@@ -107,10 +108,10 @@ async def test_silence_for_longer_than_the_lease_lasts(
         again = await start("first", wait=False, lease=LEASE_SECONDS)
     finally:
         send(plane, program, signal.SIGCONT)
-    await eventually(lambda: answering(kube, namespace), 120)
+    await eventually_async(lambda: answering(kube, namespace), 120)
     await kube.apply(LLMDEPLOYMENTS, llmd(engine={"threads": 1}))
-    await eventually(lambda: carried_out(kube, namespace, "tiny"), 120)
-    await eventually(again.ready, 60)
+    await eventually_async(lambda: carried_out(kube, namespace, "tiny"), 120)
+    await eventually_async(again.ready, 60)
     assert standby.process.returncode is None, standby.log.read_text()
     lease = await kube.get(LEASES, namespace, "octavo-operator")
     assert lease is not None
@@ -119,12 +120,12 @@ async def test_silence_for_longer_than_the_lease_lasts(
 
 
 async def test_a_definition_that_is_deleted_and_comes_back(
-    plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make, eventually: Eventually
+    plane: ControlPlane, kube: KubeClient, llmd: Make, namespace: str, start: Make
 ) -> None:
     async with BreakingProxy(plane, free_port()) as proxy:
         await kube.apply(LLMDEPLOYMENTS, llmd())
         operator = await start(server=proxy.url, lease=60)
-        await eventually(lambda: carried_out(kube, namespace, "tiny"))
+        await eventually_async(lambda: carried_out(kube, namespace, "tiny"))
         crd = yaml.safe_load((ROOT / "crds/llmdeployments.octavo.dev.yaml").read_text())
         there = await kube.get(CRDS, None, crd["metadata"]["name"])
         await kube.delete(CRDS, None, crd["metadata"]["name"], there["metadata"]["uid"])
@@ -138,10 +139,10 @@ async def test_a_definition_that_is_deleted_and_comes_back(
         async def said() -> int:
             return operator.log.read_text().count("the CustomResourceDefinition")
 
-        await eventually(gone)
+        await eventually_async(gone)
         begun = time.monotonic()
-        await eventually(forgotten, 60)
-        await eventually(said, 60)
+        await eventually_async(forgotten, 60)
+        await eventually_async(said, 60)
         # That nothing happens in a loop can only be seen by waiting.
         await asyncio.sleep(AWAY_SECONDS)
         seconds = time.monotonic() - begun
@@ -152,9 +153,9 @@ async def test_a_definition_that_is_deleted_and_comes_back(
         assert await said() == 1
 
         await kube.apply(CRDS, {**crd, "metadata": {**crd["metadata"], "namespace": None}})
-        await eventually(lambda: answering(kube, namespace), 60)
+        await eventually_async(lambda: answering(kube, namespace), 60)
         # Another name: here nobody collects the children of the first, which is gone.
         await kube.apply(LLMDEPLOYMENTS, llmd("again"))
-        await eventually(lambda: carried_out(kube, namespace, "again"), 120)
+        await eventually_async(lambda: carried_out(kube, namespace, "again"), 120)
         assert operator.process.returncode is None, operator.log.read_text()
         assert await operator.asks("GET", "/healthz") == 200

@@ -9,26 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import breaking_proxy as broken
 import pytest
-from breaking_proxy import BreakingProxy, Call
+from tests.integration.operator import breaking_proxy as broken
+from tests.integration.operator.breaking_proxy import BreakingProxy, Call
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LEASES, LLMDEPLOYMENTS
 
 Json = dict[str, Any]
 Make = Callable[..., Any]
-Eventually = Callable[..., Awaitable[Any]]
 
 LEASE_SECONDS = 10
 
 
 @pytest.fixture
 async def proxies(plane: Any) -> AsyncIterator[tuple[BreakingProxy, BreakingProxy]]:
-    async with BreakingProxy(plane, broken.free_port()) as one, BreakingProxy(plane, broken.free_port()) as two:
+    async with BreakingProxy(plane, free_port()) as one, BreakingProxy(plane, free_port()) as two:
         yield one, two
 
 
@@ -62,13 +63,12 @@ async def test_the_old_leader_writes_nothing_once_the_new_one_does(
     namespace: str,
     proxies: tuple[BreakingProxy, BreakingProxy],
     start: Make,
-    eventually: Eventually,
     restless: None,
 ) -> None:
     one = await start("one", server=proxies[0].url, lease=LEASE_SECONDS)
-    await eventually(one.leads)
+    await eventually_async(one.leads)
     two = await start("two", server=proxies[1].url, lease=LEASE_SECONDS)
-    await eventually(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"))
+    await eventually_async(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"))
     assert not writes(proxies[1])
 
     if how == "cut off":
@@ -80,7 +80,7 @@ async def test_the_old_leader_writes_nothing_once_the_new_one_does(
     async def taken_over() -> bool:
         return bool(writes(proxies[1]))
 
-    await eventually(taken_over, 60)
+    await eventually_async(taken_over, 60)
     if how == "stopped":
         one.process.send_signal(signal.SIGCONT)
     assert await asyncio.wait_for(one.process.wait(), 60) == 1
@@ -102,21 +102,20 @@ async def test_a_leader_that_is_told_to_end_hands_over_at_once_and_without_overl
     namespace: str,
     proxies: tuple[BreakingProxy, BreakingProxy],
     start: Make,
-    eventually: Eventually,
     restless: None,
 ) -> None:
     # So long a Lease that nobody could wait for it to run out.
     one = await start("one", server=proxies[0].url, lease=300)
-    await eventually(one.leads)
+    await eventually_async(one.leads)
     two = await start("two", server=proxies[1].url, lease=300)
-    await eventually(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"))
+    await eventually_async(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"))
     one.process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(one.process.wait(), 60) == 0
-    await eventually(two.leads, 60)
+    await eventually_async(two.leads, 60)
 
     async def writing() -> bool:
         return bool(writes(proxies[1]))
 
-    await eventually(writing)
+    await eventually_async(writing)
     first = writes(proxies[1])[0].at
     assert [call for call in writes(proxies[0]) if call.done > first] == []

@@ -11,11 +11,23 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import breaking_proxy as broken
 import pytest
-from breaking_proxy import BreakingProxy, Fault, answers, bent, event, is_watch, no_lease, only, says
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
+from tests.integration.operator import breaking_proxy as broken
+from tests.integration.operator.breaking_proxy import (
+    BreakingProxy,
+    Fault,
+    answers,
+    bent,
+    event,
+    is_watch,
+    no_lease,
+    only,
+    says,
+)
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 from octavo_operator import app, handlers, pulse
 from octavo_operator.api.resource import Key
@@ -28,7 +40,6 @@ from octavo_protocol import names
 
 Json = dict[str, Any]
 Make = Callable[..., Json]
-Eventually = Callable[..., Awaitable[Any]]
 
 # Back-offs are shortened by so much that a test takes seconds; what is tested is that they exist and that they end.
 LONGEST_PAUSE = 2.0
@@ -108,7 +119,7 @@ async def running(namespace: str) -> AsyncIterator[Running]:
         lease_namespace=namespace,
         identity="test",
         host="127.0.0.1",
-        port=broken.free_port(),
+        port=free_port(),
         workers=4,
     )
     metrics = Metrics()
@@ -147,11 +158,10 @@ async def test_whatever_an_api_server_does_all_is_well_soon_after(
     llmd: Make,
     namespace: str,
     kubeconfig: Make,
-    eventually: Eventually,
     finishing: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with BreakingProxy(plane, broken.free_port()) as proxy:
+    async with BreakingProxy(plane, free_port()) as proxy:
         file = await kubeconfig(namespace, proxy.url)
 
         async def configuration() -> Configuration:
@@ -161,8 +171,8 @@ async def test_whatever_an_api_server_does_all_is_well_soon_after(
 
         monkeypatch.setattr(client, "_configuration", configuration)
         async with running(namespace) as operator:
-            await eventually(operator.ready, 60)
-            world = World(kube, namespace, llmd, eventually)
+            await eventually_async(operator.ready, 60)
+            world = World(kube, namespace, llmd)
             for name, fault in FAULTS[group].items():
                 await world.live_through(name, fault(proxy), proxy, operator)
 
@@ -170,8 +180,8 @@ async def test_whatever_an_api_server_does_all_is_well_soon_after(
 class World:
     """LLMDeployments in a namespace, and what becomes of them."""
 
-    def __init__(self, kube: KubeClient, namespace: str, llmd: Make, eventually: Eventually) -> None:
-        self._kube, self._namespace, self._llmd, self._eventually = kube, namespace, llmd, eventually
+    def __init__(self, kube: KubeClient, namespace: str, llmd: Make) -> None:
+        self._kube, self._namespace, self._llmd = kube, namespace, llmd
 
     async def live_through(self, what: str, fault: Fault, proxy: BreakingProxy, operator: Running) -> None:
         """Change, create, delete and break things during one fault, and see that all of it comes to its end."""
@@ -199,24 +209,24 @@ class World:
             key = Key(namespace, gone)
             return key not in operator.app._reconciler.known and operator.app._loop.load(key) is None
 
-        await self._eventually(forgotten, 90)
+        await eventually_async(forgotten, 90)
         # The history keeps one revision more; the old settings go, for no pod uses them.
         more = {**usual, "ControllerRevision": usual["ControllerRevision"] + 1}
-        await self._eventually(lambda: equal(lambda: of(kube, changed, namespace), more), 60)
+        await eventually_async(lambda: equal(lambda: of(kube, changed, namespace), more), 60)
         assert await of(kube, new, namespace) == usual, what
         body = await kube.get(LLMDEPLOYMENTS, namespace, changed)
         assert body is not None
         assert (body["metadata"]["generation"], body["spec"]["engine"]["threads"]) == (2, 1), what
         assert await operator.health() == "", what
-        await self._eventually(lambda: at_most(lambda: len(asyncio.all_tasks()), tasks), 60)
-        await self._eventually(lambda: at_most(threading.active_count, threads))
+        await eventually_async(lambda: at_most(lambda: len(asyncio.all_tasks()), tasks), 60)
+        await eventually_async(lambda: at_most(threading.active_count, threads))
 
     async def _apply(self, name: str, **spec: Any) -> None:
         await self._kube.apply(LLMDEPLOYMENTS, self._llmd(name, **spec))
 
     async def _carried_out(self, *wanted: str) -> None:
         for name in wanted:
-            await self._eventually(lambda name=name: described(self._kube, self._namespace, name), 90)
+            await eventually_async(lambda name=name: described(self._kube, self._namespace, name), 90)
 
 
 async def remove(kube: KubeClient, resource: Any, namespace: str, name: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from jobs import finish_jobs
+from tests.integration.operator.jobs import finish_jobs
 
 from octavo_operator.api.resource import Key
 from octavo_operator.builders.common import LABEL_REVISION, Installation

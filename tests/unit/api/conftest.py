@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -273,14 +273,3 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             service.executor.shutdown()
 
     return start
-
-
-@pytest.fixture
-def eventually() -> Iterator[Callable[..., object]]:
-    async def poll(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        end = asyncio.get_running_loop().time() + seconds
-        while not condition():
-            assert asyncio.get_running_loop().time() < end, "it never became true"
-            await asyncio.sleep(0.005)
-
-    return poll

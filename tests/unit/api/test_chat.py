@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.support.waiting import eventually_async
 
 ANSWER = "The capital of France is Paris. \N{CAT FACE} It lies on the Seine."
 
@@ -64,12 +65,12 @@ async def test_no_usage_in_a_stream_that_did_not_ask(serve):
 
 
 @pytest.mark.parametrize("stop", ["of France", ["xyz", "Paris. \N{CAT FACE}"], "The", "Seine."])
-async def test_stop_strings_leave_no_trace(serve, eventually, stop):
+async def test_stop_strings_leave_no_trace(serve, stop):
     first = min(ANSWER.find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in ANSWER)
     async with serve() as server:
         whole = (await server.chat(stop=stop)).json()["choices"][0]
         streamed = events((await server.chat(stop=stop, stream=True)).text)
-        await eventually(lambda: server.service.client.hub.report.blocks_pinned == 0)
+        await eventually_async(lambda: server.service.client.hub.report.blocks_pinned == 0)
     assert whole["message"]["content"] == ANSWER[:first]
     assert whole["finish_reason"] == "stop"
     assert whole["stop_reason"] in stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.waiting import eventually_async
 
 from octavo_inference import engine_process
 from octavo_inference.api.auth import Keys
@@ -69,14 +70,14 @@ async def test_a_deadline_before_the_first_token_is_504_and_later_an_answer_cut_
     assert choice["text"].startswith("The capital of")
 
 
-async def test_the_cache_is_reset_before_what_comes_later(serve, eventually):
+async def test_the_cache_is_reset_before_what_comes_later(serve):
     async with serve(listen=True) as server:
         answer = await server.admin.post("/v1/octavo/cache/reset")
         await server.complete(max_tokens=1)
         assert (answer.status_code, answer.json()) == (200, {"reset": True})
         assert server.engine.resets == 1
         assert (await server.api.post("/v1/octavo/cache/reset")).status_code == 404, "not for clients"
-        await eventually(lambda: server.engine.rests > 0)
+        await eventually_async(lambda: server.engine.rests > 0)
 
 
 async def test_the_cache_cannot_be_reset_while_loading(serve):

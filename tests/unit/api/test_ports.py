@@ -6,6 +6,7 @@ import asyncio
 import os
 
 import pytest
+from tests.support.waiting import eventually_async
 
 from octavo_inference.api.auth import Keys
 from octavo_inference.errors import SettingsError
@@ -93,10 +94,10 @@ async def test_while_loading(serve):
     assert (report.status_code, metrics.status_code) == (503, 200)
 
 
-async def test_while_draining(serve, eventually):
+async def test_while_draining(serve):
     async with serve(hold=True) as server:
         running = asyncio.create_task(server.chat())
-        await eventually(lambda: server.service.client.hub.report.running == 1)
+        await eventually_async(lambda: server.service.client.hub.report.running == 1)
         server.service.draining = True
         status = {path: (await server.api.get(path)).status_code for path in ("/livez", "/readyz", "/startupz")}
         refused = await server.chat()

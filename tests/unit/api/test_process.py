@@ -12,6 +12,7 @@ import threading
 
 import msgspec
 import pytest
+from tests.support.waiting import eventually_async
 
 from octavo_inference import engine_process, ipc
 from octavo_inference.client import ProcessClient
@@ -96,7 +97,7 @@ async def test_a_conversation(fake_engine):
     assert child.status == 0, "our end closing ends the engine"
 
 
-async def test_idle_the_engine_waits_in_recv(fake_engine, eventually):
+async def test_idle_the_engine_waits_in_recv(fake_engine):
     child = Child(lambda _: (fake_engine, INFO))
     client = ProcessClient(child, stall_seconds=30)
     await client.start()
@@ -109,7 +110,7 @@ async def test_idle_the_engine_waits_in_recv(fake_engine, eventually):
         frame = sys._current_frames()[child.thread.ident]
         return frame.f_code.co_name == "receive" and frame.f_locals["wait"] is None
 
-    await eventually(waits_for_ever)
+    await eventually_async(waits_for_ever)
     await client.close()
 
 

@@ -8,6 +8,7 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.waiting import eventually_async
 
 from octavo_inference.api.errors import ApiError
 from octavo_inference.api.requests import ChatRequest, CompletionRequest, decode
@@ -170,10 +171,10 @@ async def test_only_json_of_bounded_size(serve):
         refusal(response)
 
 
-async def test_a_full_queue_refuses_at_once(serve, eventually):
+async def test_a_full_queue_refuses_at_once(serve):
     async with serve(max_queued=2, hold=True) as server:
         streams = [asyncio.create_task(server.complete(max_tokens=3)) for _ in range(10)]
-        await eventually(lambda: len(server.engine.seen) == 10)
+        await eventually_async(lambda: len(server.engine.seen) == 10)
         refused = await server.complete(max_tokens=3, stream=True)
         server.release()
         answers = await asyncio.gather(*streams)

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from tests.support.waiting import eventually_async
 
 from octavo_inference.api import answer
 
@@ -16,7 +17,7 @@ async def until_text(response) -> None:
             return
 
 
-async def test_disconnect_frees_everything_within_two_steps(serve, eventually):
+async def test_disconnect_frees_everything_within_two_steps(serve):
     async with serve(listen=True, pace=0.05) as server:
         body = {
             "model": "m",
@@ -27,9 +28,9 @@ async def test_disconnect_frees_everything_within_two_steps(serve, eventually):
         }
         async with server.api.stream("POST", "/v1/chat/completions", json=body) as response:
             await until_text(response)
-        await eventually(lambda: server.engine.aborted)
+        await eventually_async(lambda: server.engine.aborted)
         at_abort = server.engine.steps
-        await eventually(lambda: not server.engine.sequences)
+        await eventually_async(lambda: not server.engine.sequences)
         report = (await server.admin.get("/v1/octavo/load")).json()
     assert server.engine.steps <= at_abort + 2
     assert (report["blocks_pinned"], report["running"]) == (0, 0)
@@ -37,11 +38,11 @@ async def test_disconnect_frees_everything_within_two_steps(serve, eventually):
     assert server.service.metrics.finished["abort"] == 3
 
 
-async def test_disconnect_of_a_unary_request_aborts_it_too(serve, eventually):
+async def test_disconnect_of_a_unary_request_aborts_it_too(serve):
     async with serve(listen=True, hold=True) as server:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(server.chat(), 0.3)
-        await eventually(lambda: not server.engine.seen or not server.service.client.hub.sequences)
+        await eventually_async(lambda: not server.engine.seen or not server.service.client.hub.sequences)
     assert server.service.client.hub.sequences == 0
 
 
@@ -91,10 +92,10 @@ async def test_32_streams_do_not_mix(serve):
         assert "".join(c["choices"][0]["text"] for c in chunks) == f"{i}{server.engine.answer}"
 
 
-async def test_a_stopped_sequence_is_aborted_alone(serve, eventually):
+async def test_a_stopped_sequence_is_aborted_alone(serve):
     async with serve(pace=0.01) as server:
         answer = (await server.chat(n=2, stop=" is")).json()
-        await eventually(lambda: len(server.engine.aborted) == 2)
+        await eventually_async(lambda: len(server.engine.aborted) == 2)
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
     assert sorted(index for _, index in server.engine.aborted) == [0, 1]
 

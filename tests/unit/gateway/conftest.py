@@ -149,18 +149,6 @@ async def world():
         yield World(stack)
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Wait until `condition` holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-@pytest.fixture(name="eventually")
-def _eventually():
-    return eventually
-
-
 @pytest.fixture
 def streams():
     """`answer_stream`, for the tests of this folder."""

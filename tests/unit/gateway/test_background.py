@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
+from tests.support.waiting import eventually_async
 
 from octavo_gateway import load
 from octavo_gateway.hold import Bounds
@@ -62,40 +63,40 @@ async def with_admin(world, **fields):
     return pod, replace(pod.endpoint(), admin_url=admin.url)
 
 
-async def test_requests_go_where_the_reports_say_there_is_room(polling, eventually):
+async def test_requests_go_where_the_reports_say_there_is_room(polling):
     full, endpoint = await with_admin(polling, blocks_pinned=90, running=8)
     empty, other = await with_admin(polling)
     backend = polling.has(endpoint, other)
-    await eventually(lambda: all(u.report for u in backend.upstreams.values()))
+    await eventually_async(lambda: all(u.report for u in backend.upstreams.values()))
     for _ in range(6):
         (await polling.post()).release()
     assert (len(full.seen), len(empty.seen)) == (0, 6)
 
 
-async def test_a_pod_that_reports_draining_gets_nothing(polling, eventually):
+async def test_a_pod_that_reports_draining_gets_nothing(polling):
     leaving, endpoint = await with_admin(polling, draining=True)
     staying, other = await with_admin(polling, blocks_pinned=90)
     backend = polling.has(endpoint, other)
-    await eventually(lambda: all(u.report for u in backend.upstreams.values()))
+    await eventually_async(lambda: all(u.report for u in backend.upstreams.values()))
     for _ in range(6):
         (await polling.post()).release()
     assert (len(leaving.seen), len(staying.seen)) == (0, 6)
 
 
 @pytest.mark.parametrize("answer", [b"{}", b"\xff", b'{"sequence": "x"}'])
-async def test_a_malformed_report_is_ignored(polling, eventually, answer):
+async def test_a_malformed_report_is_ignored(polling, answer):
     async def nonsense(request, body):
         return web.Response(body=answer)
 
     admin = await polling.pod(nonsense)
     pod = await polling.pod()
     polling.has(replace(pod.endpoint(), admin_url=admin.url))
-    await eventually(lambda: bool(admin.seen))
+    await eventually_async(lambda: bool(admin.seen))
     async with polling.post() as response:
         assert response.status == 200
 
 
-async def test_a_report_that_nobody_foresaw_does_not_end_the_poll_of_the_others(polling, eventually, caplog):
+async def test_a_report_that_nobody_foresaw_does_not_end_the_poll_of_the_others(polling, caplog):
     """Deep nesting, also in a field that nobody knows, is a RecursionError and no malformed report."""
 
     async def deep(request, body):
@@ -106,15 +107,15 @@ async def test_a_report_that_nobody_foresaw_does_not_end_the_poll_of_the_others(
     backend = polling.has(
         *(replace(pod.endpoint(name=n), url=n, admin_url=a.url) for n, a in (("a", odd), ("b", well)))
     )
-    await eventually(lambda: backend.disbelieved.get("unexpected", 0) >= 2)
+    await eventually_async(lambda: backend.disbelieved.get("unexpected", 0) >= 2)
     before = backend.upstreams["b"].asks
-    await eventually(lambda: backend.upstreams["b"].asks > before and backend.upstreams["b"].report is not None)
+    await eventually_async(lambda: backend.upstreams["b"].asks > before and backend.upstreams["b"].report is not None)
     assert backend.upstreams["a"].report is None
     (said,) = [record for record in caplog.records if "RecursionError" in record.getMessage()]
     assert said.exc_info
 
 
-async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polling, eventually, caplog):
+async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polling, caplog):
     gate = asyncio.Event()
 
     async def endless(request, body):
@@ -127,7 +128,7 @@ async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polli
     admin = await polling.pod(endless)
     pod = await polling.pod()
     backend = polling.has(replace(pod.endpoint(), admin_url=admin.url))
-    await eventually(lambda: backend.disbelieved == {"size": 3})
+    await eventually_async(lambda: backend.disbelieved == {"size": 3})
     gate.set()
     assert [request.query.get("cache_after") for request, _ in admin.seen][:3] == ["0", None, None]
     assert len([record for record in caplog.records if "longer than 2097152 bytes" in record.message]) == 1
@@ -135,7 +136,7 @@ async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polli
         assert response.status == 200
 
 
-async def test_a_pod_with_too_large_a_cache_is_known_by_its_load(polling, eventually):
+async def test_a_pod_with_too_large_a_cache_is_known_by_its_load(polling):
     async def behave(request, body):
         found = json.loads(load.msgspec.json.encode(report(running=3)))
         if "cache_after" in request.query:
@@ -145,11 +146,11 @@ async def test_a_pod_with_too_large_a_cache_is_known_by_its_load(polling, eventu
     admin = await polling.pod(behave)
     pod = await polling.pod()
     backend = polling.has(replace(pod.endpoint(), admin_url=admin.url))
-    await eventually(lambda: any(u.report and u.report.running == 3 for u in backend.upstreams.values()))
+    await eventually_async(lambda: any(u.report and u.report.running == 3 for u in backend.upstreams.values()))
     assert backend.disbelieved == {"size": 1}
 
 
-async def test_a_pod_is_asked_for_what_changed_since(polling, eventually):
+async def test_a_pod_is_asked_for_what_changed_since(polling):
     asked = []
 
     async def behave(request, body):
@@ -160,16 +161,16 @@ async def test_a_pod_is_asked_for_what_changed_since(polling, eventually):
     admin = await polling.pod(behave)
     pod = await polling.pod()
     polling.has(replace(pod.endpoint(), admin_url=admin.url))
-    await eventually(lambda: asked == ["0", "7"])
+    await eventually_async(lambda: asked == ["0", "7"])
 
 
-async def test_held_requests_are_released_as_the_pool_allows(polling, eventually):
+async def test_held_requests_are_released_as_the_pool_allows(polling):
     """Pool of 3,200 tokens, 0.9 of it to release into: three requests of about 1,000 tokens do not all fit."""
     backend = polling.has()
     # Different from the start: a prefix that they shared would be held once.
     bodies = [{"model": "m", "prompt": letter * 4000} for letter in "xyz"]
     calls = [asyncio.create_task(polling.post(body, "/v1/completions").__aenter__()) for body in bodies]
-    await eventually(lambda: len(backend.queue) == 3)
+    await eventually_async(lambda: len(backend.queue) == 3)
     gate = asyncio.Event()
     pod, endpoint = await with_admin(polling)
 
@@ -183,7 +184,7 @@ async def test_held_requests_are_released_as_the_pool_allows(polling, eventually
     upstream.asked(backend.clock())
     backend.reported(upstream, report(), 0)
     polling.has(endpoint)
-    await eventually(lambda: len(pod.seen) == 2)
+    await eventually_async(lambda: len(pod.seen) == 2)
     assert len(backend.queue) == 1
     gate.set()
     for response in await asyncio.gather(*calls):
@@ -201,7 +202,7 @@ class Operator:
         return web.Response(status=self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0])
 
 
-async def test_the_operator_is_woken_until_it_accepts(world, session, eventually):
+async def test_the_operator_is_woken_until_it_accepts(world, session):
     await world.start(bounds=Bounds(seconds=5))
     operator = Operator([421, 503, 202])
     parts = urlsplit((await world.pod(operator)).url)
@@ -211,7 +212,7 @@ async def test_the_operator_is_woken_until_it_accepts(world, session, eventually
     await asyncio.sleep(0)
     assert not operator.calls
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(operator.calls) == 3)
+    await eventually_async(lambda: len(operator.calls) == 3)
     assert operator.calls[0] == ("/v1/octavo/wake", {"namespace": "ns", "name": "d"})
     pod = await world.pod()
     world.has(pod.endpoint())
@@ -221,14 +222,16 @@ async def test_the_operator_is_woken_until_it_accepts(world, session, eventually
     task.cancel()
 
 
-async def test_an_operator_that_is_away_is_tried_again(world, session, eventually):
+async def test_an_operator_that_is_away_is_tried_again(world, session):
     await world.start()
     waker = Waker(world.fleet, session, world.metrics, "octavo.invalid", 1, random.Random(1).random)
     task = asyncio.create_task(waker.run())
     backend = world.has()
     call = asyncio.create_task(world.post().__aenter__())
     failed = {"result": "failed"}
-    await eventually(lambda: (world.metrics.registry.get_sample_value("octavo_gateway_wakes_total", failed) or 0) >= 2)
+    await eventually_async(
+        lambda: (world.metrics.registry.get_sample_value("octavo_gateway_wakes_total", failed) or 0) >= 2
+    )
     assert len(backend.queue) == 1
     call.cancel()
     task.cancel()

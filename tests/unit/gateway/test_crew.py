@@ -216,7 +216,7 @@ def test_strangers_cannot_fill_the_memory():
     assert not crew._members
 
 
-async def test_two_gateways_over_http(tmp_path, eventually):
+async def test_two_gateways_over_http(tmp_path):
     path = tmp_path / "keys"
     path.write_text("keys:\n- {name: a, key: alpha, requestsPerMinute: 10}")
     headers = {"Authorization": "Bearer alpha"}

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from aiohttp import web
+from tests.support.waiting import eventually_async
 
 from octavo_gateway.keys import KeyFile
 from octavo_gateway.usage import Usage
@@ -105,7 +106,7 @@ async def test_what_a_replica_refuses_costs_no_tokens(world, keys):
             assert response.status == 400
 
 
-async def test_requests_at_a_time(world, keys, eventually):
+async def test_requests_at_a_time(world, keys):
     await world.start(keys=keys(maxConcurrent=1))
     gate = asyncio.Event()
 
@@ -116,7 +117,7 @@ async def test_requests_at_a_time(world, keys, eventually):
     pod = await world.pod(wait)
     world.has(pod.endpoint())
     first = asyncio.create_task(world.post(headers=A).__aenter__())
-    await eventually(lambda: len(pod.seen) == 1)
+    await eventually_async(lambda: len(pod.seen) == 1)
     async with world.post(headers=A) as response:
         assert response.status == 429
         assert response.headers["Retry-After"] == "1"
@@ -126,14 +127,14 @@ async def test_requests_at_a_time(world, keys, eventually):
         assert response.status == 200
 
 
-async def test_a_client_that_leaves_gives_its_slot_back(world, keys, eventually):
+async def test_a_client_that_leaves_gives_its_slot_back(world, keys):
     await world.start(keys=keys(maxConcurrent=1, tokensPerMinute=1000))
     backend = world.has()
     call = asyncio.create_task(world.post(headers=A).__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     call.cancel()
     account = world.gate.accounts.known["team-a"]
-    await eventually(lambda: account.open == 0)
+    await eventually_async(lambda: account.open == 0)
     assert account.slots.mine == 0
     assert account.tokens.level == 1000
 
@@ -247,7 +248,7 @@ async def test_whatever_fails_inside_the_gateway_costs_no_slot(world, keys, monk
         assert response.status == 200
 
 
-async def test_who_leaves_before_a_whole_answer_pays_for_what_was_generated(world, keys, eventually):
+async def test_who_leaves_before_a_whole_answer_pays_for_what_was_generated(world, keys):
     await world.start(keys=keys(tokensPerMinute=1000))
 
     async def never(request, body):
@@ -256,13 +257,13 @@ async def test_who_leaves_before_a_whole_answer_pays_for_what_was_generated(worl
     pod = await world.pod(never)
     backend = world.has(pod.endpoint())
     call = asyncio.create_task(world.post(headers=A).__aenter__())
-    await eventually(lambda: len(pod.seen) == 1)
+    await eventually_async(lambda: len(pod.seen) == 1)
     (upstream,) = backend.upstreams.values()
     (lease,) = upstream.unseen
     lease.progress(50)
     account = world.gate.accounts.known["team-a"]
     before = account.tokens.level
     call.cancel()
-    await eventually(lambda: account.open == 0)
+    await eventually_async(lambda: account.open == 0)
     assert account.tokens.level == before - 50
     assert sample(world, "octavo_gateway_key_tokens_total", key="team-a", kind="generation") == 50

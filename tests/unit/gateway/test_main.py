@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 import time
 
 import aiohttp
 import pytest
+from tests.support.ports import free_port
 
 from octavo_gateway.__main__ import main
 from octavo_gateway.static import StaticError, parse
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 async def start(*arguments: str):

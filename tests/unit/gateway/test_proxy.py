@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.hold import Bounds
@@ -16,12 +17,6 @@ from octavo_gateway.proxy import Call
 
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
 STREAM = {"model": "m", "stream": True, "messages": []}
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def dead() -> Endpoint:
@@ -99,7 +94,7 @@ async def test_events_arrive_while_the_stream_goes_on(world, streams):
         assert await response.read() == EVENTS[3]
 
 
-async def test_a_client_that_leaves_ends_the_request_at_the_pod(world, streams, eventually):
+async def test_a_client_that_leaves_ends_the_request_at_the_pod(world, streams):
     await world.start()
     pod = await world.pod(streams(EVENTS, gate=asyncio.Event()))
     backend = world.has(pod.endpoint())
@@ -108,10 +103,10 @@ async def test_a_client_that_leaves_ends_the_request_at_the_pod(world, streams, 
     response.close()
     async with asyncio.timeout(2):
         await pod.cancelled.wait()
-    await eventually(lambda: backend.in_flight == 0)
+    await eventually_async(lambda: backend.in_flight == 0)
 
 
-async def test_a_client_that_leaves_before_the_answer_ends_the_request_at_the_pod(world, eventually):
+async def test_a_client_that_leaves_before_the_answer_ends_the_request_at_the_pod(world):
     await world.start()
 
     async def never(request, body):
@@ -120,11 +115,11 @@ async def test_a_client_that_leaves_before_the_answer_ends_the_request_at_the_po
     pod = await world.pod(never)
     backend = world.has(pod.endpoint())
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: bool(pod.seen))
+    await eventually_async(lambda: bool(pod.seen))
     call.cancel()
     async with asyncio.timeout(2):
         await pod.cancelled.wait()
-    await eventually(lambda: backend.in_flight == 0 and world.status.requests == 0)
+    await eventually_async(lambda: backend.in_flight == 0 and world.status.requests == 0)
 
 
 async def test_headers_that_stay_behind(world):
@@ -254,7 +249,7 @@ async def test_pods_that_drain_cost_no_retry(world):
     assert backend.retries.spend()
 
 
-async def test_a_pod_that_only_ever_drains_ends_the_request(world, eventually):
+async def test_a_pod_that_only_ever_drains_ends_the_request(world):
     await world.start()
     pod = await world.pod(draining)
     backend = world.has(pod.endpoint())
@@ -266,7 +261,7 @@ async def test_a_pod_that_only_ever_drains_ends_the_request(world, eventually):
         backend.pump()
         return call.done()
 
-    await eventually(over)
+    await eventually_async(over)
     async with await call as response:
         assert response.status == 503
     assert len(pod.seen) == 3
@@ -309,11 +304,11 @@ async def test_a_plain_answer_that_breaks_is_a_502(world):
 # Holding.
 
 
-async def test_a_held_request_is_answered_when_a_pod_comes(world, eventually):
+async def test_a_held_request_is_answered_when_a_pod_comes(world):
     await world.start()
     backend = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     async with world.client.get(world.admin_url + "/v1/octavo/load") as response:
         (model,) = (await response.json())["models"]
     assert (model["namespace"], model["name"], model["held"], model["arrivals"]) == ("ns", "d", 1, 1)
@@ -326,7 +321,7 @@ async def test_a_held_request_is_answered_when_a_pod_comes(world, eventually):
     assert len(backend.queue) == 0
 
 
-async def test_a_held_stream_is_kept_alive_and_then_streams(world, streams, eventually):
+async def test_a_held_stream_is_kept_alive_and_then_streams(world, streams):
     await world.start(grace=0.05, keep_alive=0.05)
     backend = world.has()
     async with world.post(STREAM) as response:
@@ -341,11 +336,11 @@ async def test_a_held_stream_is_kept_alive_and_then_streams(world, streams, even
     assert rest.replace(b": keep-alive\n\n", b"") == b"".join(EVENTS)
 
 
-async def test_a_short_wait_keeps_the_status_code(world, streams, eventually):
+async def test_a_short_wait_keeps_the_status_code(world, streams):
     await world.start(grace=5)
     backend = world.has()
     call = asyncio.create_task(world.post(STREAM).__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     pod = await world.pod(answering(400))
     world.has(pod.endpoint())
     response = await call
@@ -353,7 +348,7 @@ async def test_a_short_wait_keeps_the_status_code(world, streams, eventually):
     response.release()
 
 
-async def test_a_refusal_after_keep_alives_is_an_error_event(world, eventually):
+async def test_a_refusal_after_keep_alives_is_an_error_event(world):
     await world.start(grace=0.01, keep_alive=5)
     world.has()
     async with world.post(STREAM) as response:
@@ -373,25 +368,25 @@ async def test_holding_ends_with_503_and_retry_after(world):
     assert len(backend.queue) == 0
 
 
-async def test_the_queue_is_bounded_by_count_and_bytes(world, eventually):
+async def test_the_queue_is_bounded_by_count_and_bytes(world):
     await world.start(bounds=Bounds(requests=1))
     backend = world.has(cold_start=10)
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     async with world.post() as response:
         assert response.status == 503
         assert 1 <= int(response.headers["Retry-After"]) <= 10
     call.cancel()
-    await eventually(lambda: len(backend.queue) == 0)
+    await eventually_async(lambda: len(backend.queue) == 0)
 
 
-async def test_a_client_that_leaves_is_no_longer_held(world, eventually):
+async def test_a_client_that_leaves_is_no_longer_held(world):
     await world.start()
     backend = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     call.cancel()
-    await eventually(lambda: len(backend.queue) == 0)
+    await eventually_async(lambda: len(backend.queue) == 0)
     assert backend.queue.size == backend.queue.tokens == 0
 
 
@@ -402,11 +397,11 @@ async def test_without_hold_the_answer_is_at_once(world):
         assert response.status == 503
 
 
-async def test_a_model_that_is_removed_frees_those_who_wait(world, eventually):
+async def test_a_model_that_is_removed_frees_those_who_wait(world):
     await world.start()
     backend = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     world.has(models=("other",))
     world.fleet.update(type(world.fleet._table)())
     response = await call
@@ -414,11 +409,11 @@ async def test_a_model_that_is_removed_frees_those_who_wait(world, eventually):
     assert (await error_of(response))["code"] == "model_removed"
 
 
-async def test_a_model_that_is_suspended_frees_those_who_wait(world, eventually):
+async def test_a_model_that_is_suspended_frees_those_who_wait(world):
     await world.start()
     backend = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     world.has(hold=False, suspended=True)
     response = await call
     assert response.status == 503
@@ -439,12 +434,12 @@ async def test_a_suspended_model_says_so_and_names_no_time(world):
         }
 
 
-async def test_a_model_that_cannot_start_says_so_to_all_who_wait_and_to_who_comes(world, eventually):
+async def test_a_model_that_cannot_start_says_so_to_all_who_wait_and_to_who_comes(world):
     await world.start(grace=0.01, keep_alive=5)
     backend = world.has()
     calls = [asyncio.create_task(world.post().__aenter__()) for _ in range(3)]
     stream = await world.post(STREAM)
-    await eventually(lambda: len(backend.queue) == 4)
+    await eventually_async(lambda: len(backend.queue) == 4)
     world.has(stuck="ModelNotFound")
     for response in [*await asyncio.gather(*calls), await world.post()]:
         assert response.status == 503
@@ -460,16 +455,16 @@ async def test_a_model_that_cannot_start_says_so_to_all_who_wait_and_to_who_come
         assert response.status == 200
     world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     call.cancel()
 
 
-async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world, eventually):
+async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world):
     await world.start()
     old = await world.pod(draining)
     backend = world.has(old.endpoint())
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     new = await world.pod()
     world.has(new.endpoint())
     response = await call
@@ -478,7 +473,7 @@ async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world, eventual
     assert (len(old.seen), len(new.seen)) == (1, 1)
 
 
-async def test_releases_are_paced(world, eventually):
+async def test_releases_are_paced(world):
     """A pod without a report gets a few held requests, not all of them; the rest follow as it answers."""
     await world.start()
     gate = asyncio.Event()
@@ -490,9 +485,9 @@ async def test_releases_are_paced(world, eventually):
     pod = await world.pod(wait)
     backend = world.has()
     calls = [asyncio.create_task(world.post().__aenter__()) for _ in range(10)]
-    await eventually(lambda: len(backend.queue) == 10)
+    await eventually_async(lambda: len(backend.queue) == 10)
     world.has(replace(pod.endpoint(), admin_url="http://127.0.0.1:1"))
-    await eventually(lambda: len(pod.seen) == 4)
+    await eventually_async(lambda: len(pod.seen) == 4)
     assert len(backend.queue) == 6
     gate.set()
     for response in await asyncio.gather(*calls):
@@ -503,7 +498,7 @@ async def test_releases_are_paced(world, eventually):
 # Deadlines.
 
 
-async def test_a_held_request_whose_time_is_up_never_reaches_a_pod(world, eventually):
+async def test_a_held_request_whose_time_is_up_never_reaches_a_pod(world):
     await world.start()
     backend = world.has()
     async with world.post(headers={"X-Request-Timeout": "0.05"}) as response:
@@ -528,11 +523,11 @@ async def test_a_held_stream_whose_time_is_up_ends_with_an_error_event(world):
     assert b"[DONE]" not in events
 
 
-async def test_the_pod_is_told_the_time_that_is_left(world, eventually):
+async def test_the_pod_is_told_the_time_that_is_left(world):
     await world.start()
     backend = world.has()
     call = asyncio.create_task(world.post(headers={"X-Request-Timeout": "100"}).__aenter__())
-    await eventually(lambda: len(backend.queue) == 1 and backend.queue.oldest(backend.clock()) > 0.05)
+    await eventually_async(lambda: len(backend.queue) == 1 and backend.queue.oldest(backend.clock()) > 0.05)
     pod = await world.pod()
     world.has(pod.endpoint())
     (await call).release()
@@ -549,11 +544,11 @@ async def test_a_time_that_is_none_is_left_to_the_pod(world, given):
     assert pod.seen[0][0].headers["X-Request-Timeout"] == given
 
 
-async def test_a_request_that_gives_way_is_told_so(world, eventually):
+async def test_a_request_that_gives_way_is_told_so(world):
     await world.start(bounds=Bounds(requests=1))
     backend = world.has()
     low = asyncio.create_task(world.post({"model": "m", "priority": 0}).__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     high = asyncio.create_task(world.post({"model": "m", "priority": 3}).__aenter__())
     response = await low
     assert response.status == 503
@@ -563,7 +558,7 @@ async def test_a_request_that_gives_way_is_told_so(world, eventually):
     text = world.metrics.exposition().decode()
     assert 'octavo_gateway_held_by_priority{model="m",priority="3"} 1.0' in text
     high.cancel()
-    await eventually(lambda: len(backend.queue) == 0)
+    await eventually_async(lambda: len(backend.queue) == 0)
 
 
 async def test_a_models_retries_are_its_own(world):
@@ -584,7 +579,7 @@ async def test_a_models_retries_are_its_own(world):
     assert {await ask("fine") for _ in range(8)} == {200}
 
 
-async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world, eventually):
+async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world):
     """Slow is not gone: the second replica never hears of a request that the first one has."""
     await world.start()
     gate = asyncio.Event()
@@ -596,10 +591,10 @@ async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world, eventually)
     pods = [await world.pod(slow) for _ in range(2)]
     world.has(*(pod.endpoint() for pod in pods))
     call = asyncio.create_task(world.post(headers={"X-Request-Timeout": "0.05"}).__aenter__())
-    await eventually(lambda: sum(len(pod.seen) for pod in pods) == 1)
+    await eventually_async(lambda: sum(len(pod.seen) for pod in pods) == 1)
     backend = world.fleet.find("m")
     begun = backend.clock()
-    await eventually(lambda: backend.clock() - begun > 0.2)
+    await eventually_async(lambda: backend.clock() - begun > 0.2)
     gate.set()
     (await call).release()
     assert sum(len(pod.seen) for pod in pods) == 1
@@ -624,12 +619,12 @@ async def test_what_replicas_refuse_asks_for_no_more_of_them(world):
     assert backend.arrivals == 4
 
 
-async def test_a_held_request_counts_at_once_and_once(world, eventually):
+async def test_a_held_request_counts_at_once_and_once(world):
     await world.start()
     pod = await world.pod(answering(400))
     backend = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(backend.queue) == 1)
     assert backend.arrivals == 1
     world.has(pod.endpoint())
     assert (await call).status == 400
@@ -646,27 +641,27 @@ def answering_after(done):
     return behave
 
 
-async def test_a_long_answer_counts_while_it_is_computed(world, eventually):
+async def test_a_long_answer_counts_while_it_is_computed(world):
     await world.start()
     done = asyncio.Event()
     pod = await world.pod(answering_after(done))
     backend = world.has(pod.endpoint())
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually(lambda: backend.arrivals == 1)
+    await eventually_async(lambda: backend.arrivals == 1)
     assert not call.done()
     done.set()
     assert (await call).status == 200
     assert backend.arrivals == 1
 
 
-async def test_whether_an_answer_is_seen_growing(world, eventually):
+async def test_whether_an_answer_is_seen_growing(world):
     await world.start()
     done = asyncio.Event()
     pod = await world.pod(answering_after(done))
     (upstream,) = world.has(pod.endpoint()).upstreams.values()
     for body, unseen in ((None, 1), (STREAM, 0)):
         call = asyncio.create_task(world.post(body).__aenter__())
-        await eventually(lambda: len(pod.seen) == 1)
+        await eventually_async(lambda: len(pod.seen) == 1)
         assert len(upstream.unseen) == unseen
         done.set()
         assert (await call).status == 200

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.waiting import eventually_async
 
 from octavo_gateway.endpoints import Deployment, Endpoint, table
 from octavo_gateway.fleet import Fleet
@@ -176,7 +177,7 @@ async def test_what_counts_as_an_answer_and_what_as_an_error(world, streams, beh
     assert traffic.stable.requests == 0
 
 
-async def test_a_client_that_leaves_is_nobodys_error(world, streams, eventually):
+async def test_a_client_that_leaves_is_nobodys_error(world, streams):
     pod = await world.pod(streams([b'data: {"n": 1}\n\n', DONE], gate=asyncio.Event()))
     await world.start()
     one = replace(pod.endpoint(), canary=True)
@@ -185,7 +186,7 @@ async def test_a_client_that_leaves_is_nobodys_error(world, streams, eventually)
         await response.content.readany()
         response.close()
     found = world.fleet.find("m")
-    await eventually(lambda: found.in_flight == 0)
+    await eventually_async(lambda: found.in_flight == 0)
     assert found.traffic().canary.canary.requests == 0
 
 

@@ -1,0 +1,1 @@
+"""Helpers that tests of every tier share; typed, and checked by mypy."""

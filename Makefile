@@ -84,7 +84,7 @@ e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped 
 	@OCTAVO_TEST_TIER=$(TIER) PYTHONPATH=tools $(PY) -m tests.e2e
 
 test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,000 pods that kwok plays, 15 minutes (SCALE=0.05: a quick look)
-	@PYTHONPATH=tools $(PY) tests/scale --scale $(SCALE)
+	@PYTHONPATH=tools $(PY) -m tests.scale --scale $(SCALE)
 
 bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=3 ONLY="single prefill"); see bench/README.md
 	@$(PY) bench/run.py --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import fileimages
+from tests.e2e import fileimages
 
 from demo.cluster import Cluster, eventually
 from demo.install import Installation

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from metrics_api import external_metrics
+from tests.e2e.metrics_api import external_metrics
 
 from demo.cluster import RESOURCE, Cluster, condition, eventually
 from demo.install import Installation

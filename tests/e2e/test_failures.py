@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import fileimages
 import pytest
 import yaml
+from tests.e2e import fileimages
 
 from demo.cluster import RESOURCE, Cluster, condition, eventually
 from demo.install import Installation

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from examples import changed
+from tests.e2e.examples import changed
 
 from demo.cluster import RESOURCE, Cluster, ClusterError, condition, eventually
 from demo.traffic import Load, Stream, chat

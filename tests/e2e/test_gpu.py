@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import fileimages
-import gpus
 import pytest
 import yaml
-from examples import changed
+from tests.e2e import fileimages, gpus
+from tests.e2e.examples import changed
 
 from demo.cluster import RESOURCE, Cluster, condition, eventually
 from demo.install import SYSTEM, Installation

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from examples import changed
+from tests.e2e.examples import changed
 
 from demo.cluster import RESOURCE, Cluster, condition, eventually
 from demo.traffic import chat

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from examples import changed
+from tests.e2e.examples import changed
 
 from demo.cluster import Cluster, eventually
 from demo.traffic import Load, chat

@@ -1,9 +1,11 @@
 """One decoder on several processes beside one process, kernels interpreted; test_ranks.py runs this and reads it.
 
-    ranks.py logits SIZE NAME...   for each model of `MODELS` that is named one line: the largest error of its logits
-                                   beside those of one process, relative to the largest logit, and how many elements
-                                   are not the same on all ranks
-    ranks.py engine NAME           what an engine gives whose backend is 2 ranks, and what it went through, as JSON
+    python -m tests.kernels.ranks logits SIZE NAME...   for each model of `MODELS` that is named one line: the largest
+                                                        error of its logits beside those of one process, relative to
+                                                        the largest logit, and how many elements are not the same on
+                                                        all ranks
+    python -m tests.kernels.ranks engine NAME           what an engine gives whose backend is 2 ranks, and what it
+                                                        went through, as JSON
 
 Ranks are forks of this process, which has imported everything and has no threads yet.
 """
@@ -21,14 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from tests.kernels.recording import record  # noqa: E402
-from tests.kernels.stored import stored, vector  # noqa: E402
-from tests.kernels.test_engine import (  # noqa: E402
+import numpy as np
+import torch
+from tests.kernels.recording import record
+from tests.kernels.stored import stored, vector
+from tests.kernels.test_engine import (
     BLOCK,
     LONGEST,
     Model,
@@ -36,19 +36,19 @@ from tests.kernels.test_engine import (  # noqa: E402
     tiny_model,
     with_everything,
 )
-from tests.kernels.test_ranks import serve  # noqa: E402
+from tests.kernels.test_ranks import serve
 
-from octavo_inference.dist.frames import Call, encode  # noqa: E402
-from octavo_inference.dist.group import ALONE, Group, join  # noqa: E402
-from octavo_inference.dist.parallel import TensorParallel  # noqa: E402
-from octavo_inference.dist.rank import Inbox, follow  # noqa: E402
-from octavo_inference.dist.shard import shard  # noqa: E402
-from octavo_inference.failpoints import Failpoints  # noqa: E402
-from octavo_inference.model.config import ModelConfig  # noqa: E402
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights  # noqa: E402
-from octavo_inference.ops.cuda.backend import CudaBackend  # noqa: E402
-from octavo_inference.ops.cuda.device import find_device  # noqa: E402
-from octavo_inference.ops.cuda.graphs import Capture  # noqa: E402
+from octavo_inference.dist.frames import Call, encode
+from octavo_inference.dist.group import ALONE, Group, join
+from octavo_inference.dist.parallel import TensorParallel
+from octavo_inference.dist.rank import Inbox, follow
+from octavo_inference.dist.shard import shard
+from octavo_inference.failpoints import Failpoints
+from octavo_inference.model.config import ModelConfig
+from octavo_inference.model.weights import LayerWeights, Tensor, Weights
+from octavo_inference.ops.cuda.backend import CudaBackend
+from octavo_inference.ops.cuda.device import find_device
+from octavo_inference.ops.cuda.graphs import Capture
 
 
 def untied() -> Model:

@@ -14,14 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "gpu"))
-
 import everything
 import needs
+import pytest
+import torch
 from engine import Load, compare
 from everything import JOBS, SHORTEST, Ended, Job, run_all
 from files import LOST, read, save
@@ -410,7 +406,8 @@ def test_a_peer_is_measured_by_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     program = tmp_path / "with_echo.py"
-    program.write_text(ECHO.format(programs=str(peer.PROGRAMS), count="outputs" if answers else "[1]"))
+    program.write_text(ECHO.format(count="outputs" if answers else "[1]"))
+    monkeypatch.setenv("PYTHONPATH", str(peer.PROGRAMS))
     monkeypatch.setattr(peer, "PROGRAMS", tmp_path)
     setting = Setting((), True, Wall(), torch.device("cpu"), PUBLISHED, None, tmp_path)
     echo = peer.Peer("json", "with_echo.py")
@@ -425,9 +422,7 @@ def test_a_peer_is_measured_by_a_process_of_its_own(
     assert absent["why"] == "nobody is not installed here (no module no_such_module)"
 
 
-ECHO = """import sys
-sys.path.insert(0, {programs!r})
-from rounds import serve
+ECHO = """from rounds import serve
 serve("echo 1", lambda folder: lambda prompts, outputs: [2] if prompts == [[1, 2, 3]] else {count})
 """
 

@@ -17,7 +17,7 @@ from octavo_inference.ops.reference import ReferenceBackend
 
 from .test_engine import BLOCK, LONGEST, PROMPTS, Runner, make_runner, tiny_model
 
-SCRIPT = Path(__file__).with_name("ranks.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def serve(backend: Backend, **limits: Any) -> Runner:
@@ -35,7 +35,12 @@ def ranks(*arguments: str) -> list[str]:
     """Lines of ranks.py."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False, env=env
+        [sys.executable, "-m", "tests.kernels.ranks", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

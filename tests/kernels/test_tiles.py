@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from parts.tiles import best_of, linear_candidates, tried_by, write_table
 from triton.runtime.errors import OutOfResources
 
 from octavo_inference.ops.cuda import linear as layers
@@ -24,13 +24,6 @@ from octavo_inference.ops.triton.tiles import (
     attention_tile,
     linear_tile,
 )
-
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[2] / "bench"),
-    str(Path(__file__).resolve().parents[2] / "bench/gpu"),
-]
-
-from parts.tiles import best_of, linear_candidates, tried_by, write_table  # noqa: E402  found by the line above
 
 FAST, SLOW = GemvTile(4, 2), GemvTile(8, 1)
 

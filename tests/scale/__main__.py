@@ -15,13 +15,10 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import plane
 import psutil
-import report
-from run import Run, StuckError
-from world import ROOT, Size, connect
+from tests.scale import plane, report
+from tests.scale.run import Run, StuckError
+from tests.scale.world import ROOT, Size, connect
 
 INSIDE = "OCTAVO_SCALE_NETWORK"
 
@@ -33,7 +30,7 @@ def enter_network() -> None:
         subprocess.run(["ip", "route", "add", "local", plane.POD_NETWORK, "dev", "lo"], check=True)
         return
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    command = ["unshare", "--net", *user, "--", sys.executable, *sys.argv]
+    command = ["unshare", "--net", *user, "--", sys.executable, *sys.orig_argv[1:]]
     os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})  # noqa: S606 - itself, elsewhere
 
 

@@ -15,7 +15,7 @@ mpl.use("svg")
 mpl.rcParams |= {"svg.hashsalt": "octavo", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 import matplotlib.pyplot as plt  # noqa: E402 (the backend is chosen first)
-from gauge import Figures, Sample  # noqa: E402
+from tests.scale.gauge import Figures, Sample  # noqa: E402
 
 P99_SECONDS = 1.0
 RSS_BYTES = 300e6

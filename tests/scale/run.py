@@ -11,12 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import plane
 import psutil
-import world
-from gauge import Sample, figures, look
-from report import REST, Phase
-from world import OPERATOR_NAMESPACE, ROOT, Size
+from tests.scale import plane, world
+from tests.scale.gauge import Sample, figures, look
+from tests.scale.report import REST, Phase
+from tests.scale.world import OPERATOR_NAMESPACE, ROOT, Size
 
 from localcluster import ControlPlane
 from octavo_operator.kube.client import KubeClient

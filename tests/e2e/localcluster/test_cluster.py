@@ -8,16 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 
 from localcluster.addresses import Addresses
 from toolbox import program
@@ -31,14 +31,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root: run the end-to-end tests with sudo"),
     pytest.mark.timeout(600),
 ]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for a condition that the cluster makes true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.1)
 
 
 @dataclass(frozen=True)

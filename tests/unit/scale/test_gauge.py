@@ -1,13 +1,7 @@
 """The figures of `make test-scale`: a wrong quantile would pass a wrong operator."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scale"))
-
-import gauge
+from tests.scale import gauge
 
 TEXT = """\
 # TYPE rest_client_requests_total counter

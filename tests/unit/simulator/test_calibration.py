@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import calibration as cal
 import pytest
 
 from octavo_simulator.job import Job
 from octavo_simulator.pod import Pod
 from octavo_simulator.steptime import Profile
 from octavo_simulator.trace import Request
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-
-import calibration as cal
 
 BLANK = Profile(
     "pod",

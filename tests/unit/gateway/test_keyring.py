@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from octavo_gateway.keyring import MAX_PRIORITY, KeyFileError, digest_of, parse
 from octavo_gateway.keys import KeyFile
 from octavo_gateway.limits import Limits
-from octavo_inference.core.request import MAX_PRIORITY as MAX_PRIORITY_OF_THE_SERVER
 
 SECRET = "s3cret-of-somebody"
 FULL = f"""\
@@ -120,10 +119,6 @@ def test_any_text_gives_keys_or_one_line(text: str) -> None:
     except KeyFileError as error:
         told = str(error)
     assert "\n" not in told
-
-
-def test_the_server_knows_the_same_priorities() -> None:
-    assert MAX_PRIORITY == MAX_PRIORITY_OF_THE_SERVER
 
 
 def test_a_bad_file_at_the_start_is_refused(tmp_path) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo_inference.settings import build_parser
-from octavo_inference.settings import parse as parse_arguments
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.builders import cache, config, deployment, model_job, protection, services, source
 from octavo_operator.builders.common import Installation
@@ -263,34 +261,6 @@ def test_the_way_out_is_the_port_of_the_source(
     owner = make_owner({"model": {"uri": uri}, "engine": {"env": env}})
     for policy in (protection.network_policy(owner, installation), protection.look_policy(owner)):
         assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": port}]
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_every_setting_is_one_the_server_knows(name: str, make_owner: Callable[..., LLMDeployment]) -> None:
-    settings = config.server_settings(make_owner(SPECS[name]))
-    flags = {option for action in build_parser()._actions for option in action.option_strings}
-    assert {f"--{name}" for name in settings} <= flags
-
-
-def test_settings_are_read_as_they_were_meant(make_owner: Callable[..., LLMDeployment], tmp_path: Path) -> None:
-    (tmp_path / "server.toml").write_text(
-        config.config_map(make_owner(SPECS["every-pod-field"]))["data"]["server.toml"]
-    )
-    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
-    assert (read.profile, read.cache_policy, read.batching, read.static_wait_ms) == (
-        "throughput",
-        "batch",
-        "static",
-        20,
-    )
-    assert (read.preemption, read.swap_memory, read.prefill_slowdown) == ("swap", 256 << 20, 2.5)
-    (tmp_path / "server.toml").write_text(config.config_map(make_owner(SPECS["gpu-hub"]))["data"]["server.toml"])
-    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
-    assert (read.device, read.kv_dtype, read.quantization, read.block_size) == ("cuda", "fp8", "fp8", 16)
-    shared = config.config_map(make_owner(SPECS["gpus-that-share"]))["data"]["server.toml"]
-    (tmp_path / "server.toml").write_text(shared)
-    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
-    assert (read.device, read.tensor_parallel_size) == ("cuda", 4)
 
 
 def test_given_environment_wins_over_ours(make_owner: Callable[..., LLMDeployment], installation: Installation) -> None:

@@ -1,0 +1,54 @@
+"""What the operator writes for a server is what the server reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.operator.test_api import schema
+from tests.unit.operator.test_builders import SPECS
+
+from octavo_inference.config import GPU_PROFILES, PROFILES
+from octavo_inference.settings import build_parser
+from octavo_inference.settings import parse as parse_arguments
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.builders import config
+
+
+def test_sizes_named_in_the_api_are_those_of_the_engines_profiles() -> None:
+    spec = schema()["spec"]
+    stated = spec["properties"]["engine"]["properties"]["profile"]["description"]
+    (rule,) = (r["rule"] for r in spec["x-kubernetes-validations"] if "profile == 'latency'" in r["rule"])
+    for name, profile in (*PROFILES.items(), *GPU_PROFILES.items()):
+        rows, tokens, percent = profile.max_running_requests, profile.max_batched_tokens, profile.prefill_slowdown * 100
+        assert f"{rows}, {tokens}, {percent:g} (`{name}`" in stated
+        assert f" {rows}" in rule
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_setting_is_one_the_server_knows(name: str, make_owner: Callable[..., LLMDeployment]) -> None:
+    settings = config.server_settings(make_owner(SPECS[name]))
+    flags = {option for action in build_parser()._actions for option in action.option_strings}
+    assert {f"--{name}" for name in settings} <= flags
+
+
+def test_settings_are_read_as_they_were_meant(make_owner: Callable[..., LLMDeployment], tmp_path: Path) -> None:
+    (tmp_path / "server.toml").write_text(
+        config.config_map(make_owner(SPECS["every-pod-field"]))["data"]["server.toml"]
+    )
+    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
+    assert (read.profile, read.cache_policy, read.batching, read.static_wait_ms) == (
+        "throughput",
+        "batch",
+        "static",
+        20,
+    )
+    assert (read.preemption, read.swap_memory, read.prefill_slowdown) == ("swap", 256 << 20, 2.5)
+    (tmp_path / "server.toml").write_text(config.config_map(make_owner(SPECS["gpu-hub"]))["data"]["server.toml"])
+    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
+    assert (read.device, read.kv_dtype, read.quantization, read.block_size) == ("cuda", "fp8", "fp8", 16)
+    shared = config.config_map(make_owner(SPECS["gpus-that-share"]))["data"]["server.toml"]
+    (tmp_path / "server.toml").write_text(shared)
+    read = parse_arguments(["--config", str(tmp_path / "server.toml")])
+    assert (read.device, read.tensor_parallel_size) == ("cuda", 4)

@@ -1,0 +1,107 @@
+"""A model that cannot fit is refused before a pod is made, with numbers that help."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import World, condition
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.builders.common import Installation
+from octavo_operator.builders.config import quantity
+from octavo_operator.capacity import Estimate, estimate, refusal
+from octavo_operator.reconcile.plan import Apply
+from octavo_protocol.model import ModelReport, encode_look
+
+Json = dict[str, Any]
+Make = Callable[..., LLMDeployment]
+BIG = ModelReport(
+    architecture="llama",
+    parameters=8_000_000_000,
+    weights={"auto": 16_000_000_000, "bfloat16": 16_000_000_000, "float32": 32_000_000_000},
+    kv_elements_per_token=65_536,
+    max_length=131_072,
+    token_bytes=200_000,
+    row_bytes=513_024,
+)
+
+
+def expect(owner: LLMDeployment, memory: str, found: ModelReport) -> Estimate:
+    expected = estimate(owner.spec, memory, found)
+    assert expected is not None
+    return expected
+
+
+def test_too_little_memory_is_refused_with_every_number(make_owner: Make) -> None:
+    owner = make_owner({"engine": {"maxModelLen": 8192, "kv": {"memory": "4Gi"}}})
+    message = refusal(owner.spec, expect(owner, "16Gi", BIG))
+    assert message == (
+        "spec.resources.memory: 16384Mi is too little: the weights take 15259Mi, the KV pool 4096Mi (one sequence of "
+        "8192 tokens takes 1024Mi), working memory 131Mi, the processes 160Mi, 19646Mi in all; set at least "
+        "19646Mi, or lower spec.engine.maxModelLen to 6656 and spec.engine.kv.memory to 832Mi"
+    )
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"maxModelLen": 8192, "kv": {"memory": "4Gi"}},
+        {"maxModelLen": 2048, "kv": {"memory": "4Gi"}},
+        {"kv": {"memory": "4Gi"}},
+        {},
+    ],
+)
+def test_each_way_out_leads_out(engine: Json, make_owner: Make) -> None:
+    owner = make_owner({"engine": engine})
+    message = refusal(owner.spec, expect(owner, "16Gi", BIG))
+    least = re.search(r"set at least (\d+Mi)", message)
+    assert least is not None
+    if "kv" in engine:
+        assert refusal(owner.spec, expect(owner, least[1], BIG)) == ""
+    lower = re.search(r"lower (?:spec.engine.maxModelLen to (\d+) and )?spec.engine.kv.memory to (\d+Mi)", message)
+    assert lower is not None
+    changed = {**engine, "kv": {"memory": lower[2]}} | ({"maxModelLen": int(lower[1])} if lower[1] else {})
+    owner = make_owner({"engine": changed})
+    assert refusal(owner.spec, expect(owner, "16Gi", BIG)) == ""
+
+
+@pytest.mark.parametrize("flag", ["--kv-memory=64Mi", "--profile=latency"])
+def test_what_only_the_server_can_tell_is_left_to_it(flag: str, make_owner: Make) -> None:
+    owner = make_owner({"engine": {"extraArgs": [flag]}})
+    assert estimate(owner.spec, "1Gi", BIG) is None
+    assert estimate(make_owner().spec, "1Gi", ModelReport(architecture="mamba")) is None
+
+
+def test_no_pod_is_made_for_a_model_that_cannot_fit(make_owner: Make, installation: Installation) -> None:
+    world = World(make_owner({"resources": {"memory": "16Gi"}}), installation)
+    world.said = encode_look(BIG).decode()
+    for _ in range(3):
+        decided = world.pass_()
+        world.run()
+    assert ("Deployment", "tiny") not in world.children
+    ready = condition(decided, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "ModelTooLarge")
+    assert "spec.resources.memory: 16384Mi is too little" in ready["message"]
+    assert condition(decided, "SpecValid")["reason"] == "ModelTooLarge"
+    assert condition(decided, "ModelResolved")["reason"] == "Resolved"
+    assert decided.actions == ()
+    world.owner = make_owner({"resources": {"memory": "32Gi"}}, status=json.loads(json.dumps(decided.status)))
+    final = world.settle()
+    assert condition(final, "Ready")["status"] == "True"
+    assert final.status["capacity"]["estimatedMemoryBytes"] < quantity("32Gi")
+
+
+def test_what_serves_goes_on_when_the_next_spec_cannot_fit(make_owner: Make, installation: Installation) -> None:
+    world = World(make_owner({"resources": {"memory": "64Gi"}}), installation)
+    world.said = encode_look(BIG).decode()
+    world.settle()
+    world.owner = make_owner({"resources": {"memory": "8Gi"}}, status=world.owner.status)
+    decided = world.pass_()
+    assert not [action for action in decided.actions if isinstance(action, Apply)]
+    ready = condition(decided, "Ready")
+    assert ready["message"].endswith("; 1 replicas of the spec before go on serving")
+    assert len(world.pods) == 1

@@ -9,6 +9,7 @@ import torch
 import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.ops.triton.attention import attend
 from octavo_inference.ops.triton.rope_store import rope_store
@@ -129,7 +130,7 @@ def test_activations_of_two_bytes(record: Record, dtype: torch.dtype) -> None:
     compare(record, batch, "9/3x64", tile=SMALL, bound={torch.bfloat16: 2.0**-6, torch.float16: 2.0**-10}[dtype])
 
 
-@settings(max_examples=3)
+@settings(max_examples=scaled(3))
 @given(cuts=st.lists(st.integers(1, 36), min_size=1, max_size=2), window=st.sampled_from([None, 7]))
 def test_a_prompt_in_chunks_is_the_prompt(cuts: list[int], window: int | None) -> None:
     whole = make([(37, 37)], 4, 2, 64)

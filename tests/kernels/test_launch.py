@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.ops.base import RowBackend
 from octavo_inference.ops.cuda.backend import CudaBackend
@@ -186,7 +187,7 @@ change = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30), deadline=None)
 @given(st.lists(change, max_size=12), st.sampled_from([1500, 6000, 1 << 16]))
 def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, int, int, int]], room: int) -> None:
     limits = Limits(tokens=8, rows=2, positions=3000, block_size=16, processors=1)

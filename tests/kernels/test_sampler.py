@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.ops.cuda.sampling import sampler_bytes
 from octavo_inference.ops.sampling import sample
@@ -87,7 +88,7 @@ row_strategy = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(
     vocab=st.sampled_from([32, 99, 1000]),
     cases=st.lists(st.tuples(row_strategy, st.sampled_from(["normal", "tied", "flat", "sparse"])), max_size=3),

@@ -6,13 +6,14 @@ from math import isfinite
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_protocol.squares import non_negative, possible
 
 numbers = st.floats(0, 1e60) | st.sampled_from([0.0, 1.0, 64.0])
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(
     st.lists(numbers, min_size=10, max_size=10),
     st.lists(numbers, min_size=4, max_size=4),
@@ -26,7 +27,7 @@ def test_sums_that_no_steps_have_stop_nothing(upper, moment, ridge):
     assert possible(gram, tuple(moment)) in (True, False)
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(
     st.lists(st.tuples(st.integers(0, 2048), st.integers(0, 99), st.integers(0, 10**6)), min_size=1, max_size=30),
     st.lists(st.floats(0, 1), min_size=4, max_size=4),

@@ -8,6 +8,7 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 from tests.support.waiting import eventually_async
 
 from octavo_inference.api.errors import ApiError
@@ -212,7 +213,7 @@ fields = st.sampled_from(
 
 
 @given(st.dictionaries(fields, values, max_size=4), st.sampled_from([ChatRequest, CompletionRequest]))
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=scaled(70), deadline=None)
 def test_no_body_is_worse_than_refused(body, kind):
     refused = None
     try:

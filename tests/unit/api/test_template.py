@@ -7,6 +7,7 @@ import datetime as dt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.errors import ModelError, RequestError
 from octavo_inference.template import ChatTemplate
@@ -18,7 +19,7 @@ hostile = st.lists(pieces, max_size=8).map("".join)
 
 
 @given(st.lists(hostile, min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_no_control_token_comes_from_content(tokenizer, template, contents):
     messages = [{"role": "user", "content": content} for content in contents]
     tokens = template.tokens(messages)

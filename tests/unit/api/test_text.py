@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.core.request import Output, TokenLogprobs
 from octavo_inference.text import SequenceText, StopFinder, TokenDecoder, token_bytes
@@ -25,7 +26,7 @@ def one_mark(text: str) -> str:
 
 
 @given(alphabet, st.lists(st.text(st.sampled_from("ab<|"), min_size=1, max_size=5), max_size=4), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_stop_strings_are_found_wherever_the_text_is_cut(text, stop, data):
     finder, shown, found, position = StopFinder(stop), "", None, 0
     while position < len(text) and found is None:
@@ -66,7 +67,7 @@ def test_stop_search_is_linear():
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_pieces_join_to_the_decoded_text(tokenizer, text):
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
     decoder = TokenDecoder(tokenizer)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
+from tests.support.tiers import scaled
 from tests.unit.autoscale.cluster import Cluster
 
 from octavo_operator.autoscale.policy import decide
@@ -39,7 +40,7 @@ def test_no_cascade_while_replicas_start(base, targets):
     assert need <= peak <= 1.2 * need + 1
 
 
-@examples(max_examples=3, deadline=None)
+@examples(max_examples=scaled(3), deadline=None)
 @given(st.floats(0.2, 5.0), st.integers(0, 1000))
 def test_constant_load_does_not_flap(level, seed):
     """Chance alone changes the number once in a window at most, whatever the load."""
@@ -81,7 +82,7 @@ def test_a_target_that_cannot_be_kept_is_said():
     assert "tpotMilliseconds: found 5" in decisions[-1].notice[1]
 
 
-@examples(max_examples=25, deadline=None)
+@examples(max_examples=scaled(25), deadline=None)
 @given(st.integers(0, 200), st.integers(0, 60), st.integers(0, 60), st.integers(0, 40))
 def test_monotone_in_what_comes_waits_and_is_held(arrived, held, waiting, running):
     """More of anything at one look, from the same state, never gives fewer replicas."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 from tests.unit.autoscale.cluster import Cluster
 
 from octavo_operator.autoscale import record
@@ -213,7 +214,7 @@ observations = st.builds(
 finite = st.floats(-1e12, 1e12)
 
 
-@examples(max_examples=30, deadline=None)
+@examples(max_examples=scaled(30), deadline=None)
 @given(st.lists(st.tuples(observations, finite), min_size=1, max_size=4), st.booleans())
 def test_whatever_is_observed_there_is_a_decision(looks, targets):
     settings = Settings(0, 9, **({"ttft": 1.0, "tpot": 0.05} if targets else {}))

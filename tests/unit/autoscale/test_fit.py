@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_operator.autoscale import fit
 from octavo_protocol import squares
@@ -83,7 +84,7 @@ def test_a_server_becomes_another_one_slowly():
     assert lengths[-1] > 1.5 * before
 
 
-@examples(max_examples=60)
+@examples(max_examples=scaled(60))
 @given(
     st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 512), st.integers(0, 10**6)), min_size=1, max_size=30),
     st.tuples(*[st.floats(0, 1, allow_subnormal=False)] * 4),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, PodSample, Settings, State
@@ -387,7 +388,7 @@ def play(settings, steps, current=1, state=None) -> list[tuple[Observation, floa
     return out
 
 
-@examples(max_examples=40)
+@examples(max_examples=scaled(40))
 @given(settings_of, steps_of, st.integers(0, 12))
 def test_always_within_bounds(settings, steps, current):
     for _, _, decision in play(settings, steps, current):
@@ -396,13 +397,13 @@ def test_always_within_bounds(settings, steps, current):
         assert decision.reason.isalnum()
 
 
-@examples(max_examples=40)
+@examples(max_examples=scaled(40))
 @given(settings_of, steps_of)
 def test_same_inputs_same_decision(settings, steps):
     assert play(settings, steps) == play(settings, steps)
 
 
-@examples(max_examples=40)
+@examples(max_examples=scaled(40))
 @given(settings_of, steps_of)
 def test_never_down_with_requests_waiting(settings, steps):
     for observation, _, decision in play(settings, steps, settings.max_replicas):
@@ -412,7 +413,7 @@ def test_never_down_with_requests_waiting(settings, steps):
             assert decision.desired >= observation.current
 
 
-@examples(max_examples=40)
+@examples(max_examples=scaled(40))
 @given(settings_of, steps_of)
 def test_never_down_in_the_first_window(settings, steps):
     history = play(settings, steps, settings.max_replicas)
@@ -422,7 +423,7 @@ def test_never_down_in_the_first_window(settings, steps):
             assert decision.desired >= observation.current
 
 
-@examples(max_examples=40)
+@examples(max_examples=scaled(40))
 @given(settings_of, steps_of)
 def test_one_down_step_is_bounded(settings, steps):
     for observation, _, decision in play(settings, steps, settings.max_replicas):
@@ -469,7 +470,7 @@ def test_monotone_in_load(settings, loads, current, which, more_blocks, more_wai
     assert more.desired >= less.desired
 
 
-@examples(max_examples=25)
+@examples(max_examples=scaled(25))
 @given(st.integers(0, 6 * POOL), st.integers(1, 10), st.sampled_from([0.5, 0.75, 0.95]))
 def test_constant_load_settles_and_stays(tokens, current, target):
     """A closed loop: a fixed stock spread over the replicas. After one settling period, nothing changes any more."""

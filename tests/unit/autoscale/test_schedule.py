@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_operator.api import cron
 from octavo_operator.api.v1alpha1 import Autoscaling
@@ -59,7 +60,7 @@ def test_what_is_no_line_is_not_admitted(line):
 
 
 @given(LINES)
-@examples(max_examples=20)
+@examples(max_examples=scaled(20))
 def test_every_line_that_is_admitted_has_a_meaning(line):
     found = cron.parse(line)
     assert found.minutes
@@ -72,7 +73,7 @@ def test_every_line_that_is_admitted_has_a_meaning(line):
 
 
 @given(LINES, st.integers(0, 40 * 365 * 1440), st.integers(1, 2000))
-@examples(max_examples=25)
+@examples(max_examples=scaled(25))
 def test_a_window_is_open_when_a_start_lies_in_it(line, now, duration):
     times = cron.parse(line)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.tiers import scaled
 
 from octavo_inference.core.blocks import BlockPool, Keep, PoolError
 from octavo_inference.journal import CacheJournal
@@ -129,7 +130,7 @@ def chain(tokens: list[int]) -> list[bytes]:
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=scaled(30), stateful_step_count=30, deadline=None)
 
 
 def run_through(pool: BlockPool, tokens: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.errors import DeviceLostError, QueueFullError, RequestError
@@ -31,7 +32,7 @@ PROMPTS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 @given(
     requests=PROMPTS,
     blocks=st.integers(8, 24),

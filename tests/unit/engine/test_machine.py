@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.tiers import scaled
 
 from octavo_inference.core.request import DEADLINE
 
@@ -102,4 +103,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=25, stateful_step_count=30)
+TestEngine.settings = settings(max_examples=scaled(25), stateful_step_count=30)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.engine_loop import EngineLoop
 from octavo_inference.errors import DeviceLostError
@@ -33,7 +34,7 @@ PROMPTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(
     requests=PROMPTS,
     blocks=st.integers(8, 24),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.dist.shard import require_shards, shard, vocab_share
 from octavo_inference.errors import SettingsError
@@ -75,7 +76,7 @@ def model(
     kind=st.sampled_from(["f32", "q8_0"]),
     tied=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 def test_the_shards_make_the_whole(
     size: int, kv_heads: int, per_kv: int, inner: int, vocab: int, kind: str, tied: bool
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 from tests.unit.gateway.conftest import World
 
 from octavo_gateway.crew import FORGOTTEN_SECONDS, MOST_GATEWAYS, Crew, Taken, Word
@@ -101,7 +102,7 @@ def test_one_gateway_gets_all_when_the_others_get_nothing():
     assert let_in >= 60 * 2 * 0.95
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(
     count=st.integers(2, 5),
     phases=st.lists(st.floats(0, 0.99), min_size=5, max_size=5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_gateway.endpoints import Endpoint, build
 from octavo_gateway.events import EventCutter
@@ -95,7 +96,7 @@ def test_ipv6():
     assert only(build([service()], [sliced(pod("fd00::1"))])).endpoints[0].url == "http://[fd00::1]:8000"
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 9)), max_size=60))
 def test_the_hold_queue_of_one_tenant_is_in_order_bounded_and_adds_up(steps):
     queue: HoldQueue[int] = HoldQueue(Bounds(requests=8, size=100))
@@ -115,7 +116,7 @@ def test_the_hold_queue_of_one_tenant_is_in_order_bounded_and_adds_up(steps):
         assert queue.tokens == sum(t.tokens for t in held)
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(
     st.lists(st.sampled_from([b"data: a\n\n", b"data: b", b"\n", b"\r\n", b"\r\n\r\n", b": c\n\n", b"x"]), max_size=20)
 )

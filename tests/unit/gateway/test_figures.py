@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_gateway.figures import MIN_STEPS, SAME_PACE, Figures, Steps, fit, paced
 from octavo_protocol.load import StepSums
@@ -56,7 +57,7 @@ def predicted(found, new, rows, held):
     return found.base + found.prefill * new + found.row * rows + found.context * held
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=scaled(15), deadline=None)
 @given(
     st.floats(0.001, 0.1), st.floats(1e-5, 1e-2), st.floats(0, 1e-3), st.floats(0, 1e-6), st.integers(0, 99)
 )  # fmt: skip
@@ -101,7 +102,7 @@ def test_pods_that_saw_little_each_are_learned_from_together():
     assert fit(pods).base == pytest.approx(0.02, rel=0.01)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scaled(20), deadline=None)
 @given(st.integers(0, 999))
 def test_equal_pods_have_equal_figures_whatever_the_noise_and_their_mix(seed):
     pods = [fed(list(steps(200, seed=seed + n, noise=0.15))) for n in range(4)]

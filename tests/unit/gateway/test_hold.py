@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 from tests.unit.gateway.town import Pod, Town
 
 from octavo_gateway.hold import AGING_SECONDS, Bounds, HoldQueue, Terms, Ticket
@@ -78,7 +79,7 @@ OFFERS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(OFFERS)
 def test_nothing_is_lost_and_the_bounds_hold(offers):
     queue: HoldQueue[int] = HoldQueue(Bounds(requests=12, size=120))
@@ -357,7 +358,7 @@ async def test_a_pod_that_never_speaks_is_used_after_a_while():
 # Who looks at which pods.
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30), deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 4))
 def test_no_request_waits_where_a_look_at_all_pods_would_find_room(seed, count):
     """A report or an answer that ends looks only at its own pod; the first in the queue may change at any time."""
@@ -457,7 +458,7 @@ def jain(values) -> float:
     return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=scaled(3), deadline=None)
 @given(st.integers(0, 2**31), st.integers(2, 5))
 def test_a_key_that_sends_ten_times_as_much_gets_its_share(seed, others):
     async def scene() -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_gateway.keyring import MAX_PRIORITY, KeyFileError, digest_of, parse
 from octavo_gateway.keys import KeyFile
@@ -110,7 +111,7 @@ def test_what_is_wrong_is_named_with_its_line_and_no_key(text: str, told: str) -
     assert "\n" not in str(raised.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(300), deadline=None)
 @given(st.text(max_size=200).map("keys:\n- {name: a, key: k".__add__) | st.text(max_size=60).map("{".__add__))
 def test_any_text_gives_keys_or_one_line(text: str) -> None:
     told = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_gateway.limits import NO_LIMITS, Account, Accounts, Limits
 
@@ -96,7 +97,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(st.integers(1, 300), STEPS)
 def test_requests_keep_to_the_rate_over_any_window(limit: int, steps) -> None:
     one = account(requests=limit)
@@ -110,7 +111,7 @@ def test_requests_keep_to_the_rate_over_any_window(limit: int, steps) -> None:
             assert last - first + 1 <= limit + limit * window / 60 + 1e-6
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(st.integers(50, 5000), STEPS)
 def test_tokens_keep_to_the_rate_whatever_answers_turn_out_to_be(limit: int, steps) -> None:
     """Over any window no more than the rate, one bucket, and the one request whose end nobody knew."""
@@ -130,7 +131,7 @@ def test_tokens_keep_to_the_rate_whatever_answers_turn_out_to_be(limit: int, ste
             assert total <= limit + limit * window / 60 + most + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=200))
 def test_nothing_is_refused_below_the_limits(steps) -> None:
     """Who waits as long as told is let in."""

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_gateway.prefix import ASSUMED, COARSE, FINE, FINES, UNSETTLED, DeltaError, PrefixIndex, chain, reach, root
 from octavo_protocol.hashing import block_hashes
@@ -236,7 +237,7 @@ def test_what_one_request_was_not_taken_for_another_still_has_there():
     assert pods.match(shared + text(4000, 1), "a")[0] == pytest.approx(0.5, abs=0.02)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 20_000)), max_size=40))
 def test_memory_is_bounded_whatever_comes(events):
     index = PrefixIndex(texts=100, hashes=80)
@@ -249,7 +250,7 @@ def test_memory_is_bounded_whatever_comes(events):
     assert index.assumed <= 3 * ASSUMED
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 @given(st.data())
 def test_a_match_is_never_longer_than_what_the_pod_holds_once_it_has_reported(data):
     """Prefixes of one text on two pods; what is predicted is at most a piece and a named block away from the truth."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_gateway.figures import Figures
 from octavo_gateway.router import (
@@ -269,7 +270,7 @@ asks = st.builds(
 policies = st.builds(Policy, st.sampled_from(["PrefixAware", LEAST_LOAD, ROUND_ROBIN, SESSION]), st.floats(1.01, 4))
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(candidates, asks, policies, st.integers())
 def test_the_same_inputs_give_the_same_choice_of_those_there_are(found, ask, policy, seed):
     first = route(found, ask, policy, random.Random(seed).random)
@@ -277,7 +278,7 @@ def test_the_same_inputs_give_the_same_choice_of_those_there_are(found, ask, pol
     assert first.candidate in found
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(candidates, asks, policies)
 def test_the_order_of_candidates_decides_nothing_without_chance(found, ask, policy):
     everyone = {route(found, ask, policy, random.Random(s).random).candidate.key for s in range(12)}
@@ -286,7 +287,7 @@ def test_the_order_of_candidates_decides_nothing_without_chance(found, ask, poli
         assert everyone <= backwards
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(candidates, asks, st.integers(1, 5000), st.integers(0, 5000))
 def test_more_load_on_others_does_not_drive_a_request_away(found, ask, tokens, uncached):
     """Once chosen without a tie, a pod stays chosen when any other pod gets busier."""
@@ -306,7 +307,7 @@ def test_more_load_on_others_does_not_drive_a_request_away(found, ask, tokens, u
         assert route(busier, ask, policy, random.Random(0).random).candidate.key == key
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(candidates, asks, st.floats(1.01, 4), st.integers())
 def test_nothing_but_its_cost_brings_a_request_to_a_pod_above_the_bound(found, ask, max_load, seed):
     """Sessions are never there; prefixes do not count there."""
@@ -330,7 +331,7 @@ def test_nothing_but_its_cost_brings_a_request_to_a_pod_above_the_bound(found, a
     assert choice.candidate.key == plain.candidate.key
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(pods, asks, st.integers(1, 6), st.integers(0, 20), st.integers(300, 5000))
 def test_a_cached_prefix_wins_when_loads_are_equal_whatever_they_are(one, ask, count, lucky, matched):
     equal = [one._replace(key=str(n), matched=0) for n in range(count + 1)]
@@ -340,7 +341,7 @@ def test_a_cached_prefix_wins_when_loads_are_equal_whatever_they_are(one, ask, c
     assert route(equal, ask, Policy(), random.Random(0).random).candidate == equal[lucky]
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(st.integers(0, 40), st.integers(0, 100_000), asks, st.integers(0, 5000), figures)
 def test_a_queue_that_takes_longer_than_the_prompt_beats_a_cached_prefix(rows, used, ask, matched, found):
     """What the prefix saves is the prompt, and the delay of the rows there by it."""

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_gateway.endpoints import Deployment, Endpoint, build, table
 from octavo_gateway.fleet import Fleet
@@ -208,7 +209,7 @@ def test_a_conversation_of_a_pod_that_leaves_moves_at_once_and_once():
     assert gateway.serve(prompt) not in (home, other)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 @given(
     st.lists(st.sampled_from(["ready", "not ready", "draining", "avoided", "lying", "silent"]), max_size=6),
     st.sampled_from(STRATEGIES),

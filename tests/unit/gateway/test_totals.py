@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from tests.support.tiers import scaled
 
 from octavo_gateway.totals import Totals
 from octavo_protocol.load import CanaryTraffic, GatewayReport, ModelTraffic, TrackTraffic
@@ -142,7 +143,7 @@ octavo_gateway_prefix_hash_stride {stride}
     assert found == {"heard": 2, "silent": 1, "accepting": 6, "not-accepting": 2, "": 4}
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans()), max_size=30))
 def test_counters_never_fall(events):
     """Whichever workers count, are heard and end, in whatever order: no reader sees a counter go back."""

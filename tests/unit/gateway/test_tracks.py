@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 from tests.support.waiting import eventually_async
 
 from octavo_gateway.endpoints import Deployment, Endpoint, table
@@ -55,7 +56,7 @@ def test_the_share_is_kept(percent):
     assert abs(100 * sent["canary"] / 20_000 - percent) < 1.8
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scaled(20), deadline=None)
 @given(
     percent=st.integers(1, 99),
     stable=st.integers(1, 4),

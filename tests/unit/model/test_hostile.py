@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.errors import ModelError
 from octavo_inference.model.from_hf import ARCHITECTURES
@@ -21,7 +22,7 @@ from octavo_inference.model.words import load_words
 from .conftest import safetensors_bytes, write_gguf, write_hf
 
 Tensors = dict[str, np.ndarray]
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # Kinds and sizes that a value has no business to have, and a few that it may.
 VALUES = st.sampled_from(

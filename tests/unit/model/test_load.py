@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.errors import ModelError
 from octavo_inference.model.gguf import read_gguf
@@ -277,7 +278,7 @@ def assert_loads_or_is_refused(path: Path) -> None:
     assert str(path) in refusal
 
 
-FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=scaled(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
@@ -345,7 +346,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(story=st.lists(events, max_size=12))
 def test_whatever_happened_it_converges_and_rests(story: list[tuple[str, Any]]) -> None:
     history = History()

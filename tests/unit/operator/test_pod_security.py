@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from tests.support.tiers import scaled
 
 from octavo_operator.api.profiles import Profile, completed
 from octavo_operator.api.resource import LLMDeployment, parse
@@ -32,7 +33,7 @@ def pods(owner: LLMDeployment) -> list[Json]:
     return [deployment.pod_template(owner, INSTALLATION, "settings"), job]
 
 
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 @given(specs())
 def test_pods_of_any_spec_keep_within_the_standard(spec: Json) -> None:
     owner = resource(spec)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
@@ -191,7 +192,7 @@ def live(cluster: Cluster, replicas: int, strategy: Json, kills: list[int]) -> J
     pytest.fail(f"no rest: {decided.actions} {decided.status['conditions']}")
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=scaled(10), deadline=None)
 @given(
     strategy=st.sampled_from(sorted(STRATEGIES)),
     replicas=st.integers(1, 4),

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_operator.autoscale.decisionlog import DecisionLog
 from octavo_operator.autoscale.policy import decide
@@ -184,7 +185,7 @@ def test_a_full_pod_and_a_full_queue_reject() -> None:
         forget=st.sampled_from([30.0, inf]),
     ),
 )
-@settings(max_examples=12)
+@settings(max_examples=scaled(12))
 def test_whatever_is_asked_for_every_request_ends_once(seed: int, rate: float, pool: int, faults: Faults) -> None:
     """A controller that asks for any number at any time, prefixes and conversations, faults; the books stay right."""
     random = Random(seed)

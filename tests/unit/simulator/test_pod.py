@@ -5,6 +5,7 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_simulator.job import Job
 from octavo_simulator.pod import Pod
@@ -165,7 +166,7 @@ loads = st.lists(
 
 
 @given(loads, st.sampled_from([120, 200, 1000]), st.sampled_from([0.0, 0.05]))
-@settings(max_examples=30)
+@settings(max_examples=scaled(30))
 def test_jumps_equal_single_steps(load: list[tuple[float, int, int, int, int, bool]], pool: int, noise: float) -> None:
     """Also: the books are right after every event, and every request ends exactly once."""
     profile = Profile(**{**_fields(PLAIN), "pool_tokens": pool, "noise": noise})

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_simulator.trace import Request, Trace, TraceError, cut, load, merge, parse
 
@@ -90,7 +91,7 @@ lines = st.lists(st.lists(cells, max_size=5).map(",".join), max_size=8).map("\n"
 
 
 @given(st.one_of(st.binary(max_size=300), lines.map(lambda text: f"arrival,input,output\n{text}".encode())))
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_anything_is_a_trace_or_one_line(data: bytes) -> None:
     try:
         trace = parse(data, "fuzz")

@@ -59,10 +59,10 @@ lint: .venv/.ready
 	@PYTHONPATH=operator $(PY) -m octavo_operator.api.generate --check
 
 types: .venv/.ready
-	@$(PY) -m mypy --no-error-summary protocol inference operator gateway simulator tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring tools/stages
+	@$(PY) -m mypy --no-error-summary protocol inference operator gateway simulator tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring tools/stages tests/support
 
 unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
-	@$(PYTEST) tests/unit$(if $(PART),/$(PART)) -n auto --dist worksteal
+	@$(PYTEST) tests/unit$(if $(PART),/$(PART))$(if $(PART),, tests/contract) -n auto --dist worksteal
 
 kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/kernels.md: writes the errors)
 	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -n auto --dist worksteal

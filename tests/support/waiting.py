@@ -42,7 +42,7 @@ async def _answer(question: Callable[[], T | Awaitable[T]]) -> T:
     answer = question()
     if inspect.isawaitable(answer):
         return cast("T", await answer)
-    return cast("T", answer)
+    return answer
 
 
 class _Patience:

@@ -181,14 +181,14 @@ class Scheduler:
         """Let nothing computed so far be found by a request that comes after."""
         self.pool.reset()
         for sequence in self.running:
-            sequence.sealed = True
+            sequence.sealed, sequence.registered = True, 0
         for sequence in self.queue:
             sequence.sealed = sequence.kept > 0
 
     def distrust(self, sequence: Sequence) -> None:
         """Let nobody find a running sequence's blocks any more: what is in them is not to be used."""
         self.pool.forget(sequence.hashes[: sequence.registered])
-        sequence.sealed = True
+        sequence.sealed, sequence.registered = True, 0
 
     def unused_slots(self) -> int:
         """Token slots of the running sequences' blocks that are not filled."""
@@ -373,7 +373,7 @@ class Scheduler:
             self.pool.acquire(fork.blocks)
             fork.hashes = list(leader.hashes)
             # The leader makes the prompt's blocks findable; they are the same blocks.
-            fork.registered = fork.total // self.block_size
+            fork.registered = 0 if leader.sealed else fork.total // self.block_size
             fork.started = True
             fork.cached = leader.cached
             fork.level = leader.level

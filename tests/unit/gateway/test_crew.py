@@ -191,6 +191,18 @@ def test_a_gateway_that_restarts_does_not_bring_a_full_bucket():
     assert all_of_them.account(0).requests.level < 5
 
 
+def test_of_a_gateway_heard_for_the_first_time_only_what_is_left_counts():
+    one = Gateways(1, Limits(requests=60))
+
+    def hear(taken: float, left: float) -> float:
+        word = Word(id="old", keys={opaque("account", NAME): Taken(taken, 0.0, 0, requests_left=left)})
+        one.crews[0].hear(word, one.now)
+        return one.account(0).requests.level
+
+    assert hear(5000.0, 40.0) == 40.0
+    assert hear(5003.0, 37.0) == 37.0
+
+
 def test_requests_at_a_time_are_counted_together():
     all_of_them = Gateways(2, Limits(concurrent=10))
     chance = random.Random(3)

@@ -273,6 +273,7 @@ async def test_answers_longer_than_expected_are_learned():
         assert pod.used() <= pod.blocks * 16
     assert upstream.in_flight == 0
     assert upstream.growth == pytest.approx(0.0, abs=1e-6)
+    assert upstream.private == pytest.approx(0.0, abs=1e-6)
 
 
 async def test_a_full_pod_is_not_queued_at_but_gets_the_next_at_once():
@@ -288,6 +289,20 @@ async def test_a_full_pod_is_not_queued_at_but_gets_the_next_at_once():
         town.tick(report=False)
     assert town.done[""] == 4
     assert len(pod.jobs) == 4
+
+
+async def test_a_place_granted_to_a_client_that_has_left_goes_to_the_next():
+    pod = Pod("p", blocks=1000, rows=1)
+    town = Town(pod)
+    town.tick()
+    for _ in range(3):
+        town.send(10, 20)
+    (gone, _, _), (following, _, _) = town.waiting
+    pod.jobs.pop().lease.release()
+    assert (gone.granted.done(), following.granted.done()) == (True, False)
+    town.backend.withdraw(gone)
+    assert following.granted.done()
+    assert town.backend.in_flight == 1
 
 
 async def test_where_nothing_may_be_held_the_pods_queue_has_to_do():

@@ -131,6 +131,14 @@ def test_a_prefix_does_not_count_on_a_pod_above_the_bound():
     assert (choice.candidate.key != "a", choice.reason, choice.against) == (True, "bound", True)
 
 
+@pytest.mark.parametrize(("tokens", "homes"), [(1000, {"a", "b"}), (999, {"b"})])
+def test_the_bound_counts_the_new_request(tokens, homes):
+    # 1.25 * (5000 + 2000 + 1000) / 2 = 5000: what pod a has is just within it.
+    pods = [pod("a", rows=2, used=5000), pod("b", rows=2, used=2000)]
+    sessions = [b"%d" % i for i in range(20)]
+    assert {pick(*pods, tokens=tokens, strategy=SESSION, session=s, max_load=1.25) for s in sessions} == homes
+
+
 @pytest.mark.parametrize("others", [1, 3, 30])
 def test_the_bound_does_not_forbid_the_second_request_of_a_conversation(others):
     busy = pod("a", rows=1, used=3000, matched=2900, pool=200_000)

@@ -33,6 +33,12 @@ def test_a_long_prompt_names_evenly_spaced_blocks_and_the_last():
     assert {b - a for a, b in zip([0, *positions], positions, strict=False)} == {60, 64}
 
 
+def test_positions_between_blocks_are_rounded_up():
+    # Not sent but computed on both sides, and in an upgrade the sides are of two versions: 65 / 64 becomes 2.
+    positions = [position for position, _ in described(4 * 65).marks]
+    assert positions == [4 * block for block in range(2, 66)]
+
+
 def test_the_longest_value_is_a_small_header():
     assert len(encode_prompt(described(2**20, 32))) < 710
 

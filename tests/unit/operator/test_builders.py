@@ -173,6 +173,20 @@ def test_children_are_the_reviewed_ones(
     assert text == golden.read_text()
 
 
+def test_a_canarys_deployment_and_service_select_its_own_pods_alone(
+    make_owner: Callable[..., LLMDeployment], installation: Installation
+) -> None:
+    owner = make_owner()
+    template = deployment.pod_template(owner, installation, "c")
+    body = deployment.canary_deployment(owner, template, 2, 1860)
+    own = {**deployment.selector(owner), "octavo.dev/track": "canary"}
+    assert body["metadata"]["name"] == f"{owner.name}-canary"
+    assert body["spec"]["selector"] == {"matchLabels": own}
+    assert own.items() <= body["spec"]["template"]["metadata"]["labels"].items()
+    assert services.canary_service(owner)["spec"]["selector"] == own
+    assert "octavo.dev/track" not in template["metadata"]["labels"], "the template is the other Deployment's too"
+
+
 @pytest.mark.parametrize(
     ("spec", "hold"),
     [

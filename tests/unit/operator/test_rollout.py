@@ -96,6 +96,11 @@ def test_no_replica_is_given_up_for_a_pod_that_it_would_not_help(message: str) -
     assert course(spec(), seen(pod("old", "a"), homeless("b", 999, message)), NOW).strategy == SURGE
 
 
+def test_a_replica_is_given_up_where_one_of_several_nodes_would_help() -> None:
+    message = f"{ROOM}, 2 {HOPELESS.removeprefix('available: 1 ')}"
+    assert course(spec(), seen(pod("old", "a"), homeless("b", 999, message)), NOW).strategy == IN_PLACE
+
+
 def test_a_pod_that_scaling_up_added_gives_up_nothing() -> None:
     assert course(spec(), seen(pod("one", "b"), homeless("b", 999), target=2), NOW).strategy == SURGE
 
@@ -317,6 +322,9 @@ def test_a_revision_that_came_while_nothing_ran_has_its_time_too() -> None:
     assert back.stable is not None
     assert back.stable.name == "a"
     assert "CrashLoop: pod new" in back.revisions["b"].failed
+    # A pod that was made again gives the revision no more time.
+    again = replace(woken, name="again", created=NOW + 50)
+    assert course(spec(quick), seen(woken, again), NOW + 60).revisions["b"].failed
     # One that is ready, or once was, is no failed rollout.
     assert not course(spec(quick), seen(woken, pod("c", "b")), NOW + 999).revisions["b"].failed
     known = {"a": revision("a", 1, served=True), "b": revision("b", 2, served=True)}

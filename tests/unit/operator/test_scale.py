@@ -37,6 +37,11 @@ def test_what_does_not_serve_goes_first_and_at_once(make_pod: Callable[..., Pod]
     assert (step.replicas, step.wait) == (1, None)
 
 
+def test_of_pods_with_equal_work_the_youngest_goes(make_pod: Callable[..., Pod], revision: str) -> None:
+    pods = [make_pod("a", created=1000.0), make_pod("b", created=2000.0), make_pod("c", created=1500.0)]
+    assert set(marked(scale(3, 2, pods, revision, {"a": 7, "b": 7, "c": 7}, NOW))) == {"b"}
+
+
 def test_a_pod_of_unknown_work_stays_longer(make_pod: Callable[..., Pod], revision: str) -> None:
     step = scale(2, 1, [make_pod("a"), make_pod("b")], revision, {"b": 10_000}, NOW)
     assert set(marked(step)) == {"b"}

@@ -203,6 +203,15 @@ def test_consolidation_is_refused_when_the_rest_has_too_few_rows():
     assert decide(SETTINGS, settled(2), see(2, pods), NOW).reason == "ConsolidationRefused"
 
 
+def test_what_a_silent_pod_may_hold_has_to_fit_the_smallest_pods_that_remain():
+    settings = replace(SETTINGS, kv_target=0.5, down_max_step=2)
+    pods = (*ready(load(blocks=100), load(pinned=50, blocks=300), load(pinned=50, blocks=300)), pod("p3"))
+    # Two replicas suffice for 100 blocks and a silent pod's target of 150, but the two smallest pods have a target of
+    # 0.5 * (100 + 300) = 200; three have 350.
+    decision = decide(settings, settled(4), see(4, pods), NOW)
+    assert (decision.desired, decision.reason) == (3, "LoadLow")
+
+
 def test_a_pod_without_report_is_full_for_down_and_empty_for_up():
     silent = pod("p2")
     down = decide(SETTINGS, settled(3), see(3, (*ready(load(pinned=60), load(pinned=60)), silent)), NOW)

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.autoscale.cluster import Cluster
 
-from octavo_operator.autoscale.types import Settings
+from octavo_operator.autoscale.learning import cold_start
+from octavo_operator.autoscale.memory import window
+from octavo_operator.autoscale.types import Learned, Settings
 
 SETTINGS = Settings(min_replicas=1, max_replicas=20)
 
@@ -73,6 +75,20 @@ def test_without_gateways_the_pods_count():
     cluster.observe = lambda: replace(observe(), gateways=())
     run(cluster, lam, 300)
     assert cluster.tick(lam).demand.arrivals == pytest.approx(lam, rel=0.2)
+
+
+def test_a_cold_start_takes_as_long_as_nine_of_ten_did():
+    starts = tuple(float(seconds) for seconds in (70, 10, 30, 20, 90, 50, 40, 100, 60, 80))
+    assert cold_start(SETTINGS, Learned(cold_starts=starts)) == 90.0
+    assert cold_start(SETTINGS, Learned(cold_starts=(7.0,))) == 7.0
+    assert cold_start(replace(SETTINGS, cold_start=33.0), Learned()) == 33.0
+
+
+def test_the_window_of_scale_down_is_no_shorter_than_a_start_was_seen_to_take():
+    settings = replace(SETTINGS, down_stabilization=120.0, cold_start=300.0)
+    assert window(settings, Learned(cold_starts=(200.0,))) == 200.0
+    assert window(settings, Learned(cold_starts=(60.0,))) == 120.0
+    assert window(settings, Learned()) == 120.0, "a guess makes it no longer"
 
 
 def test_cold_starts_are_measured():

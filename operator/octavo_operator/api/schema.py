@@ -118,8 +118,6 @@ def _convert(node: Json, definitions: dict[str, Json], rules: dict[str, list[Jso
         out["items"] = _convert(node["items"], definitions, rules)
     if isinstance(node.get("additionalProperties"), dict):
         out["additionalProperties"] = _convert(node["additionalProperties"], definitions, rules)
-    if "const" in out or "enum" in out:
-        out.setdefault("type", "string")
     if out.get("type") == "integer":
         out["format"] = "int32" if out.get("maximum", _INT32_MAX + 1) <= _INT32_MAX else "int64"
     default = _default(node.get("default"), out)

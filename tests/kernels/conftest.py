@@ -25,10 +25,13 @@ _rows: dict[tuple[str, str, str], float] = {}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+def quick() -> None:
     import torch
 
+    from .interpreter import hasten
+
     torch.set_num_threads(1)
+    hasten()
 
 
 @pytest.fixture

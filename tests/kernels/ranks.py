@@ -26,6 +26,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
+from tests.kernels.interpreter import hasten
 from tests.kernels.recording import record
 from tests.kernels.stored import stored, vector
 from tests.kernels.test_engine import (
@@ -165,6 +166,7 @@ def engine(group: Group, connections: list[socket.socket], name: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    hasten()
     what, *given = sys.argv[1:]
     size = int(given.pop(0)) if what == "logits" else 2
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 _HEAD = (
     "# GPU kernels beside their references",
     "",
-    "What `make kernels TABLE=docs/kernels.md` compared in Triton's interpreter, and the largest error of an element.",
+    "What `make kernels TIER=full TABLE=docs/kernels.md` compared in Triton's interpreter, and the largest error of an",
+    "element: all cases of `make test-all`, of which `make test` runs a part.",
     "Shapes of attention are heads / key-value heads x head dim; the type is that of activations, or of the KV pool.",
     "bfloat16 is cut off in the interpreter and rounded on a GPU, so its errors are about twice a GPU's.",
     "",

@@ -442,12 +442,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("part", "model", "figure"),
     [
         ("kernels", "qwen3-0.6b", "us"),
-        ("tiles", "qwen3-0.6b", "best_us"),
+        pytest.param("tiles", "qwen3-0.6b", "best_us", marks=pytest.mark.full),
         ("decode", "llama-8b", "gb"),
         ("load", "qwen3-0.6b", "tokens_per_s"),
         ("ttft", "llama-8b", "ttft_ms"),
         ("ablation", "qwen3-0.6b", "gain_median"),
-        ("timeline", "qwen3-0.6b", "step_ms_p50"),
+        pytest.param("timeline", "qwen3-0.6b", "step_ms_p50", marks=pytest.mark.full),
     ],
 )
 def test_a_part_runs(folder: Path, part: str, model: str, figure: str) -> None:

@@ -63,6 +63,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return moved
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_a_server_finds_all_its_kernels_and_compiles_none(image: Path, tmp_path: Path) -> None:
     done = run("-c", START, str(image), "90", cache=tmp_path)
@@ -73,6 +74,7 @@ def test_a_server_finds_all_its_kernels_and_compiles_none(image: Path, tmp_path:
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_what_the_folder_lacks_is_compiled_as_ever(image: Path, tmp_path: Path) -> None:
     """For another card Triton begins to compile, which the process does not let it."""

@@ -46,7 +46,11 @@ def ranks(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("size", "names"), [(2, ("everything",)), (4, ("untied", "quantised"))], ids=["2", "4"])
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [pytest.param(2, ("everything",), marks=pytest.mark.full), (4, ("everything", "untied", "quantised"))],
+    ids=["2", "4"],
+)
 def test_logits_are_those_of_one_process(size: int, names: tuple[str, ...], record: Callable[..., None]) -> None:
     """Normed and biased, with a head of its own, quantised; 61 words; 2 key-value heads, which 4 ranks have twice."""
     found = [line.split() for line in ranks("logits", str(size), *names)]

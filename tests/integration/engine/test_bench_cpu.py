@@ -13,6 +13,7 @@ from octavo_inference.ops.native import library
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(
         not library.available(), reason="no native kernels: `python -m octavo_inference.ops.native.build`"
     ),

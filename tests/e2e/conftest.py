@@ -17,6 +17,7 @@ from monitoring.prometheus import Prometheus
 HERE = Path(__file__).parent
 # What takes longest begins first, so that no worker is left with it at the end.
 FIRST = ("test_external", "test_failures", "test_rollouts", "test_cluster", "test_gpu", "test_autoscaling")
+_LONGEST = 1800
 # These look at what the whole session did.
 LAST = ("test_observability", "test_rights")
 
@@ -29,6 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return FIRST.index(name) - len(FIRST) if name in FIRST else 1 + LAST.index(name) if name in LAST else 0
 
     items.sort(key=place)
+    for item in items:
+        # Above all that a test may wait for: what it waited for says more than a time-out.
+        item.add_marker(pytest.mark.timeout(_LONGEST), append=False)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tests.e2e import fileimages
+from tests.e2e.waiting import eventually
 
-from demo.cluster import Cluster, eventually
+from demo.cluster import Cluster
 from demo.install import Installation
 from toolbox import program
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from tests.e2e.examples import changed
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.traffic import Load, Stream, chat
 
-pytestmark = pytest.mark.timeout(900)
 LABEL = "octavo.dev/llmdeployment"
 QUICK = {"stabilizationSeconds": 5, "periodSeconds": 5}
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.metrics_api import external_metrics
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
 from demo.traffic import Load
-
-pytestmark = pytest.mark.timeout(1200)
 
 NAMESPACE = "external"
 NAME = "scaled"

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e import fileimages
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
-
-pytestmark = pytest.mark.timeout(900)
 
 NAMESPACE = "failures"
 TIMEOUT = 240

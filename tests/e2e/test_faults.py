@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from tests.e2e.examples import changed
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, ClusterError, condition, eventually
+from demo.cluster import RESOURCE, Cluster, ClusterError, condition
 from demo.traffic import Load, Stream, chat
 
 LABEL = "octavo.dev/llmdeployment"

@@ -14,11 +14,10 @@ import pytest
 import yaml
 from tests.e2e import fileimages, gpus
 from tests.e2e.examples import changed
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import SYSTEM, Installation
-
-pytestmark = pytest.mark.timeout(900)
 
 NAMESPACE = "gpus"
 TIMEOUT = 240

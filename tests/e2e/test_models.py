@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.examples import changed
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.traffic import chat
 
 LABEL = "octavo.dev/llmdeployment"

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually, gateway_url
+from demo.cluster import RESOURCE, Cluster, condition, gateway_url
 from demo.traffic import chat
 from localcluster import audit
 
@@ -79,7 +80,6 @@ def teams(cluster: Cluster, system: str) -> Iterator[dict[str, Cluster]]:
         )
 
 
-@pytest.mark.timeout(1200)
 def test_each_release_serves_its_namespace_and_knows_no_other(
     teams: dict[str, Cluster], example: str, data: Path, direct: bool
 ) -> None:
@@ -112,7 +112,6 @@ def test_each_release_serves_its_namespace_and_knows_no_other(
             assert "yes" not in answer
 
 
-@pytest.mark.timeout(1200)
 def test_models_outlive_the_release_and_the_next_one_adopts_them(
     teams: dict[str, Cluster], system: str, direct: bool
 ) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, eventually, is_ready
+from demo.cluster import RESOURCE, Cluster, is_ready
 
 NAME = "guarded"
 STRANGERS = "strangers"

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.examples import changed
+from tests.e2e.waiting import eventually
 
-from demo.cluster import Cluster, eventually
+from demo.cluster import Cluster
 from demo.traffic import Load, chat
 from monitoring import dashboards
 from monitoring.dashboards import Dashboard

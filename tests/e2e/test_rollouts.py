@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.traffic import Load
 
 # Each of these lets several pods start one after the other, and must hold on a machine that is busy with others.
-pytestmark = pytest.mark.timeout(900)
 NAME = "rolled"
 POD = f"octavo.dev/llmdeployment={NAME}"
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from tests.e2e.examples import changed
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
 from demo.traffic import chat
-
-pytestmark = pytest.mark.timeout(900)
 
 NAMESPACE = "standstill"
 TIMEOUT = 240

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, condition, eventually
+from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
 from demo.traffic import Stream, chat
-
-pytestmark = pytest.mark.timeout(1200)
 
 NAMESPACE = "turned-bad"
 QUOTA = "turned-bad-quota"

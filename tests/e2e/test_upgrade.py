@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.e2e.waiting import eventually
 
-from demo.cluster import RESOURCE, Cluster, eventually
+from demo.cluster import RESOURCE, Cluster
 from demo.traffic import Load
 
 pytestmark = [pytest.mark.exclusive, pytest.mark.full]
@@ -102,7 +103,6 @@ def images(cluster: Cluster, system: str) -> set[str]:
     return {container["image"].rpartition(":")[2] for pod in pods for container in pod["spec"]["containers"]}
 
 
-@pytest.mark.timeout(1800)
 def test_upgrade_and_rollback_under_load(
     cluster: Cluster,
     url: str,

@@ -29,7 +29,6 @@ BUSYBOX = "localhost:5000/busybox:test"
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root: run the end-to-end tests with sudo"),
-    pytest.mark.timeout(600),
 ]
 
 

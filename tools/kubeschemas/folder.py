@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from kubeschemas import convert
-from toolbox.catalog import TOOLS
+from toolbox.catalog import PROGRAMS, TOOLS_FOLDER
 from toolbox.paths import cache_root
 
 # What kubeconform fills in to find a kind's file.
@@ -20,14 +20,13 @@ TEMPLATE = "{{ .ResourceKind }}{{ .KindSuffix }}.json"
 
 
 def kubernetes_schemas() -> Path:
-    """The folder with a schema for every kind of the Kubernetes version in tools/kubernetes/go.mod."""
-    tool = TOOLS["kubernetes"]
+    """The folder with a schema for every kind of the Kubernetes version in tools/go.mod."""
     recipe = hashlib.sha256(Path(convert.__file__).read_bytes()).hexdigest()[:12]
-    folder = cache_root() / "schemas" / f"kubernetes-{tool.version()}-{recipe}"
+    folder = cache_root() / "schemas" / f"kubernetes-{PROGRAMS['kube-apiserver'].version()}-{recipe}"
     if not folder.is_dir():
         module = subprocess.run(
             ["go", "mod", "download", "-json", "k8s.io/kubernetes"],
-            cwd=tool.folder,
+            cwd=TOOLS_FOLDER,
             check=True,
             capture_output=True,
             text=True,

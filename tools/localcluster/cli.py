@@ -13,7 +13,7 @@ from localcluster.down import tear_down
 from localcluster.errors import ClusterError
 from localcluster.record import DEFAULT_NAME, Record
 from localcluster.up import registry_storage, up
-from toolbox.build import ToolError
+from toolbox.errors import ToolError
 from toolbox.progress import Progress
 
 

@@ -18,8 +18,9 @@ from typing import IO
 from localcluster import components, kube, pki, supervisor
 from localcluster.errors import ClusterError
 from toolbox import deps
-from toolbox.build import ToolError, program
-from toolbox.catalog import TOOLS_FOLDER
+from toolbox.build import ensure
+from toolbox.catalog import CONTROL_PLANE, TOOLS_FOLDER
+from toolbox.errors import ToolError
 
 CONFIG_FILE = "supervisor.json"
 _END_SECONDS = 15.0
@@ -128,7 +129,7 @@ def launch(data: Path, *, lifeline: int | None) -> subprocess.Popen[bytes]:
     writer has closed it or died. With None it runs until it is told to end.
     """
     deps.require(deps.CONTROL_PLANE)
-    programs = {name: program(name) for name in ("etcd", "kube-apiserver")}
+    programs = dict(zip(CONTROL_PLANE, ensure(CONTROL_PLANE), strict=True))
     client_port, peer_port, port = _free_ports(3)
     server = f"https://127.0.0.1:{port}"
     (data / "log").mkdir(parents=True, exist_ok=True)

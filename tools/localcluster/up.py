@@ -1,7 +1,6 @@
 """Starts a cluster: record, keys and files, cgroup, namespaces, link, images, DNS; each stage shown with its time."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -28,16 +27,10 @@ from localcluster.errors import ClusterError
 from localcluster.record import Record
 from toolbox import images
 from toolbox.build import ensure, program
-from toolbox.catalog import TOOLS_FOLDER
+from toolbox.catalog import NODE, TOOLS_FOLDER
 from toolbox.deps import CONTROL_PLANE, require
 from toolbox.paths import cache_root
 from toolbox.progress import Progress
-
-_NODE_TOOLS = ("kubernetes", "etcd", "containerd", "coredns", "registry")
-_NODE_PROGRAMS = (
-    "etcd", "containerd", "ctr", "registry",
-    "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy",
-)  # fmt: skip
 
 
 def up(
@@ -64,7 +57,7 @@ def up(
         host.check_empty(chosen)
         if not control_plane_only:
             host.check_node_data(chosen)
-            ensure([tool for tool in _NODE_TOOLS if tool != "kubernetes" or _builds_kubernetes()], progress)
+            ensure(NODE, progress)
             images.node_images(progress)
         current = _reserve(name, chosen, network, control_plane_only=control_plane_only)
         try:
@@ -79,10 +72,6 @@ def up(
         complete = Record(current.name, current.data, current.network, current.server, up=True)
         complete.save()
         return complete
-
-
-def _builds_kubernetes() -> bool:
-    return not os.environ.get("OCTAVO_KUBERNETES_BIN")
 
 
 def _clear_remains(name: str, progress: Progress) -> None:
@@ -176,7 +165,7 @@ def _write_files(data: Path, addresses: Addresses, name: str, cgroup: str) -> pk
     # The images stay when the cluster goes: the next one of this name starts without pushing them again.
     storage = registry_storage(name)
     storage.mkdir(parents=True, exist_ok=True)
-    programs = {each: program(each) for each in _NODE_PROGRAMS}
+    programs = {each: program(each) for each in NODE}
     files = {
         "containerd.toml": config.containerd(
             data, snapshotter=host.snapshotter(data), restrict_oom_score=host.lacks_sys_resource()
@@ -209,7 +198,8 @@ def _api_names() -> Iterable[str]:
 
 
 def _unshare(current: Record) -> subprocess.Popen[bytes]:
-    path = f"{program('containerd').parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    shim = program("containerd-shim-runc-v2").parent  # containerd finds it on PATH
+    path = f"{shim}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     namespaces = "--mount --net --pid --uts --ipc --fork --kill-child --mount-proc --propagation slave"
     with (current.data / "log" / "node.log").open("ab") as log:
         return subprocess.Popen(

@@ -1,5 +1,6 @@
 """Builds the programs of the local cluster from Go modules, once, into a cache outside the clone."""
 
-from toolbox.build import ToolError, ensure, program
+from toolbox.build import ensure, program
+from toolbox.errors import ToolError
 
 __all__ = ["ToolError", "ensure", "program"]

@@ -1,94 +1,116 @@
-"""Which programs exist, which Go module they come from, and how they are linked."""
+"""Which programs of the local cluster there are, which Go packages they are built from, and how they are linked."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+# The Go module of all programs: what several of them import is compiled once.
 TOOLS_FOLDER = Path(__file__).resolve().parent.parent
+_OWN = "octavo.dev/tools/"
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
-    """One Go module below `tools/` and the programs it builds.
+class Program:
+    """One program.
 
-    `programs` maps the name of a program to its Go package; `version_module` is the required module whose version
-    `version_flags` (Go linker flags, `{version}`, `{major}`, `{minor}` filled in) write into the programs.
+    `package` is its Go package, `module` the required module whose version it has. `cost` is the CPU time in seconds
+    of compiling what the programs before it in the table have not compiled, and of linking it. `flags` are the linker
+    flags that write the version into it (`{version}`, `{major}`, `{minor}` are filled in). `asks` are the arguments
+    that make it print its version; one without them must be ours, and is
+    taken from nowhere else.
     """
 
     name: str
-    programs: dict[str, str]
-    version_module: str
-    version_flags: str = ""
-
-    @property
-    def folder(self) -> Path:
-        """The folder with go.mod and go.sum."""
-        return TOOLS_FOLDER / self.name
+    package: str
+    module: str
+    cost: float
+    flags: str = ""
+    asks: tuple[str, ...] = ()
 
     def version(self) -> str:
-        """The version of the tool's main module, such as v1.36.3, read from go.mod."""
-        text = (self.folder / "go.mod").read_text(encoding="utf-8")
-        found = re.search(rf"^(?:require)?\s*{re.escape(self.version_module)}\s+(v\S+)", text, re.MULTILINE)
+        """The version of the program's module, such as v1.36.3, read from go.mod."""
+        text = (TOOLS_FOLDER / "go.mod").read_text(encoding="utf-8")
+        found = re.search(rf"^(?:require)?\s*{re.escape(self.module)}\s+(v\S+)", text, re.MULTILINE)
         if found is None:
-            raise ValueError(f"{self.folder / 'go.mod'} requires no {self.version_module}")
+            raise ValueError(f"{TOOLS_FOLDER / 'go.mod'} requires no {self.module}")
         return found[1]
 
     def ldflags(self) -> str:
         """Linker flags: no symbol tables (a third of the size), and the version."""
         version = self.version()
         major, minor, *_ = version.removeprefix("v").split(".")
-        return " ".join(filter(None, ["-s -w", self.version_flags.format(version=version, major=major, minor=minor)]))
+        return " ".join(filter(None, ["-s -w", self.flags.format(version=version, major=major, minor=minor)]))
+
+    def sources(self) -> list[Path]:
+        """Our own files that it is built from; everything else follows from go.mod and go.sum."""
+        own = TOOLS_FOLDER / self.package.removeprefix(_OWN) if self.package.startswith(_OWN) else None
+        return sorted(own.glob("*.go")) if own else []
 
 
 _COMPONENT_VERSION = "-X k8s.io/component-base/version"
+_CONTAINERD = "github.com/containerd/containerd/v2"
 
-# Ordered by how long they take and by how soon something needs them.
-TOOLS: dict[str, Tool] = {
-    tool.name: tool
-    for tool in (
-        Tool(
-            "kubernetes",
-            {
-                name: f"k8s.io/kubernetes/cmd/{name}"
-                for name in (
-                    "kube-apiserver",
-                    "kube-controller-manager",
-                    "kube-proxy",
-                    "kube-scheduler",
-                    "kubectl",
-                    "kubelet",
-                )
-            },
-            "k8s.io/kubernetes",
-            # Without them /version is a placeholder and a chart's kubeVersion check fails.
-            f"{_COMPONENT_VERSION}.gitVersion={{version}} {_COMPONENT_VERSION}.gitMajor={{major}}"
-            f" {_COMPONENT_VERSION}.gitMinor={{minor}}",
-        ),
-        Tool("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}, "go.etcd.io/etcd/server/v3"),
-        Tool(
-            "containerd",
-            {
-                name: f"github.com/containerd/containerd/v2/cmd/{name}"
-                for name in ("containerd", "containerd-shim-runc-v2", "ctr")
-            },
-            "github.com/containerd/containerd/v2",
-            "-X github.com/containerd/containerd/v2/version.Version={version}",
-        ),
-        Tool("coredns", {"coredns": "octavo.dev/tools/coredns"}, "github.com/coredns/coredns"),
-        Tool(
-            "registry",
-            {"registry": "octavo.dev/tools/registry"},
-            "github.com/distribution/distribution/v3",
-        ),
-        Tool(
+
+def _kubernetes(name: str, cost: float, *asks: str) -> Program:
+    # Without the flags /version is a placeholder and a chart's kubeVersion check fails.
+    flags = (
+        f"{_COMPONENT_VERSION}.gitVersion={{version}} {_COMPONENT_VERSION}.gitMajor={{major}}"
+        f" {_COMPONENT_VERSION}.gitMinor={{minor}}"
+    )
+    return Program(name, f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes", cost, flags, asks or ("--version",))
+
+
+def _containerd(name: str, package: str, cost: float) -> Program:
+    return Program(
+        name, package, _CONTAINERD, cost, f"-X {_CONTAINERD}/version.Version={{version}}", asks=("--version",)
+    )
+
+
+PROGRAMS: dict[str, Program] = {
+    program.name: program
+    for program in (
+        Program("etcd", f"{_OWN}etcd", "go.etcd.io/etcd/server/v3", 0, asks=("--version",)),
+        _kubernetes("kube-apiserver", 0),
+        _kubernetes("kube-controller-manager", 0),
+        _kubernetes("kube-scheduler", 0),
+        _kubernetes("kubelet", 0),
+        _kubernetes("kube-proxy", 0),
+        _kubernetes("kubectl", 0, "version", "--client"),
+        Program(
             "helm",
-            {"helm": "helm.sh/helm/v4/cmd/helm", "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"},
+            "helm.sh/helm/v4/cmd/helm",
             "helm.sh/helm/v4",
+            0,
             "-X helm.sh/helm/v4/internal/version.version={version}",
+            ("version", "--short"),
         ),
-        Tool("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, "sigs.k8s.io/kwok"),
-        Tool("fakegpu", {"fakegpu": "octavo.dev/tools/fakegpu"}, "k8s.io/kubelet"),
+        _containerd("containerd", f"{_OWN}containerd", 0),
+        _containerd("containerd-shim-runc-v2", f"{_CONTAINERD}/cmd/containerd-shim-runc-v2", 0),
+        _containerd("ctr", f"{_CONTAINERD}/cmd/ctr", 0),
+        # The order of its plugins is ours, and an image without a C library holds it: none from PATH will do.
+        Program("coredns", f"{_OWN}coredns", "github.com/coredns/coredns", 0),
+        Program("registry", f"{_OWN}registry", "github.com/distribution/distribution/v3", 0, asks=("--version",)),
+        Program(
+            "kubeconform",
+            "github.com/yannh/kubeconform/cmd/kubeconform",
+            "github.com/yannh/kubeconform",
+            0,
+            "-X main.version={version}",
+            ("-v",),
+        ),
+        Program("fakegpu", f"{_OWN}fakegpu", "k8s.io/kubelet", 0),
+        Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", 0, asks=("--version",)),
     )
 }
 
-OWNER: dict[str, Tool] = {program: tool for tool in TOOLS.values() for program in tool.programs}
+CONTROL_PLANE = ("etcd", "kube-apiserver")
+NODE = (
+    *CONTROL_PLANE, "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy",
+    "containerd", "containerd-shim-runc-v2", "ctr", "coredns", "registry",
+)  # fmt: skip
+
+
+def cost(names: Iterable[str]) -> float:
+    """CPU time in seconds of building these programs from nothing, by the table."""
+    return sum(PROGRAMS[name].cost for name in names)

@@ -5,16 +5,17 @@ import sys
 from collections.abc import Sequence
 
 from toolbox import build, deps, images
-from toolbox.catalog import TOOLS
+from toolbox.catalog import PROGRAMS
+from toolbox.errors import ToolError
 from toolbox.progress import Progress
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="toolbox", description=build.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("build", help="build the tools that are not in the cache yet")
-    make.add_argument("tool", nargs="*", help=f"which ones (default: all): {', '.join(TOOLS)}")
-    commands.add_parser("list", help="print the folder of each tool's programs, built or not")
+    make = commands.add_parser("build", help="build the programs that are not there yet")
+    make.add_argument("program", nargs="*", help=f"which ones (default: all): {', '.join(PROGRAMS)}")
+    commands.add_parser("list", help="print each program's version and where it is")
     path = commands.add_parser("path", help="print the path of one program, built first if need be")
     path.add_argument("program")
     check = commands.add_parser("deps", help="name the missing Debian packages")
@@ -28,26 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = Progress()
     try:
         if options.command == "build":
-            _build(options.tool, progress)
+            _build(options.program, progress)
         elif options.command == "list":
-            for tool in TOOLS.values():
-                folder = build.bin_folder(tool)
-                print(f"{tool.name}\t{folder}\t{'built' if folder.is_dir() else 'not built'}")
+            for name, program in PROGRAMS.items():
+                print(f"{name}\t{program.version()}\t{build.find(name, progress) or 'not built'}")
         elif options.command == "path":
             print(build.program(options.program, progress))
         else:
             deps.require_all(install=options.install, progress=progress)
-    except build.ToolError as error:
+    except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _build(names: Sequence[str], progress: Progress) -> None:
-    if unknown := [name for name in names if name not in TOOLS]:
-        raise build.ToolError(f"unknown tool {unknown[0]!r}: known are {', '.join(TOOLS)}")
-    for folder in build.ensure(names or TOOLS, progress):
-        print(folder)
+    for path in build.ensure(names or PROGRAMS, progress):
+        print(path)
     if not names:
         for image in images.node_images(progress):
             print(image)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from toolbox import deps
-from toolbox.build import ToolError
+from toolbox.errors import ToolError
 from toolbox.paths import cache_root
 
 

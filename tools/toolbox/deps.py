@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolbox.build import ToolError
+from toolbox.errors import ToolError
 from toolbox.progress import Progress
 
 CNI_FOLDER = Path("/usr/lib/cni")

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolbox.build import ToolError, go_arch, locked, program
-from toolbox.catalog import TOOLS
+from toolbox.build import go_arch, locked, program
+from toolbox.catalog import PROGRAMS
+from toolbox.errors import ToolError
 from toolbox.paths import cache_root
 from toolbox.progress import Progress
 
@@ -66,7 +67,7 @@ def _tar(files: Mapping[str, tuple[bytes, int]]) -> bytes:
 
 def coredns_image() -> str:
     """The name of the CoreDNS image, with CoreDNS's version as its tag."""
-    return f"localhost/coredns:{TOOLS['coredns'].version().removeprefix('v')}"
+    return f"localhost/coredns:{PROGRAMS['coredns'].version().removeprefix('v')}"
 
 
 def node_images(progress: Progress) -> list[Path]:
@@ -75,8 +76,7 @@ def node_images(progress: Progress) -> list[Path]:
     source = _PAUSE_SOURCE.read_bytes()
     folder = cache_root() / "images"
     pause = folder / f"pause-{hashlib.sha256(source + arch.encode()).hexdigest()[:16]}.tar"
-    coredns_program = program("coredns", progress)
-    dns = folder / f"{coredns_program.parent.parent.name}.tar"
+    dns = folder / f"{program('coredns', progress).parent.name}.tar"
     for path, build in ((pause, _write_pause), (dns, _write_coredns)):
         if not path.is_file():
             with progress.step(f"image {path.stem}") as step, locked(path.with_suffix(".lock"), step):

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from localcluster import ClusterError, ControlPlane, control_plane
-from toolbox import program
-from toolbox.build import ToolError
+from toolbox import ToolError, program
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "octavo"

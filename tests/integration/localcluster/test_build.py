@@ -6,28 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from toolbox import build, catalog
-from toolbox.catalog import Tool
+from toolbox import ToolError, build, catalog
+from toolbox.catalog import Program
 
 HELLO = 'package main\n\nvar version = "none"\n\nfunc main() { print(version) }\n'
 
 
 @pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    folder = tmp_path / "tools" / "hello"
-    folder.mkdir(parents=True)
-    (folder / "go.mod").write_text("module example.com/hello\n\ngo 1.21\n\n// example.com/hello v1.2.3\n")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Go module with two programs, hello and bye, in the place of tools/."""
+    folder = tmp_path / "tools"
+    for name in ("hello", "bye"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "main.go").write_text(HELLO)
+        program = Program(
+            name, f"octavo.dev/tools/{name}", "// example.com/hello", 1, "-X main.version={version}", ("-v",)
+        )
+        monkeypatch.setitem(catalog.PROGRAMS, name, program)
+    (folder / "go.mod").write_text("module octavo.dev/tools\n\ngo 1.21\n\n// example.com/hello v1.2.3\n")
     (folder / "go.sum").touch()
-    (folder / "main.go").write_text(HELLO)
-    monkeypatch.setattr(catalog, "TOOLS_FOLDER", tmp_path / "tools")
+    monkeypatch.setattr(catalog, "TOOLS_FOLDER", folder)
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    made = Tool("hello", {"hello": "example.com/hello"}, "// example.com/hello", "-X main.version={version}")
-    monkeypatch.setitem(build.TOOLS, "hello", made)
-    monkeypatch.setitem(build.OWNER, "hello", made)
-    return made
+    monkeypatch.delenv("OCTAVO_KUBERNETES_BIN", raising=False)
+    return folder
 
 
-def test_a_program_is_built_once_with_its_version(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_program_is_built_once_with_its_version(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = build.program("hello")
     assert subprocess.run([path], check=True, capture_output=True, text=True).stderr == "v1.2.3"
     assert "✓ build hello v1.2.3" in capfd.readouterr().err
@@ -35,20 +39,32 @@ def test_a_program_is_built_once_with_its_version(tool: Tool, capfd: pytest.Capt
     assert capfd.readouterr().err == ""
 
 
-def test_another_go_mod_is_another_build(tool: Tool) -> None:
-    first = build.bin_folder(tool)
-    (tool.folder / "go.mod").write_text((tool.folder / "go.mod").read_text() + "\n// changed\n")
-    assert build.bin_folder(tool) != first
+def test_only_what_is_asked_for_is_built_and_together(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    build.program("hello")
+    assert build.missing(["hello", "bye"]) == ["bye"]
+    (folder / "go.sum").write_text("\n")
+    capfd.readouterr()
+    assert [path.name for path in build.ensure(["hello", "bye"])] == ["hello", "bye"]
+    assert [line for line in capfd.readouterr().err.splitlines() if "build 2 programs" in line]
 
 
-def test_a_failing_build_says_why_and_leaves_nothing_to_be_taken_for_a_program(tool: Tool, tmp_path: Path) -> None:
-    (tool.folder / "main.go").write_text("package main\n\nfunc main() { nonsense() }\n")
-    with pytest.raises(build.ToolError, match="undefined: nonsense"):
+def test_another_go_mod_and_another_file_of_ours_are_another_build(folder: Path) -> None:
+    hello, bye = build.cached("hello"), build.cached("bye")
+    (folder / "bye" / "main.go").write_text(HELLO + "\n// changed\n")
+    assert build.cached("hello") == hello
+    assert build.cached("bye") != bye
+    (folder / "go.mod").write_text((folder / "go.mod").read_text() + "\n// changed\n")
+    assert build.cached("hello") != hello
+
+
+def test_a_failing_build_says_why_and_leaves_nothing_to_be_taken_for_a_program(folder: Path, tmp_path: Path) -> None:
+    (folder / "hello" / "main.go").write_text("package main\n\nfunc main() { nonsense() }\n")
+    with pytest.raises(ToolError, match=r"building hello failed[^$]*undefined: nonsense"):
         build.program("hello")
-    assert [path.suffix for path in (tmp_path / "cache" / "tools").iterdir()] == [".lock"]
+    assert [path.name for path in (tmp_path / "cache" / "tools").iterdir()] == ["lock"]
 
 
-def test_two_at_once_build_once(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_at_once_build_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     threads = [threading.Thread(target=build.program, args=("hello",)) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -59,8 +75,8 @@ def test_two_at_once_build_once(tool: Tool, capfd: pytest.CaptureFixture[str]) -
     assert build.program("hello").is_file()
 
 
-def test_a_go_that_is_too_old_is_named(tool: Tool) -> None:
-    (tool.folder / "go.mod").write_text("module example.com/hello\n\ngo 1.99\n")
+def test_a_go_that_is_too_old_is_named(folder: Path) -> None:
+    (folder / "go.mod").write_text("module octavo.dev/tools\n\ngo 1.99\n")
     build.go_version.cache_clear()
-    with pytest.raises(build.ToolError, match=r"1\.99"):
-        build.go_version(tool.folder)
+    with pytest.raises(ToolError, match=r"1\.99"):
+        build.go_version(folder)

@@ -72,7 +72,9 @@ RUN command -v g++ || (apt-get update && apt-get install --yes --no-install-reco
 WORKDIR /native
 COPY inference/octavo_inference/ops/native/build.py \
      inference/octavo_inference/ops/native/*.cpp inference/octavo_inference/ops/native/*.h ./
-RUN python3 build.py
+# Objects that are in the cache already, by compiler, C library, flags and sources, are not compiled again; a builder that
+# can mount has the machine's cache here.
+RUN OCTAVO_CACHE=/cache python3 build.py
 
 # What Triton would compile in a pod at its first use, where there is neither a compiler nor Python's headers. The
 # builder's Python must be the base's.

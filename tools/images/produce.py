@@ -6,7 +6,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from images.builders import Builder
 from images.errors import ImageError
 from toolbox.paths import cache_root
 from toolbox.progress import Progress, Step
+
+# Where the Dockerfile's compiler stage has its cache.
+KERNELS_IN_BUILD = "/cache/native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +48,83 @@ def produce(
     `push`: HOST[:PORT][/PREFIX] of the registry they go to. `known_as`: that registry as the cluster's nodes name it,
     where this differs. Raises ImageError.
     """
-    if unknown := set(names) - set(catalog.ALL):
-        raise ImageError(f"no image named {sorted(unknown)}; there are {list(catalog.ALL)}")
     plain = push is not None and registry.speaks_plain_http(push)
+    shop = workshop(progress, plain_http_push=plain and not registry.is_loopback(push or ""), env=env)
+    return shop.produce(names, push, known_as or push or "localhost", plain=plain)
+
+
+def workshop(progress: Progress, *, plain_http_push: bool, env: Mapping[str, str] = os.environ) -> Workshop:
+    """What builds images on this machine; takes seconds. Raises ImageError where nothing can.
+
+    `plain_http_push`: images go to a registry on another address that speaks plain HTTP; not every builder does.
+    """
     store = cache_root(env) / "images"
     store.mkdir(parents=True, exist_ok=True)
-    builder = builders.find(store, plain_http_push=plain and not registry.is_loopback(push or ""))
-    with _alone(store, progress):
-        base = bases.choose(builder, env)
-        work = _Work(builder, base, store, progress, env)
-        return {name: work.image(name, push, known_as or push or "localhost", plain=plain) for name in names}
+    builder = builders.find(store, plain_http_push=plain_http_push)
+    return Workshop(builder, bases.choose(builder, env), store, progress, env)
+
+
+def unbuilt(names: Sequence[str], *, plain_http_push: bool, env: Mapping[str, str] = os.environ) -> list[str]:
+    """The images that are in the builder's store for no base that may be chosen; asks no registry, never fails."""
+    shops = []
+    for answer in (True, False):
+        with suppress(ImageError):
+            builder = builders.find(cache_root(env) / "images", plain_http_push=plain_http_push)
+            base = bases.choose(builder, env, reachable=lambda answer=answer: answer)  # type: ignore[misc]
+            shops.append(Workshop(builder, base, cache_root(env) / "images", Progress(), env))
+    return [name for name in names if all(shop.missing([name]) for shop in shops)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Workshop:
+    """A builder, the images that builds start from, and the folder `store` for layers."""
+
     builder: Builder
     base: bases.Base
     store: Path
     progress: Progress
     env: Mapping[str, str]
 
-    def image(self, name: str, push: str | None, known_as: str, *, plain: bool) -> Image:
-        target = catalog.TARGETS.get(name)
-        image = target.image if target else name
-        tag = catalog.tag(target, self.base.runtime, self.base.builder) if target else model.tag()
-        local = f"localhost/{image}:{tag}"
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """The images that are not in the builder's store."""
+        return [name for name in names if not self.builder.has(self._local(name))]
+
+    def build(self, names: Sequence[str]) -> None:
+        """Builds the images that are not in the builder's store. Raises ImageError."""
+        with _alone(self.store, self.progress):
+            for name in self.missing(names):
+                self._build(name)
+
+    def produce(self, names: Sequence[str], push: str | None, known_as: str, *, plain: bool) -> dict[str, Image]:
+        """See the function `produce`; `plain`: the registry `push` speaks plain HTTP."""
+        if unknown := set(names) - set(catalog.ALL):
+            raise ImageError(f"no image named {sorted(unknown)}; there are {list(catalog.ALL)}")
+        with _alone(self.store, self.progress):
+            return {name: self._image(name, push, known_as, plain=plain) for name in names}
+
+    def _image(self, name: str, push: str | None, known_as: str, *, plain: bool) -> Image:
+        local = self._local(name)
+        image, _, tag = local.removeprefix("localhost/").rpartition(":")
         digest = registry.digest_of(push, image, tag) if push and plain else None
         if digest is None and not self.builder.has(local):
-            if target:
-                self._build_target(target, local)
-            else:
-                with self.progress.step(f"build {image}") as step:
-                    model.build(self.builder, local, step, self.store)
+            self._build(name)
         if push and digest is None:
             with self.progress.step(f"push {image}") as step:
                 digest = self.builder.push(local, f"{push}/{image}:{tag}", step, plain_http=plain)
         return Image(f"{known_as}/{image}", tag, digest or "")
+
+    def _local(self, name: str) -> str:
+        """What the image is called in the builder's store."""
+        if target := catalog.TARGETS.get(name):
+            return f"localhost/{target.image}:{catalog.tag(target, self.base.runtime, self.base.builder)}"
+        return f"localhost/{name}:{model.tag()}"
+
+    def _build(self, name: str) -> None:
+        if target := catalog.TARGETS.get(name):
+            self._build_target(target, self._local(name))
+        else:
+            with self.progress.step(f"build {name}") as step:
+                model.build(self.builder, self._local(name), step, self.store)
 
     def _build_target(self, target: catalog.Target, reference: str) -> None:
         for needed in (self.base.runtime, self.base.builder) if target.native else (self.base.runtime,):
@@ -96,12 +140,16 @@ class _Work:
             self.builder.build(catalog.REPOSITORY_ROOT, reference, step, target=target.name, arguments=arguments)
             return
         bundle = pipsettings.host_bundle(self.env)
+        # Kernels that this machine, or another build, has compiled from the same sources with the same compiler.
+        kernels = cache_root(self.env) / "native"
+        kernels.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             # Mounted for the build only: neither the index's address nor the certificates stay in the image.
             config = Path(folder) / "pip.conf"
             config.write_text(pipsettings.config_text(options, bundle=bundle is not None), encoding="utf-8")
             volumes = [f"{config}:/etc/pip.conf:ro"]
             volumes += [f"{bundle}:{pipsettings.BUNDLE_IN_IMAGE}:ro"] if bundle else []
+            volumes += [f"{kernels}:{KERNELS_IN_BUILD}"] if target.native else []
             self.builder.build(
                 catalog.REPOSITORY_ROOT, reference, step, target=target.name, arguments=arguments, volumes=volumes
             )

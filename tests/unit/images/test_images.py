@@ -1,6 +1,7 @@
 """What decides about images: tags by content, the base, and how a build reaches packages."""
 
 import http.server
+import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from images import base, catalog, pipsettings, registry
 from images.base import apt_sources, choose
 from images.builders import Builder
 from images.errors import ImageError
+from images.produce import Workshop, unbuilt
+from toolbox.progress import Progress
 
 NOTHING = Builder("none", ("false",), mounts=True)
 ANYTHING = Builder("all", ("true",), mounts=True)
@@ -82,6 +85,64 @@ def test_a_base_image_that_is_asked_for_wins() -> None:
 def test_the_public_base_is_used_when_it_is_at_hand_or_reachable() -> None:
     assert choose(ANYTHING, {}, reachable=lambda: False).runtime == base.PUBLIC
     assert choose(NOTHING, {}, reachable=lambda: True).runtime == base.PUBLIC
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Workshop:
+    """A workshop whose builder writes its calls to `log` and has the images whose files are in `has`."""
+    program = tmp_path / "builder"
+    program.write_text(
+        f"""#!/bin/sh
+case $1 in
+inspect) test -e {tmp_path}/has/$(basename $4) ;;
+build) echo "$@" >> {tmp_path}/log; while test $1 != --tag; do shift; done; touch {tmp_path}/has/$(basename $2) ;;
+esac
+"""
+    )
+    program.chmod(0o755)
+    (tmp_path / "has").mkdir()
+    (tmp_path / "store").mkdir()
+    builder = Builder("buildah", (str(program),), mounts=True)
+    environment = {"OCTAVO_CACHE": str(tmp_path / "cache")}
+    return Workshop(
+        builder, base.Base("base", "compiler", {}), tmp_path / "store", Progress(io.StringIO()), environment
+    )
+
+
+def test_images_that_are_there_are_not_built_again(shop: Workshop, tmp_path: Path) -> None:
+    assert shop.missing(["operator", "gateway"]) == ["operator", "gateway"]
+    shop.build(["operator"])
+    assert shop.missing(["operator", "gateway"]) == ["gateway"]
+    images = shop.produce(["operator", "gateway"], None, "localhost", plain=False)
+    assert images["gateway"].repository == "localhost/octavo-gateway"
+    calls = (tmp_path / "log").read_text().splitlines()
+    assert [call.split("--target ")[1].split()[0] for call in calls] == ["operator", "gateway"]
+
+
+def test_a_build_with_kernels_finds_those_that_this_machine_has_compiled(shop: Workshop, tmp_path: Path) -> None:
+    shop.build(["gateway", "server-cpu"])
+    gateway, server = (tmp_path / "log").read_text().splitlines()
+    mount = f"--volume {tmp_path}/cache/native:/cache/native "
+    assert mount in server
+    assert "/cache/native" not in gateway
+    dockerfile = (catalog.REPOSITORY_ROOT / "Dockerfile").read_text()
+    assert "OCTAVO_CACHE=/cache python3 build.py" in dockerfile
+
+
+def test_an_image_counts_as_built_for_whichever_base_may_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("images.builders.find", lambda *_, **__: NOTHING)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert unbuilt(["operator"], plain_http_push=True, env={"OCTAVO_CACHE": str(tmp_path)}) == ["operator"]
+    monkeypatch.undo()
+    monkeypatch.setattr("images.builders.find", lambda *_, **__: ANYTHING)
+    assert unbuilt(["operator"], plain_http_push=True, env={"OCTAVO_CACHE": str(tmp_path)}) == []
+
+
+def test_an_unknown_image_is_refused_with_the_known_ones(shop: Workshop) -> None:
+    with pytest.raises(ImageError, match=r"no image named \['torch'\]; there are"):
+        shop.produce(["torch"], None, "localhost", plain=False)
 
 
 def test_without_a_registry_and_mmdebstrap_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,8 +61,10 @@ def compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where built objects are kept between clones: $OCTAVO_CACHE or ~/.cache/octavo."""
-    return Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo")
+    """Where built objects are kept between clones: $OCTAVO_CACHE, $XDG_CACHE_HOME/octavo or ~/.cache/octavo."""
+    if own := os.environ.get("OCTAVO_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
 def object_name(variant: str) -> str:
@@ -89,17 +91,21 @@ def build(target: Path = HERE, names: tuple[str, ...] = (), say: Callable[[str],
         return list(pool.map(one, names or tuple(variants())))
 
 
+def uncached() -> list[str]:
+    """The variants that `build` would compile. Raises CompilerMissingError."""
+    return [name for name, flags in variants().items() if not _cached(object_name(name), flags).exists()]
+
+
 def compile_object(name: str, flags: tuple[str, ...], say: Callable[[str], None] = lambda _: None) -> Path:
     """The kernels compiled with the common and these flags: path in the cache, compiled when it is not there."""
-    command, flags = compiler(), (*COMMON_FLAGS, *flags)
-    version = subprocess.run([command, "--version"], check=True, capture_output=True, text=True).stdout
-    result = cache_folder() / f"native-{_digest(version, flags)}" / name
+    command = compiler()
+    result = _cached(name, flags)
     if not result.exists():
         say(f"compiling {name}")
         result.parent.mkdir(parents=True, exist_ok=True)
         partial = result.with_suffix(f".{os.getpid()}")
         subprocess.run(
-            [command, *flags, "-o", str(partial), str(HERE / "kernels.cpp")],
+            [command, *COMMON_FLAGS, *flags, "-o", str(partial), str(HERE / "kernels.cpp")],
             check=True,
             capture_output=True,
             text=True,
@@ -108,11 +114,13 @@ def compile_object(name: str, flags: tuple[str, ...], say: Callable[[str], None]
     return result
 
 
-def _digest(version: str, flags: tuple[str, ...]) -> str:
-    digest = hashlib.sha256("\0".join((version, *flags)).encode())
+def _cached(name: str, flags: tuple[str, ...]) -> Path:
+    """Where the object is, or will be: by compiler, C library, flags and sources."""
+    version = subprocess.run([compiler(), "--version"], check=True, capture_output=True, text=True).stdout
+    digest = hashlib.sha256("\0".join((version, *platform.libc_ver(), *COMMON_FLAGS, *flags)).encode())
     for source in sorted((*HERE.glob("*.h"), *HERE.glob("*.cpp"))):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:16]
+    return cache_folder() / "native" / digest.hexdigest()[:16] / name
 
 
 def main() -> int:

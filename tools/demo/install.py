@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from demo.cluster import Cluster, ClusterError
 from images import catalog
-from images.produce import produce
+from images.produce import produce, workshop
+from localcluster import host as machine
 from localcluster import record, status
 from localcluster.addresses import Addresses
 from localcluster.up import up
-from toolbox import program
+from toolbox import ensure, program
+from toolbox.catalog import NODE
 from toolbox.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +25,8 @@ SYSTEM = "octavo-system"
 LOCAL_REGISTRY = "localhost:5000"
 EXAMPLE = ROOT / "examples" / "smollm2.yaml"
 MODEL_IMAGE = "models/smollm2"
+# What a local cluster with the chart on it needs.
+PROGRAMS = (*NODE, "kubectl", "helm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,12 @@ def install(
             "CLUSTER=current needs REGISTRY=host:port, a registry that this machine can push to and the cluster's "
             "nodes can pull from (kind and k3d: see their page on local registries)"
         )
-    helm, kubectl = program("helm"), program("kubectl")
     if name is None:
+        kubectl, helm = ensure(("kubectl", "helm"), progress)
         cluster, push, known_as, host = Cluster(kubectl, helm, None), registry or "", registry or "", ""
     else:
         local = _local(name, progress, audit_policy)
-        cluster = Cluster(kubectl, helm, local.kubeconfig)
+        cluster = Cluster(program("kubectl"), program("helm"), local.kubeconfig)
         addresses = Addresses(local.network or 0)
         push, known_as, host = addresses.registry, LOCAL_REGISTRY, addresses.host
     images = produce(catalog.DEFAULT, progress, push=push, known_as=known_as)
@@ -86,12 +91,21 @@ def install(
 
 
 def _local(name: str, progress: Progress, audit_policy: str | None) -> record.Record:
-    """The running cluster of this name, or a new one."""
+    """The running cluster of this name, or a new one; then with the programs and the images that it needs, built."""
     found = record.load(name)
     if found is not None and found.up and status.report(found)[1]:
         progress.note(f"cluster {name} is up already: {found.server}")
         return found
-    return up(name, None, None, control_plane_only=False, progress=progress, audit_policy=audit_policy)
+    # What cannot work is said before minutes of compiling.
+    machine.require_node()
+    shop = workshop(progress, plain_http_push=True)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # Images wait for packages, of Debian and of Python, while the Go compiler computes.
+        images = pool.submit(shop.build, catalog.DEFAULT)
+        ensure(PROGRAMS, progress)
+        started = up(name, None, None, control_plane_only=False, progress=progress, audit_policy=audit_policy)
+        images.result()
+    return started
 
 
 def _this_machine(name: str) -> dict[str, dict[str, str]]:

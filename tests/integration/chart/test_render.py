@@ -164,6 +164,26 @@ def test_gateways_find_each_other_and_may_talk(render: Render) -> None:
     assert any(peer in rule.get("to", ()) and rule["ports"] == admin for rule in policy["spec"]["egress"])
 
 
+def test_gateways_may_wake_models(render: Render) -> None:
+    objects = render()
+    assert "--operator-service=octavo-operator-wake.octavo-system" in container(objects, "octavo-gateway")["args"]
+    (service,) = named(objects, "Service", "octavo-operator-wake")
+    port = [{"protocol": "TCP", "port": service["spec"]["ports"][0]["port"]}]
+    operators = {"podSelector": {"matchLabels": service["spec"]["selector"]}}
+    (gateway,) = named(objects, "Deployment", "octavo-gateway")
+    gateways = {"podSelector": {"matchLabels": gateway["spec"]["selector"]["matchLabels"]}}
+    (out,) = named(objects, "NetworkPolicy", "octavo-gateway")
+    (into,) = named(objects, "NetworkPolicy", "octavo-operator")
+    assert {"to": [operators], "ports": port} in out["spec"]["egress"]
+    assert any(gateways in rule.get("from", ()) and rule["ports"] == port for rule in into["spec"]["ingress"])
+
+
+def test_a_gateway_that_drains_is_alive_and_not_ready(render: Render) -> None:
+    gateway = container(render(), "octavo-gateway")
+    paths = {name: gateway[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
+    assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
+
+
 def test_workers_of_gateways_may_talk_too(render: Render) -> None:
     objects = render("gateway.workers=3")
     assert "--workers=3" in container(objects, "octavo-gateway")["args"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.native import needs_native
 
 from octavo_inference.build import load_engine
 from octavo_inference.config import EngineSettings
@@ -30,6 +31,7 @@ def expect(owner: LLMDeployment, memory: str, found: ModelReport) -> Estimate:
     return expected
 
 
+@needs_native
 @pytest.mark.parametrize(
     ("engine", "settings"),
     [

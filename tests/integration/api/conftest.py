@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from tests.support.native import require_native
 from tests.support.ports import free_port
 from tests.support.servers import until_ready
 
@@ -62,6 +63,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    require_native()
     servers: list[Running] = []
 
     def begin(*flags: str, environment: dict[str, str] | None = None, wait: bool = True) -> Running:

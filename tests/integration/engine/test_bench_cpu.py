@@ -8,15 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from octavo_inference.ops.native import library
+from tests.support.native import needs_native
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.skipif(
-        not library.available(), reason="no native kernels: `python -m octavo_inference.ops.native.build`"
-    ),
+    needs_native,
     pytest.mark.timeout(1200),
 ]
 # One thread: two of a step wait for each other, and on a busy machine mostly for a core.

@@ -11,15 +11,13 @@ import random
 from typing import Any, Literal
 
 import pytest
+from tests.support.native import needs_native
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.ops.native import library
 
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not library.available(), reason="no native kernels: run `python -m octavo_inference.ops.native.build`"
-    ),
+    needs_native,
 ]
 
 STORY = (

@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.support.native import needs_native
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo_inference.model.load import LoadedModel, load_model
 from octavo_inference.model.weights import Tensor, dequantize
 from octavo_inference.ops.cpu import CpuBackend
-from octavo_inference.ops.native import library
 from octavo_inference.run.batch import Batch, Float32, SampleRows
 
-pytestmark = pytest.mark.skipif(
-    not library.available(), reason="no native kernels: run `python -m octavo_inference.ops.native.build` (needs g++)"
-)
+pytestmark = needs_native
 
 LAYER_NAMES = {
     "input_norm": "input_layernorm",

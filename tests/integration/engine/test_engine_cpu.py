@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.native import needs_native
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.ops.native import library
 
-pytestmark = pytest.mark.skipif(
-    not library.available(), reason="no native kernels: run `python -m octavo_inference.ops.native.build` (needs g++)"
-)
+pytestmark = needs_native
 
 STORY = (
     "In a small town by the sea there lived a clockmaker who repaired every clock but his own. Each morning he walked "

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.support.native import needs_native
 from transformers import AutoModelForCausalLM
 
 from octavo_inference import LLM, SamplingParams
@@ -58,6 +59,7 @@ def test_the_gguf_files_of_these_tests_are_read_alike_by_transformers(name: str,
         assert (theirs[key] - tensor).abs().max() < 1e-6, key
 
 
+@needs_native
 @pytest.mark.parametrize("name", ["qwen3", "phi3", "gemma2", "gemma3"])
 def test_the_engine_answers_like_generate(name: str, tmp_path: Path) -> None:
     model = build(FAMILIES[name])

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.native import require_native
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.model.load import find_model, load_text
-from octavo_inference.ops.native import library
 
 torch = pytest.importorskip("torch", reason="compares with transformers")
 transformers = pytest.importorskip("transformers", reason="compares with transformers")
@@ -97,8 +97,8 @@ def assert_greedy(oracle: Any, prompt: list[int], answer: list[int], margin: flo
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(oracle: Any, backend: Any, margin: float, ties: int) -> None:
-    if backend == "cpu" and not library.available():
-        pytest.skip("no native kernels: run `python -m octavo_inference.ops.native.build` (needs g++)")
+    if backend == "cpu":
+        require_native()
     # Not the file's own four bits: their activations are rounded to bytes, which test_cpu_quality.py bounds.
     dtype = "bfloat16" if backend == "cpu" else "auto"
     llm = LLM("smollm2", backend=backend, dtype=dtype, max_model_len=128, kv_memory="256Mi", max_running_requests=32)

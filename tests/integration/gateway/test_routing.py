@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.integration.gateway.conftest import Gateway, StartGateway
+from tests.support.native import require_native
 from tests.support.ports import free_port
 from tests.support.servers import until_ready
 from tests.support.waiting import eventually
@@ -44,6 +45,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    require_native()
     found = []
     for _ in range(2):
         port, admin = free_port(), free_port()

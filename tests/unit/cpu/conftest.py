@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.native import require_native
 
 from octavo_inference.ops.native import library
 from octavo_inference.ops.native.library import Kernels
@@ -19,7 +20,7 @@ BUILT = [*library.available(), *EXTRA] or ["none"]
 @pytest.fixture(scope="session", params=BUILT, ids=lambda p: p.stem if isinstance(p, Path) else p)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     if request.param == "none":
-        pytest.skip("no native kernels: run `python -m octavo_inference.ops.native.build` (needs g++)")
+        require_native()
     if isinstance(request.param, Path):
         return library.open_library(request.param.stem, request.param)
     return library.load(request.param)

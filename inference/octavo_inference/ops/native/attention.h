@@ -53,16 +53,15 @@ static OCTAVO_INLINE void score_columns(const typename P::Act* q, int dim, const
 template <class P, int R, int NV>
 static OCTAVO_INLINE void add_values(const typename P::Act* p, const typename P::Elem* values, int dim,
                                      const float* rescale, float* out, const char* ahead) {
-  Vec acc[R][NV];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-    for (int c = 0; c < NV; c++) acc[r][c] = load(out + r * dim + c * W) * rescale[r];
+  Vec acc[R][NV] = {};
   dot_tile<P, R, NV>(p, CHUNK, values, dim * P::GROUP, CHUNK / P::GROUP, acc, Prefetch{ahead, 64});
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int c = 0; c < NV; c++) store(out + r * dim + c * W, acc[r][c]);
+    for (int c = 0; c < NV; c++) {
+      float* at = out + r * dim + c * W;
+      store(at, fma(load(at), splat(rescale[r]), acc[r][c]));
+    }
 }
 
 // Base-2 softmax of one row of scores against the running maximum; returns the factor for what was summed before.

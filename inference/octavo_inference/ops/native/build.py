@@ -22,6 +22,9 @@ COMMON_FLAGS = (
     "-O3",
     # Not -ffast-math: linked into a shared object it would switch off denormals in the whole process.
     "-fno-math-errno",
+    # The compiler would choose among the products of a sum, and otherwise in each tile: what the kernels fuse they write
+    # as fma(), so that a row's result does not depend on the tile it is computed in.
+    "-ffp-contract=off",
     "-fPIC",
     "-shared",
     "-pthread",

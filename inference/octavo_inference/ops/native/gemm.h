@@ -9,14 +9,15 @@
 
 namespace octavo {
 
-// What happens to a finished tile row of PANEL columns starting at column `col`.
+// What happens to a finished row of a tile: the sums of the PANEL columns from `col` on.
 struct StoreFloats {
   float* out;
   i64 stride;
   const float* bias;
-  OCTAVO_INLINE void operator()(i64 row, i64 col, const Vec (&acc)[PANEL_VECS]) const {
+  OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     for (int c = 0; c < PANEL_VECS; c++) {
-      Vec v = bias ? acc[c] + load(bias + col + c * W) : acc[c];
+      Vec v = load(sums + c * W);
+      if (bias) v += load(bias + col + c * W);
       store(out + row * stride + col + c * W, v);
     }
   }
@@ -28,11 +29,12 @@ struct AddToResidual {
   i64 stride;
   const float* bias;
   float scale;
-  OCTAVO_INLINE void operator()(i64 row, i64 col, const Vec (&acc)[PANEL_VECS]) const {
+  OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     float* at = out + row * stride + col;
     for (int c = 0; c < PANEL_VECS; c++) {
-      Vec v = bias ? acc[c] + load(bias + col + c * W) : acc[c];
-      store(at + c * W, load(at + c * W) + scale * v);
+      Vec v = load(sums + c * W);
+      if (bias) v += load(bias + col + c * W);
+      store(at + c * W, fma(splat(scale), v, load(at + c * W)));
     }
   }
 };
@@ -44,10 +46,10 @@ struct Gated {
   i64 stride;
   const float* bias;
   bool gelu;
-  OCTAVO_INLINE void operator()(i64 row, i64 col, const Vec (&acc)[PANEL_VECS]) const {
+  OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     constexpr int HALF = PANEL_VECS / 2;
     for (int c = 0; c < HALF; c++) {
-      Vec gate = acc[c], up = acc[c + HALF];
+      Vec gate = load(sums + c * W), up = load(sums + (c + HALF) * W);
       if (bias) gate += load(bias + col + c * W), up += load(bias + col + (c + HALF) * W);
       store(out + row * stride + col / 2 + c * W, (gelu ? gelu_tanh(gate) : silu(gate)) * up);
     }
@@ -55,14 +57,17 @@ struct Gated {
 };
 
 // A function of its own: inlined into the choice among row counts, GCC keeps part of the accumulators in memory and the
-// tile loses up to a third of its speed.
-template <class Kernel, int R, class Epilogue>
-static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a, i64 cols, const uint8_t* panel, i64 row, i64 col,
-                      const Epilogue& epilogue, Prefetch prefetch) {
+// tile loses up to a third of its speed. What happens to the sums is none of its business: through a buffer in the L1
+// cache all epilogues share it, which costs nothing measurable and compiles it once.
+template <class Kernel, int R>
+static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a, i64 cols, const uint8_t* panel,
+                                                float* sums, Prefetch prefetch) {
   Vec acc[R][PANEL_VECS] = {};
   Kernel::template tile<R>(a, cols, panel, acc, prefetch);
 #pragma GCC unroll 12
-  for (int r = 0; r < R; r++) epilogue(row + r, col, acc[r]);
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
 }
 
 // Rows of activations that stay in the L2 cache while the panels pass by.
@@ -103,14 +108,16 @@ struct Gemm {
     const i64 tiles = (count + Kernel::MAX_TILE - 1) / Kernel::MAX_TILE;
     // One tile streams its own panel ahead; several share the next panel among them.
     const i64 stride = tiles == 1 ? Kernel::STEP_BYTES : Kernel::STEP_BYTES / tiles;
+    alignas(64) float sums[Kernel::MAX_TILE * PANEL];
     for (i64 tile = 0; tile < tiles; tile++) {
       const i64 first = start + count * tile / tiles, last = start + count * (tile + 1) / tiles;
       const uint8_t* ahead =
           tiles == 1 ? weights + 4096 : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
       with_rows<Kernel::MAX_TILE>(int(last - first), [&]<int R>() {
-        gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, first, index * PANEL, epilogue,
+        gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, sums,
                              Prefetch{reinterpret_cast<const char*>(ahead), stride});
       });
+      for (i64 row = first; row < last; row++) epilogue(row, index * PANEL, sums + (row - first) * PANEL);
     }
   }
 };

@@ -60,11 +60,12 @@ struct Int8Kernel {
 #pragma GCC unroll 4
       for (int c = 0; c < PANEL_VECS; c++) {
         const Input& x = a[r * stride];
-        Vec product = __builtin_convertvector(sums[r][c], Vec) * x.scale;
-        if constexpr (OFFSET != 0) product = splat(x.sum) * float(-OFFSET) + product;
-        acc[r][c] = product * scale[c] + acc[r][c];
+        const Vec exact = __builtin_convertvector(sums[r][c], Vec);
+        const Vec product =
+            OFFSET ? fma(exact, splat(x.scale), splat(x.sum * float(-OFFSET))) : exact * x.scale;
+        acc[r][c] = fma(product, scale[c], acc[r][c]);
         if constexpr (!Q::SIGNED)
-          acc[r][c] = splat(Q::SUMS == 2 ? x.half_sum[PART] : x.sum) * Q::minimum(block, PART, c) + acc[r][c];
+          acc[r][c] = fma(splat(Q::SUMS == 2 ? x.half_sum[PART] : x.sum), Q::minimum(block, PART, c), acc[r][c]);
       }
   }
 

@@ -9,7 +9,7 @@ namespace octavo {
 template <class Act>
 static void rms_norm(const float* x, const float* weight, Act* out, i64 width, float eps) {
   Vec squares = {};
-  for (i64 i = 0; i < width; i += W) squares += load(x + i) * load(x + i);
+  for (i64 i = 0; i < width; i += W) squares = fma(load(x + i), load(x + i), squares);
   const float scale = 1.0f / std::sqrt(sum(squares) / float(width) + eps);
   for (i64 i = 0; i < width; i += W) store(out + i, load(x + i) * scale * load(weight + i));
 }
@@ -21,7 +21,7 @@ static inline void scale_row(float* row, float factor, i64 width) {
 // Adds a normed row, times `scale`, to the residual stream.
 static inline void add_normed(float* row, const float* weight, float* residual, i64 width, float eps, float scale) {
   rms_norm(row, weight, row, width, eps);
-  for (i64 i = 0; i < width; i += W) store(residual + i, load(residual + i) + scale * load(row + i));
+  for (i64 i = 0; i < width; i += W) store(residual + i, fma(splat(scale), load(row + i), load(residual + i)));
 }
 
 // Rotates the first `dim` elements of a head in place: pairs are (i, i + dim/2), as in safetensors checkpoints.

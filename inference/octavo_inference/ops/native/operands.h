@@ -24,7 +24,7 @@ struct Bf16Fma {
   static OCTAVO_INLINE Operand broadcast(const Act* a) {
     return splat(a[STEP]);
   }
-  static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return a * b + acc; }
+  static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return fma(a, b, acc); }
 };
 
 #if defined(__AVX512BF16__) || defined(OCTAVO_EMULATE_BF16_DOT)
@@ -49,7 +49,7 @@ struct Bf16Dot {
 #if defined(__AVX512BF16__)
     return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
-    return acc + (Vec)(a << 16) * (Vec)(b << 16) + (Vec)(a & 0xffff0000u) * (Vec)(b & 0xffff0000u);
+    return fma((Vec)(a & 0xffff0000u), (Vec)(b & 0xffff0000u), fma((Vec)(a << 16), (Vec)(b << 16), acc));
 #endif
   }
 };
@@ -72,7 +72,7 @@ struct F32 {
   static OCTAVO_INLINE Operand broadcast(const Act* a) {
     return splat(a[0]);
   }
-  static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return a * b + acc; }
+  static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return fma(a, b, acc); }
 };
 
 // What to pull into the caches while a tile is computed: one address per group, `stride` bytes apart.
@@ -101,21 +101,16 @@ OCTAVO_INLINE void dot_step(const typename P::Act* a, i64 lda, const typename P:
 template <class P, int R, int NV>
 OCTAVO_INLINE void dot_tile(const typename P::Act* a, i64 lda, const typename P::Elem* b, i64 ldb, i64 groups,
                             Vec (&acc)[R][NV], Prefetch prefetch) {
-  Vec sums[R][NV] = {};
   for (i64 g = 0; g < groups; g++) {
     __builtin_prefetch(prefetch.next);
     if constexpr (W == 16 && P::GROUP == 2 && NV == 2)
       if (prefetch.stride > 64) __builtin_prefetch(prefetch.next + 64);
     prefetch.next += prefetch.stride;
-    dot_step<P, 0>(a, lda, b, sums);
-    if constexpr (P::STEPS == 2) dot_step<P, 1>(a, lda, b, sums);
+    dot_step<P, 0>(a, lda, b, acc);
+    if constexpr (P::STEPS == 2) dot_step<P, 1>(a, lda, b, acc);
     a += P::GROUP;
     b += ldb;
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-    for (int c = 0; c < NV; c++) acc[r][c] += sums[r][c];
 }
 
 // Calls f.template operator()<n>() for the run-time row count n in 1..MAX_ROWS: tiles keep their accumulators in

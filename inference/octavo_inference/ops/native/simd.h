@@ -1,7 +1,8 @@
 // Vectors in the native width of the instruction set this file is compiled for.
 //
 // GCC/Clang vector extensions carry all arithmetic, so every variant (AVX-512, AVX2, SSE2, NEON) runs the same source;
-// intrinsics appear only where the compiler cannot find the instruction: the bf16 dot product and rounding to bf16.
+// intrinsics appear only where the compiler cannot find the instruction (the bf16 dot product, rounding to bf16) or must
+// not choose for itself (the fused multiply-add).
 #pragma once
 
 #include <cmath>
@@ -10,6 +11,8 @@
 #include <utility>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define OCTAVO_INLINE inline __attribute__((always_inline))
@@ -121,6 +124,19 @@ OCTAVO_INLINE Vec load_half(const uint16_t* p) {
 #endif
 }
 
+// a * b + c: rounded once where the instruction set fuses it, twice elsewhere, in one variant always the same.
+OCTAVO_INLINE Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && !defined(OCTAVO_VECTOR_FLOATS)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__) && !defined(OCTAVO_VECTOR_FLOATS)
+  return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
 OCTAVO_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 OCTAVO_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
@@ -157,12 +173,12 @@ OCTAVO_INLINE Vec exp2(Vec t) {
   Vec shifted = t + magic;
   Vec f = t - (shifted - magic);
   Vec p = splat(1.5403530e-4f);
-  p = p * f + 1.3333558e-3f;
-  p = p * f + 9.6181291e-3f;
-  p = p * f + 5.5504109e-2f;
-  p = p * f + 2.4022651e-1f;
-  p = p * f + 6.9314718e-1f;
-  p = p * f + 1.0f;
+  p = fma(p, f, splat(1.3333558e-3f));
+  p = fma(p, f, splat(9.6181291e-3f));
+  p = fma(p, f, splat(5.5504109e-2f));
+  p = fma(p, f, splat(2.4022651e-1f));
+  p = fma(p, f, splat(6.9314718e-1f));
+  p = fma(p, f, splat(1.0f));
   return (Vec)((UVec)p + ((UVec)shifted << 23));
 }
 

@@ -1,0 +1,107 @@
+"""A row's result is the same bits whatever rows are computed with it: every row count, every weight format.
+
+A tile of each row count is compiled on its own. All must order and fuse the same sums, or a request's answer depends
+on the requests beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo_inference.model.blocks import BlockFormat
+from octavo_inference.model.weights import Tensor
+from octavo_inference.ops.cpu import CpuBackend
+from octavo_inference.ops.native.library import Kernels
+from octavo_inference.ops.native.packing import Packed, Packer, address
+
+from .test_forward import MIXED, TINY, Story, batch_of, create, quantised_weights, random_weights
+from .test_linear import Float32, linear, stored
+from .test_quantised import BLOCKS, random_blocks, round_rows
+
+MORE = 3  # rows beyond two full tiles
+
+
+def test_a_row_of_a_float_linear(kernels: Kernels, team: int, rng: np.random.Generator) -> None:
+    most = 2 * kernels.info.max_rows + MORE
+    for format_ in ("bf16", "f32"):
+        weights, a = rng.standard_normal((70, 256), np.float32), rng.standard_normal((most, 256), np.float32)
+        packed = Packed()
+        matrix = Packer(kernels, team, format_, packed).matrix((stored(weights),), biases=(stored(weights[:, 0]),))
+        alone = np.concatenate([linear(kernels, team, matrix, a[i : i + 1]) for i in range(most)])
+        for rows in range(2, most + 1):
+            np.testing.assert_array_equal(linear(kernels, team, matrix, a[:rows]), alone[:rows])
+            np.testing.assert_array_equal(linear(kernels, team, matrix, a[-rows:]), alone[-rows:])
+
+
+@pytest.mark.parametrize("format_", BLOCKS)
+def test_a_row_of_a_quantised_linear(
+    kernels: Kernels, team: int, rng: np.random.Generator, format_: BlockFormat
+) -> None:
+    most = 2 * kernels.info.max_rows + MORE
+    packed = Packed()
+    matrix = Packer(kernels, team, "auto", packed).matrix((random_blocks(rng, format_, 70, 512),))
+    a = rng.standard_normal((most, 512), np.float32)
+
+    def product(rows: Float32) -> Float32:
+        blocks = round_rows(kernels, rows)
+        out = np.empty((len(rows), matrix.rows), np.float32)
+        kernels.library.octavo_linear(team, matrix, address(blocks), len(rows), address(out))
+        return out
+
+    alone = np.concatenate([product(a[i : i + 1]) for i in range(most)])
+    for rows in range(2, most + 1):
+        np.testing.assert_array_equal(product(a[:rows]), alone[:rows])
+        np.testing.assert_array_equal(product(a[-rows:]), alone[-rows:])
+
+
+EVERYTHING: dict[str, object] = {
+    "heads": 6,
+    "kv_heads": 2,
+    "head_dim": 48,
+    "qk_norm": True,
+    "windows": (9, None),
+    "output_norms": True,
+    "activation": "gelu_tanh",
+    "attention_softcap": 5.0,
+    "logit_softcap": 3.0,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.3,
+}
+
+
+@pytest.fixture(params=["float32", "bfloat16", "auto"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[{}, EVERYTHING], ids=["llama", "everything"])
+def backend(request: pytest.FixtureRequest, kernels: Kernels, rng: np.random.Generator, dtype: str) -> CpuBackend:
+    config = replace(TINY, hidden=96, intermediate=128, **request.param)
+    weights = quantised_weights(config, rng, MIXED) if dtype == "auto" else random_weights(config, rng)
+    # As large as those of a trained model: the softmax leaves out little, and a wrong last bit shows.
+    weights = replace(weights, final_norm=Tensor("f32", (96,), np.full(96, 3, np.float32)))
+    return create(config, weights, kernels, dtype=dtype, max_running=32, num_blocks=64)
+
+
+def test_a_step_of_decode(kernels: Kernels, backend: CpuBackend, rng: np.random.Generator) -> None:
+    most = 2 * kernels.info.max_rows + MORE
+    given = [Story(rng.integers(0, TINY.vocab, 20 + i).tolist(), [2 * i, 2 * i + 1], 0, 19 + i) for i in range(most)]
+    for story in given:
+        backend.logits(batch_of([story]))
+    given = [replace(story, start=story.end, end=story.end + 1) for story in given]
+    alone = np.concatenate([backend.logits(batch_of([story])) for story in given])
+    for rows in range(2, most + 1):
+        np.testing.assert_array_equal(backend.logits(batch_of(given[:rows])), alone[:rows])
+
+
+def test_a_prompt_in_chunks_of_every_length(kernels: Kernels, backend: CpuBackend, rng: np.random.Generator) -> None:
+    most = 2 * kernels.info.max_rows + MORE
+    tokens = rng.integers(0, TINY.vocab, 40 + most).tolist()
+    expected = backend.logits(batch_of([Story(tokens, [1, 7, 4], 0, len(tokens))]))
+    for length in range(1, most + 1):
+        for start in range(0, len(tokens), length):
+            found = backend.logits(batch_of([Story(tokens, [5, 2, 6], start, min(start + length, len(tokens)))]))
+        np.testing.assert_array_equal(found, expected)

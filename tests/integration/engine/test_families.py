@@ -36,6 +36,7 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
         compare(family, model, backend)
 
 
+@needs_native
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1])
 @pytest.mark.parametrize("name", ["llama-biases", "phi3", "gemma2"])
 def test_from_quantised_gguf(name: str, kind: Kind, tmp_path: Path) -> None:

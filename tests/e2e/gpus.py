@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tests.e2e import fileimages
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import Cluster
 from demo.install import Installation
@@ -30,13 +30,13 @@ def on_the_node(installation: Installation, count: int) -> Iterator[str]:
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     cluster.apply(_plugin(image, count))
     try:
-        eventually(f"{count} GPUs", lambda: gpus(cluster) == count, timeout=_TIMEOUT)
+        patiently(f"{count} GPUs", lambda: gpus(cluster) == count, timeout=_TIMEOUT)
         yield name
     finally:
         labels = ("nvidia.com/gpu.product-", "nvidia.com/gpu.memory-")
         cluster.run("label", "node", name, *labels)
         cluster.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
-        eventually("no GPU any more", lambda: gpus(cluster) == 0, timeout=_TIMEOUT)
+        patiently("no GPU any more", lambda: gpus(cluster) == 0, timeout=_TIMEOUT)
 
 
 def gpus(cluster: Cluster) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.examples import changed
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.traffic import Load, Stream, chat
@@ -32,12 +32,12 @@ def deployed(cluster: Cluster, resource: dict[str, Any], replicas: int) -> Itera
     name = resource["metadata"]["name"]
     cluster.apply(resource)
     try:
-        eventually(f"{name} ready", lambda: ready(cluster, name), timeout=240)
-        eventually("replicas", lambda: len(cluster.ready_pods(name)) == replicas, timeout=240)
+        patiently(f"{name} ready", lambda: ready(cluster, name), timeout=240)
+        patiently("replicas", lambda: len(cluster.ready_pods(name)) == replicas, timeout=240)
         yield name
     finally:
         cluster.run("delete", RESOURCE, name, "-n", cluster.namespace, "--ignore-not-found", "--wait=false")
-        eventually(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=180)
+        patiently(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=180)
 
 
 def patch(cluster: Cluster, name: str, spec: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def test_a_conversation_goes_back_to_the_pod_that_remembers_it(cluster: Cluster,
             services = cluster.items("services", f"{LABEL}={service[LABEL]}")
             return any("RoundRobin" in json.dumps(item["metadata"].get("annotations", {})) for item in services)
 
-        eventually("the gateways are told", told, timeout=30)
+        patiently("the gateways are told", told, timeout=30)
         blind = found_again(url, name, ["kites", "tea", "maps", "snow", "bells"])
         print(f"\nprompt tokens of later turns found in a cache: {aware:.0%} prefix-aware, {blind:.0%} in turn")
         assert aware > 0.8
@@ -98,7 +98,7 @@ def test_a_burst_wakes_a_sleeper_and_every_request_is_answered(cluster: Cluster,
     scaling = {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 2, "idleSecondsToZero": 30, "scaleDown": QUICK}
     resource["spec"]["autoscaling"] = scaling
     with deployed(cluster, resource, 1) as name:
-        eventually("asleep", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=240)
+        patiently("asleep", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=240)
         load = Load(url, [tale(name, n, 24) for n in range(40)], requests_each=1, timeout=240)
         streams = load.join(300)
         lost = [stream for stream in streams if not stream.complete]
@@ -120,11 +120,11 @@ def test_without_the_operator_requests_go_on_and_its_return_takes_no_replica_awa
     with deployed(cluster, resource, 2) as name:
         pods = {pod["metadata"]["uid"] for pod in cluster.ready_pods(name)}
         patch(cluster, name, {"autoscaling": {"minReplicas": 1}})
-        eventually("seen", lambda: ready(cluster, name), timeout=60)
+        patiently("seen", lambda: ready(cluster, name), timeout=60)
         cluster.run("scale", "deployment", "octavo-operator", "-n", system, "--replicas=0")
         try:
             operators = "app.kubernetes.io/component=operator"
-            eventually("no operator", lambda: not cluster.items("pods", operators, system), timeout=120)
+            patiently("no operator", lambda: not cluster.items("pods", operators, system), timeout=120)
             load = Load(url, [tale(name, n, 24) for n in range(3)], requests_each=6, timeout=120)
             streams = load.join(180)
             assert len(streams) == 18
@@ -134,7 +134,7 @@ def test_without_the_operator_requests_go_on_and_its_return_takes_no_replica_awa
             cluster.run("scale", "deployment", "octavo-operator", "-n", system, f"--replicas={count}")
         began = time.monotonic()
         cluster.run("rollout", "status", "deployment/octavo-operator", "-n", system, "--timeout=180s", timeout=200)
-        eventually("one replica", lambda: len(cluster.ready_pods(name)) == 1, timeout=300)
+        patiently("one replica", lambda: len(cluster.ready_pods(name)) == 1, timeout=300)
         assert time.monotonic() - began >= window["stabilizationSeconds"], "a window must be seen before one goes"
         assert {pod["metadata"]["uid"] for pod in cluster.ready_pods(name)} <= pods
 
@@ -145,10 +145,10 @@ def test_a_killed_gateway_ends_only_its_own_streams(cluster: Cluster, url: str, 
     with deployed(cluster, changed(example, "crossing"), 1) as name:
         assert len(cluster.items("pods", gateways, system)) >= 2
         load = Load(url, [tale(name, n, 120) for n in range(8)], requests_each=8, timeout=240)
-        eventually("answers", lambda: len(load.results) >= 4, timeout=120)
+        patiently("answers", lambda: len(load.results) >= 4, timeout=120)
         victim = cluster.items("pods", gateways, system)[0]["metadata"]["name"]
         cluster.run("delete", "pod", victim, "-n", system, "--grace-period=0", "--force")
-        eventually("more answers", lambda: len(load.results) >= 30, timeout=240)
+        patiently("more answers", lambda: len(load.results) >= 30, timeout=240)
         load.stop()
         streams = load.join(240)
         broken = [stream for stream in streams if not stream.complete]
@@ -156,7 +156,7 @@ def test_a_killed_gateway_ends_only_its_own_streams(cluster: Cluster, url: str, 
         assert len(broken) <= 16, broken[:3]
         assert not any(stream.done for stream in broken), "a broken stream must not look complete"
         assert all(stream.complete for stream in streams[-8:]), streams[-8:]
-        eventually("both again", lambda: _ready(cluster, gateways, system) >= 2, timeout=120)
+        patiently("both again", lambda: _ready(cluster, gateways, system) >= 2, timeout=120)
 
 
 def _ready(cluster: Cluster, selector: str, namespace: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.metrics_api import external_metrics
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
@@ -58,9 +58,9 @@ def test_an_hpa_scales_up_under_load_and_down_after_it(
     body["spec"]["autoscaling"] = {"mode": "External"}
     cluster.apply(body)
     with external_metrics(cluster, system, installation.host, tmp_path / "pki"):
-        eventually("ready", lambda: len(cluster.ready_pods(NAME)) == 1, timeout=240)
+        patiently("ready", lambda: len(cluster.ready_pods(NAME)) == 1, timeout=240)
         cluster.apply(recipe())
-        eventually("metrics found", lambda: active(cluster), timeout=120)
+        patiently("metrics found", lambda: active(cluster), timeout=120)
         hpa = cluster.get("horizontalpodautoscaler", NAME) or {}
         assert (hpa["spec"]["minReplicas"], hpa["spec"]["maxReplicas"]) == (1, 2)
         assert replicas(cluster) == 1
@@ -73,12 +73,12 @@ def test_an_hpa_scales_up_under_load_and_down_after_it(
         many = Load(url, [story(n, 300) for n in range(6)], requests_each=50, timeout=300)
         few = Load(url, [story(9, 300)], requests_each=100, timeout=300)
         try:
-            eventually("spec.replicas raised by the HPA", lambda: replicas(cluster) == 2, timeout=180)
-            eventually("two replicas serve", lambda: len(cluster.ready_pods(NAME)) == 2, timeout=180)
+            patiently("spec.replicas raised by the HPA", lambda: replicas(cluster) == 2, timeout=180)
+            patiently("two replicas serve", lambda: len(cluster.ready_pods(NAME)) == 2, timeout=180)
             many.stop()
             streams = many.join(300)
-            eventually("spec.replicas lowered by the HPA", lambda: replicas(cluster) == 1, timeout=240)
-            eventually("one replica left", lambda: len(cluster.items("pods", selector)) == 1, timeout=240)
+            patiently("spec.replicas lowered by the HPA", lambda: replicas(cluster) == 1, timeout=240)
+            patiently("one replica left", lambda: len(cluster.items("pods", selector)) == 1, timeout=240)
         finally:
             many.stop()
             few.stop()

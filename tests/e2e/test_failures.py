@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e import fileimages
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
@@ -326,7 +326,7 @@ def explained(cluster: Cluster, case: Case) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_failure_is_explained(name: str, failing: Cluster, known: dict[str, Case]) -> None:
     case = known[name]
-    found = eventually(
+    found = patiently(
         f"{name} explained by {case.reasons} with {case.says}", lambda: explained(failing, case), timeout=TIMEOUT
     )
     assert len(found["message"]) <= 1024
@@ -342,7 +342,7 @@ def test_failure_is_explained(name: str, failing: Cluster, known: dict[str, Case
     assert (condition(body, "Ready") or {})["status"] == "False"
     # What people type first: the reason in the one line, everything in the description, the event at its end.
     assert found["reason"] in failing.run("get", "llmd", name, "-n", case.namespace, "--no-headers")
-    said = eventually("event", lambda: events(failing, case, found["reason"]), timeout=30)
+    said = patiently("event", lambda: events(failing, case, found["reason"]), timeout=30)
     assert any(all(text in note for text in case.says) for note in said), said
     description = failing.run("describe", "llmd", name, "-n", case.namespace)
     assert found["reason"] in description.partition("Events:")[2]
@@ -384,9 +384,7 @@ def test_failures_go_when_their_cause_goes(failing: Cluster, installation: Insta
     failing.run("delete", "resourcequota", "small", "-n", "failures-quota")
     cured = [("no-map", NAMESPACE), ("no-secret", NAMESPACE), ("too-big", NAMESPACE), ("crash", NAMESPACE)]
     for name, space in [*cured, ("quota", "failures-quota")]:
-        body = eventually(
-            f"{name} cured", lambda name=name, space=space: healthy(failing, name, space), timeout=TIMEOUT
-        )
+        body = patiently(f"{name} cured", lambda name=name, space=space: healthy(failing, name, space), timeout=TIMEOUT)
         assert "failures" not in body["status"]
         assert (condition(body, "Degraded") or {})["reason"] == "AsExpected"
         failing.run("delete", RESOURCE, name, "-n", space)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.examples import changed
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, ClusterError, condition
 from demo.traffic import Load, Stream, chat
@@ -37,7 +37,7 @@ def ready(cluster: Cluster, name: str) -> bool:
 
 def remove(cluster: Cluster, name: str) -> None:
     cluster.run("delete", RESOURCE, name, "-n", cluster.namespace, "--ignore-not-found", "--wait=false")
-    eventually(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=120)
+    patiently(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=120)
 
 
 def test_wrong_model_uri_is_named_in_the_status(cluster: Cluster, example: str) -> None:
@@ -52,7 +52,7 @@ def test_wrong_model_uri_is_named_in_the_status(cluster: Cluster, example: str) 
             texts = [found["message"], *(failure["message"] for failure in failures)]
             return next((text for text in texts if uri in text and found["status"] == "False"), "")
 
-        assert eventually("failure that names the URI", message, timeout=90)
+        assert patiently("failure that names the URI", message, timeout=90)
     finally:
         remove(cluster, "wrong-uri")
 
@@ -75,11 +75,11 @@ def test_nonsense_is_refused_with_the_field(cluster: Cluster, example: str, spec
 def test_killed_pod_ends_only_its_own_streams(cluster: Cluster, url: str, example: str) -> None:
     cluster.apply(changed(example, "killed", replicas=2))
     try:
-        eventually("two ready pods", lambda: len(cluster.ready_pods("killed")) == 2, timeout=180)
+        patiently("two ready pods", lambda: len(cluster.ready_pods("killed")) == 2, timeout=180)
         # Several chats each: the first ones may all go to one pod, when the gateway has not heard of the other yet.
         load = Load(url, [story("killed", n, 400) for n in range(6)], requests_each=20, timeout=300)
         try:
-            victim = eventually("streams on both pods", lambda: _busy_pod(cluster, "killed"), timeout=180)
+            victim = patiently("streams on both pods", lambda: _busy_pod(cluster, "killed"), timeout=180)
             cluster.run("delete", "pod", victim, "-n", cluster.namespace, "--grace-period=0", "--force")
         finally:
             load.stop()
@@ -92,7 +92,7 @@ def test_killed_pod_ends_only_its_own_streams(cluster: Cluster, url: str, exampl
         for stream in broken:
             assert stream.error, stream
             assert not stream.done, "a broken stream must not look complete"
-        eventually("a replacement", lambda: len(cluster.ready_pods("killed")) == 2, timeout=120)
+        patiently("a replacement", lambda: len(cluster.ready_pods("killed")) == 2, timeout=120)
         assert chat(url, story("killed", 1, 4)).complete
     finally:
         remove(cluster, "killed")
@@ -105,7 +105,7 @@ def test_operator_killed_during_a_rollout_converges_and_drops_nothing(
     name = "rollout"
     cluster.apply(changed(example, name))
     try:
-        eventually("ready", lambda: ready(cluster, name), timeout=180)
+        patiently("ready", lambda: ready(cluster, name), timeout=180)
         before = {pod["metadata"]["name"] for pod in cluster.ready_pods(name)}
         load = Load(url, [story(name, n, 60) for n in range(3)], requests_each=200, timeout=300)
         try:
@@ -119,7 +119,7 @@ def test_operator_killed_during_a_rollout_converges_and_drops_nothing(
                 now = {pod["metadata"]["name"] for pod in cluster.items("pods", f"{LABEL}={name}")}
                 return ready(cluster, name) and len(now) == 1 and not now & before
 
-            eventually("new pod alone", rolled, timeout=240)
+            patiently("new pod alone", rolled, timeout=240)
         finally:
             load.stop()
         streams = load.join(120)
@@ -133,13 +133,13 @@ def test_operator_killed_during_a_rollout_converges_and_drops_nothing(
 def test_deletion_leaves_nothing_behind(cluster: Cluster, example: str) -> None:
     name = "gone"
     cluster.apply(changed(example, name))
-    eventually("ready", lambda: ready(cluster, name), timeout=180)
+    patiently("ready", lambda: ready(cluster, name), timeout=180)
     kinds = "deployments,replicasets,pods,services,endpointslices,configmaps,serviceaccounts,"
     kinds += "poddisruptionbudgets,networkpolicies"
     assert cluster.items(kinds, f"{LABEL}={name}")
 
     cluster.run("delete", RESOURCE, name, "-n", cluster.namespace)
-    eventually("no child left", lambda: not cluster.items(kinds, f"{LABEL}={name}"), timeout=120)
+    patiently("no child left", lambda: not cluster.items(kinds, f"{LABEL}={name}"), timeout=120)
 
 
 def test_scale_to_zero_and_wake_by_a_request(cluster: Cluster, url: str, example: str) -> None:
@@ -149,7 +149,7 @@ def test_scale_to_zero_and_wake_by_a_request(cluster: Cluster, url: str, example
     resource["spec"]["autoscaling"] = {**scaling, "scaleDown": {"stabilizationSeconds": 5, "periodSeconds": 5}}
     cluster.apply(resource)
     try:
-        eventually("asleep", lambda: _asleep(cluster, name), timeout=240)
+        patiently("asleep", lambda: _asleep(cluster, name), timeout=240)
         woken: list[Stream] = []
         thread = threading.Thread(target=lambda: woken.append(chat(url, story(name, 1, 8))))
         thread.start()

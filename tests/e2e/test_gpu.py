@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.e2e import fileimages, gpus
 from tests.e2e.examples import changed
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import SYSTEM, Installation
@@ -95,7 +95,7 @@ def teller(models: Cluster, installation: Installation, cpu_image: str, telling:
     yield apply
     for name in made:
         models.run("delete", RESOURCE, name, "-n", NAMESPACE)
-        eventually(f"{name} gone", lambda name=name: not pods(models, name), timeout=TIMEOUT)
+        patiently(f"{name} gone", lambda name=name: not pods(models, name), timeout=TIMEOUT)
 
 
 def pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
@@ -122,16 +122,16 @@ def failure(cluster: Cluster, name: str, reason: str, *texts: str) -> str:
 
 def test_each_pod_gets_a_gpu_of_its_own_and_the_third_is_told_why_it_waits(models: Cluster, teller: Any) -> None:
     teller("two", {"count": 1}, replicas=2, rollout={"surgeScheduleTimeoutSeconds": 10})
-    eventually("two GPUs", lambda: seen(models, "two") == ["GPU-fake-0", "GPU-fake-1"], timeout=TIMEOUT)
+    patiently("two GPUs", lambda: seen(models, "two") == ["GPU-fake-0", "GPU-fake-1"], timeout=TIMEOUT)
 
     # No room beside them for a pod of a new spec: they are replaced in place.
     change = {"spec": {"engine": {"env": [{"name": "PYTHONPATH", "value": "/model"}, {"name": "A", "value": "b"}]}}}
     models.run("patch", RESOURCE, "two", "-n", NAMESPACE, "--type=merge", "-p", json.dumps(change))
-    eventually("in place", lambda: in_place(models, "two"), timeout=TIMEOUT)
+    patiently("in place", lambda: in_place(models, "two"), timeout=TIMEOUT)
 
     models.run("patch", RESOURCE, "two", "-n", NAMESPACE, "--type=merge", "-p", '{"spec": {"replicas": 3}}')
     says = ("asks for 10m CPUs", "1 nvidia.com/gpu (spec.resources)", "Insufficient nvidia.com/gpu", "; nodes have: 2 ")
-    eventually("the third waits", lambda: failure(models, "two", "Unschedulable", *says), timeout=TIMEOUT)
+    patiently("the third waits", lambda: failure(models, "two", "Unschedulable", *says), timeout=TIMEOUT)
     scheduled = condition(models.get(RESOURCE, "two"), "Scheduled") or {}
     assert (scheduled["status"], scheduled["reason"]) == ("False", "Unschedulable")
 
@@ -143,13 +143,13 @@ def in_place(cluster: Cluster, name: str) -> bool:
 
 def test_gpus_that_share_a_model_come_to_one_pod_at_once(models: Cluster, teller: Any) -> None:
     teller("shared", {"count": 2})
-    (both,) = eventually("both GPUs", lambda: seen(models, "shared"), timeout=TIMEOUT)
+    (both,) = patiently("both GPUs", lambda: seen(models, "shared"), timeout=TIMEOUT)
     assert sorted(both.split(",")) == ["GPU-fake-0", "GPU-fake-1"]
     assert seen(models, "shared", "shares") == ["1024"]
 
     teller("wide", {"count": 4})
     says = ("4 nvidia.com/gpu (spec.resources)", "no node has 4 of them", "nodes have: 2 ")
-    eventually("wide waits", lambda: failure(models, "wide", "Unschedulable", *says), timeout=TIMEOUT)
+    patiently("wide waits", lambda: failure(models, "wide", "Unschedulable", *says), timeout=TIMEOUT)
 
 
 def test_a_card_is_chosen_by_product_and_memory(models: Cluster, node: str, teller: Any) -> None:
@@ -157,26 +157,26 @@ def test_a_card_is_chosen_by_product_and_memory(models: Cluster, node: str, tell
 
     def waits(*texts: str) -> None:
         asked = "1 nvidia.com/gpu of product 'NVIDIA-L4' with at least 24G (22889 MiB)"
-        eventually(f"{texts}", lambda: failure(models, "picky", "Unschedulable", asked, *texts), timeout=TIMEOUT)
+        patiently(f"{texts}", lambda: failure(models, "picky", "Unschedulable", asked, *texts), timeout=TIMEOUT)
 
     waits("no node fits resources.gpu.product", "nodes have: 2 nvidia.com/gpu without label nvidia.com/gpu.product")
     models.run("label", "node", node, "nvidia.com/gpu.product=NVIDIA-L4", "nvidia.com/gpu.memory=15360")
     waits("no node fits resources.gpu.minMemory", "nodes have: 2 NVIDIA-L4 of 15360 MiB (1 node)")
     models.run("label", "node", node, "--overwrite", "nvidia.com/gpu.memory=22889")
-    eventually("a GPU that fits", lambda: seen(models, "picky"), timeout=TIMEOUT)
+    patiently("a GPU that fits", lambda: seen(models, "picky"), timeout=TIMEOUT)
     assert seen(models, "picky")[0].startswith("GPU-fake-")
 
 
 def test_a_pod_that_asks_for_no_gpu_sees_none(models: Cluster, teller: Any) -> None:
     teller("plain", {"count": 0})
-    eventually("plain runs", lambda: seen(models, "plain"), timeout=TIMEOUT)
+    patiently("plain runs", lambda: seen(models, "plain"), timeout=TIMEOUT)
     assert seen(models, "plain") == ["void"]
     assert seen(models, "plain", "shares") == ["64"]
 
 
 def test_a_gpu_that_failed_is_told_from_a_server_that_ends(models: Cluster, teller: Any) -> None:
     teller("lost", {"count": 1}, "LOSE")
-    eventually("GpuFailed", lambda: failure(models, "lost", "GpuFailed", LOST, "drain the node"), timeout=TIMEOUT)
+    patiently("GpuFailed", lambda: failure(models, "lost", "GpuFailed", LOST, "drain the node"), timeout=TIMEOUT)
     fields = "involvedObject.kind=LLMDeployment,involvedObject.name=lost,reason=GpuFailed"
     assert models.run("get", "events", "-n", NAMESPACE, "--field-selector", fields, "-o", "name").split()
 
@@ -188,8 +188,8 @@ def test_a_server_without_cuda_says_so_in_its_log_and_in_the_resource(
     resources = {"cpu": "10m", "gpu": {"count": 1}}
     models.apply(changed(installation.example, "bare", engine={"image": cpu_image}, resources=resources, **QUICK))
     says = ("device cuda needs torch and triton", "use the image octavo-server")
-    message = eventually("bare fails", lambda: failure(models, "bare", "CrashLoop", *says), timeout=TIMEOUT)
-    said = eventually("its log", lambda: last_line(models, "bare"), timeout=TIMEOUT)
+    message = patiently("bare fails", lambda: failure(models, "bare", "CrashLoop", *says), timeout=TIMEOUT)
+    said = patiently("its log", lambda: last_line(models, "bare"), timeout=TIMEOUT)
     assert said in message
     assert "Traceback" not in message
     models.run("delete", RESOURCE, "bare", "-n", NAMESPACE)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.examples import changed
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.traffic import chat
@@ -29,7 +29,7 @@ SECURITY = {
 
 def remove(cluster: Cluster, name: str) -> None:
     cluster.run("delete", RESOURCE, name, "-n", cluster.namespace, "--ignore-not-found", "--wait=false")
-    eventually(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=120)
+    patiently(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=120)
 
 
 def ready(cluster: Cluster, name: str) -> dict[str, Any] | None:
@@ -98,8 +98,8 @@ def test_a_hub_model_is_downloaded_once_into_a_claim(
     resource["spec"]["engine"]["env"] = [{"name": "HF_ENDPOINT", "value": hub}]
     cluster.apply(resource)
     try:
-        eventually("two replicas", lambda: len(cluster.ready_pods(name)) == 2, timeout=240)
-        found = eventually("ready", lambda: ready(cluster, name), timeout=60)
+        patiently("two replicas", lambda: len(cluster.ready_pods(name)) == 2, timeout=240)
+        found = patiently("ready", lambda: ready(cluster, name), timeout=60)
         assert found["status"]["model"]["resolvedRevision"] == COMMIT
         assert found["status"]["model"]["architecture"] == "llama"
         cached = condition(found, "CacheReady")
@@ -130,7 +130,7 @@ def test_a_model_too_large_is_refused_before_any_pod(cluster: Cluster, example: 
             found = condition(cluster.get(RESOURCE, name), "Ready") or {"reason": ""}
             return found["message"] if found["reason"] == "ModelTooLarge" else ""
 
-        message = eventually("a refusal", refused, timeout=90)
+        message = patiently("a refusal", refused, timeout=90)
         assert "spec.resources.memory: 300Mi is too little: the weights take" in message
         assert cluster.get("deployment", name) is None
     finally:
@@ -148,7 +148,7 @@ def test_a_missing_hub_model_is_named(cluster: Cluster, example: str, hub: str) 
             found = condition(cluster.get(RESOURCE, name), "ModelResolved") or {"reason": ""}
             return found["message"] if found["reason"] == "ModelNotFound" else ""
 
-        assert "org/other@main: the hub has no such model" in eventually("a reason", named, timeout=90)
+        assert "org/other@main: the hub has no such model" in patiently("a reason", named, timeout=90)
         assert cluster.get("deployment", name) is None
     finally:
         remove(cluster, name)

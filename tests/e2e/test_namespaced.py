@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition, gateway_url
 from demo.traffic import chat
@@ -59,7 +59,7 @@ def teams(cluster: Cluster, system: str) -> Iterator[dict[str, Cluster]]:
         for team in TEAMS:
             labels = {"pod-security.kubernetes.io/enforce": "restricted"}
             cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": team, "labels": labels}})
-        eventually(
+        patiently(
             "no shared operator",
             lambda: not cluster.items("pods", "app.kubernetes.io/component=operator", system),
             timeout=90,
@@ -73,7 +73,7 @@ def teams(cluster: Cluster, system: str) -> Iterator[dict[str, Cluster]]:
             cluster.run_helm("uninstall", "octavo", "-n", team, "--ignore-not-found")
             cluster.run("delete", "namespace", team, "--ignore-not-found", "--wait=false")
         cluster.run("scale", "deployment/octavo-operator", "-n", system, "--replicas=2")
-        eventually(
+        patiently(
             "shared operator",
             lambda: (cluster.get("deployment", "octavo-operator", system) or {})["status"].get("readyReplicas") == 2,
             timeout=180,
@@ -94,8 +94,8 @@ def test_each_release_serves_its_namespace_and_knows_no_other(
     resource["spec"].pop("autoscaling", None)
     ours.apply(resource)
     theirs.apply({**resource, "metadata": {"name": "idle"}, "spec": {**resource["spec"], "suspend": True}})
-    eventually("ready", lambda: ready(ours), timeout=240)
-    eventually("seen", lambda: condition(theirs.get(RESOURCE, "idle"), "Ready"), timeout=60)
+    patiently("ready", lambda: ready(ours), timeout=240)
+    patiently("seen", lambda: condition(theirs.get(RESOURCE, "idle"), "Ready"), timeout=60)
     with gateway_url(ours, "team-a", direct=direct) as url:
         assert chat(url, QUESTION).complete
     with gateway_url(theirs, "team-b", direct=direct) as url:
@@ -139,10 +139,10 @@ def test_models_outlive_the_release_and_the_next_one_adopts_them(
         "-p",
         '{"spec":{"availability":{"podDisruptionBudget":false}}}',
     )
-    eventually(
+    patiently(
         "budget gone", lambda: not ours.items("poddisruptionbudgets", f"octavo.dev/llmdeployment={NAME}"), timeout=90
     )
-    eventually("ready", lambda: ready(ours), timeout=60)
+    patiently("ready", lambda: ready(ours), timeout=60)
     assert [each["metadata"]["uid"] for each in ours.ready_pods(NAME)] == [uid]
     with gateway_url(ours, "team-a", direct=direct) as url:
         assert chat(url, QUESTION).complete

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, is_ready
 
@@ -99,13 +99,13 @@ def world(cluster: Cluster, system: str, example: str, this_machine: str) -> Ite
     for name, space in spaces.items():
         cluster.run("apply", "-n", space, "-f", "-", stdin=json.dumps(plain_pod(image, name)))
     try:
-        eventually("model", lambda: cluster.ready_pods(NAME), timeout=600)
+        patiently("model", lambda: cluster.ready_pods(NAME), timeout=600)
 
         def running() -> bool:
             found = [cluster.get("pod", name, space) for name, space in spaces.items()]
             return all(pod is not None and is_ready(pod) for pod in found)
 
-        eventually("plain pods", running, timeout=120)
+        patiently("plain pods", running, timeout=120)
         gateway, operator = _one(cluster, "gateway", system), _one(cluster, "operator", system)
         (model,) = cluster.ready_pods(NAME)
         ips = {
@@ -180,11 +180,11 @@ def test_without_its_policy_the_model_is_open_and_with_it_closed_again(cluster: 
 
     before, protections = {pod["metadata"]["uid"] for pod in cluster.ready_pods(NAME)}, objects()
     protect(on=False)
-    eventually("no policy, no budget", lambda: objects() == 0, timeout=60)
-    eventually("open", lambda: reached(cluster, world, "stranger")["model API"] == "yes", timeout=60)
+    patiently("no policy, no budget", lambda: objects() == 0, timeout=60)
+    patiently("open", lambda: reached(cluster, world, "stranger")["model API"] == "yes", timeout=60)
     protect(on=True)
-    eventually("all again", lambda: objects() == protections > 1, timeout=60)
-    eventually("closed", lambda: reached(cluster, world, "stranger")["model API"] == "no", timeout=60)
+    patiently("all again", lambda: objects() == protections > 1, timeout=60)
+    patiently("closed", lambda: reached(cluster, world, "stranger")["model API"] == "no", timeout=60)
     assert {pod["metadata"]["uid"] for pod in cluster.ready_pods(NAME)} == before
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.examples import changed
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import Cluster
 from demo.traffic import Load, chat
@@ -94,7 +94,7 @@ def served(cluster: Cluster, example: str, url: str, nobodys: str, awaited: str)
     resource = yaml.safe_load(example)
     resource["metadata"]["name"] = "watched"
     cluster.apply(resource)
-    eventually("ready", lambda: cluster.ready_pods("watched"), timeout=240)
+    patiently("ready", lambda: cluster.ready_pods("watched"), timeout=240)
     asked = [{"role": "user", "content": "Count as far as you can."}]
     body = {"model": "watched", "messages": asked, "max_tokens": 60, "min_tokens": 60}
     # Long enough for the autoscaler to learn what a replica does.
@@ -115,7 +115,7 @@ def test_everything_of_octavo_is_scraped(seen: Prometheus, cluster: Cluster, sys
         up = {target["labels"]["pod"] for target in seen.targets() if target["health"] == "up"}
         return len(wanted) >= 5 and wanted <= up
 
-    eventually("all pods scraped", complete, timeout=60)
+    patiently("all pods scraped", complete, timeout=60)
     names = {sample["metric"]["name"] for sample in seen.query("octavo_desired_replicas")}
     assert "watched" in names, "the operator's own labels are lost"
 
@@ -169,18 +169,18 @@ def test_alerts_fire_while_something_is_wrong_and_end_with_it(
     def fires(alert: str) -> Callable[[], bool]:
         return lambda: alert in seen.firing()
 
-    eventually("OctavoModelDown", fires("OctavoModelDown"), timeout=60)
-    eventually("OctavoReplicasFail", fires("OctavoReplicasFail"), timeout=60)
-    eventually("OctavoRequestsHeld", fires("OctavoRequestsHeld"), timeout=90)
+    patiently("OctavoModelDown", fires("OctavoModelDown"), timeout=60)
+    patiently("OctavoReplicasFail", fires("OctavoReplicasFail"), timeout=60)
+    patiently("OctavoRequestsHeld", fires("OctavoRequestsHeld"), timeout=90)
     cluster.run("scale", "deployment/octavo-operator", "-n", system, "--replicas=0")
     try:
-        eventually("OctavoOperatorNotLeading", fires("OctavoOperatorNotLeading"), timeout=90)
+        patiently("OctavoOperatorNotLeading", fires("OctavoOperatorNotLeading"), timeout=90)
     finally:
         cluster.run("scale", "deployment/octavo-operator", "-n", system, "--replicas=2")
-    eventually("a leader", _not(fires("OctavoOperatorNotLeading")), timeout=120)
+    patiently("a leader", _not(fires("OctavoOperatorNotLeading")), timeout=120)
     cluster.run("delete", "llmd", nobodys, awaited, "-n", cluster.namespace, "--wait=false")
     for alert in ("OctavoModelDown", "OctavoReplicasFail", "OctavoRequestsHeld"):
-        eventually(f"{alert} ended", _not(fires(alert)), timeout=90)
+        patiently(f"{alert} ended", _not(fires(alert)), timeout=90)
 
 
 def _not(probe: Callable[[], bool]) -> Callable[[], bool]:

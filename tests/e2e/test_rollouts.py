@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.traffic import Load
@@ -29,7 +29,7 @@ def models(cluster: Cluster) -> Iterator[Cluster]:
     inside = replace(cluster, namespace=namespace)
     yield inside
     inside.run("delete", RESOURCE, NAME, "--ignore-not-found", "-n", namespace)
-    eventually("pods gone", lambda: not inside.items("pods", POD), timeout=180)
+    patiently("pods gone", lambda: not inside.items("pods", POD), timeout=180)
     inside.run("delete", "namespace", namespace, "--wait=false")
 
 
@@ -108,24 +108,24 @@ def test_a_canary_is_followed_when_it_answers_well_and_given_up_when_it_does_not
     steps = {"steps": [{"percent": 50, "holdSeconds": 5}], "maxTtftRegressionPercent": 10000}
     rollout = {"strategy": "Canary", "canary": steps, "revisionHistoryLimit": 0}
     models.apply(resource(example, rollout=rollout))
-    eventually("ready", lambda: rolled(models), timeout=240)
+    patiently("ready", lambda: rolled(models), timeout=240)
     first = models.get(RESOURCE, NAME) or {}
 
     with load(url, clients=3, tokens=4):
         patch(models, {"engine": {"scheduler": {"maxRunningRequests": 48}}})
-        eventually("a canary", lambda: models.get("deployment", f"{NAME}-canary"), timeout=60)
-        eventually("followed", lambda: rolled(models), timeout=280)
+        patiently("a canary", lambda: models.get("deployment", f"{NAME}-canary"), timeout=60)
+        patiently("followed", lambda: rolled(models), timeout=280)
         second = models.get(RESOURCE, NAME) or {}
         assert second["status"]["currentRevision"] != first["status"]["currentRevision"]
         assert models.get("deployment", f"{NAME}-canary") is None
-        eventually("nothing left", lambda: models.get("service", f"{NAME}-canary") is None, timeout=60)
+        patiently("nothing left", lambda: models.get("service", f"{NAME}-canary") is None, timeout=60)
 
         # Its server dies at its first token: no need to wait as long as a good one may take.
         bad = {"env": [{"name": "OCTAVO_FAILPOINTS", "value": "engine.step:raise@1"}]}
         patch(models, {"engine": bad, "rollout": {"progressDeadlineSeconds": 20}})
-        eventually("rolled back", lambda: says(models, "Progressing")[0] == "RolledBack", timeout=240)
+        patiently("rolled back", lambda: says(models, "Progressing")[0] == "RolledBack", timeout=240)
         assert "canary was not ready within 20 s" in says(models, "Progressing")[1]
-        eventually("no canary", lambda: models.get("deployment", f"{NAME}-canary") is None, timeout=60)
+        patiently("no canary", lambda: models.get("deployment", f"{NAME}-canary") is None, timeout=60)
     assert {"Canary", "CanaryPromoted", "RolledBack"} <= events(models)
     records = {body["metadata"]["name"] for body in models.items("controllerrevisions", POD)}
     updated = (models.get(RESOURCE, NAME) or {})["status"]["updateRevision"]
@@ -139,33 +139,33 @@ def test_without_room_for_a_surge_the_replica_is_replaced_in_place_and_the_old_s
     cpu = f"{int(0.55 * 1000 * float(node['status']['allocatable']['cpu']))}m"
     rollout = {"surgeScheduleTimeoutSeconds": 5}
     models.apply(resource(example, rollout=rollout, resources={"cpu": cpu}))
-    eventually("ready", lambda: rolled(models), timeout=240)
+    patiently("ready", lambda: rolled(models), timeout=240)
     good = (models.get(RESOURCE, NAME) or {})["status"]["currentRevision"]
 
     with load(url):
         patch(models, {"engine": {"scheduler": {"maxRunningRequests": 48}}})
         reason = "SurgeUnschedulable"
-        eventually("replaced in place", lambda: says(models, "Progressing")[0] == reason, timeout=120)
-        eventually("rolled", lambda: rolled(models), timeout=280)
+        patiently("replaced in place", lambda: says(models, "Progressing")[0] == reason, timeout=120)
+        patiently("rolled", lambda: rolled(models), timeout=280)
         strategy = (models.get("deployment", NAME) or {})["spec"]["strategy"]["rollingUpdate"]
         assert strategy == {"maxSurge": 1, "maxUnavailable": 0}
         assert reason in events(models)
 
         # Back to the spec it had: the very template that is on record, not a new one.
         patch(models, {"engine": {"scheduler": None}})
-        eventually("back", lambda: rolled(models), timeout=280)
+        patiently("back", lambda: rolled(models), timeout=280)
         assert (models.get(RESOURCE, NAME) or {})["status"]["currentRevision"] == good
 
 
 @pytest.mark.exclusive
 def test_a_node_is_drained_under_load(models: Cluster, url: str, example: str) -> None:
     models.apply(resource(example))
-    eventually("ready", lambda: rolled(models), timeout=240)
+    patiently("ready", lambda: rolled(models), timeout=240)
     (node,) = (body["metadata"]["name"] for body in models.items("nodes"))
     (before,) = (pod["metadata"]["name"] for pod in models.ready_pods(NAME))
 
     with load(url, tokens=48) as running:
-        eventually("answers", answered(running, 2), timeout=120)
+        patiently("answers", answered(running, 2), timeout=120)
         try:
             drain = ["drain", node, f"--pod-selector={POD}", "--delete-emptydir-data", "--timeout=180s"]
             models.run(*drain, timeout=200)
@@ -175,8 +175,8 @@ def test_a_node_is_drained_under_load(models: Cluster, url: str, example: str) -
             assert waits is not None
             assert waits["status"] == "False"
             # It says so, and it is not taken for a reason to roll anything back.
-            eventually("says why", lambda: says(models, "Scheduled")[0] == "Unschedulable", timeout=60)
+            patiently("says why", lambda: says(models, "Scheduled")[0] == "Unschedulable", timeout=60)
         finally:
             models.run("uncordon", node)
-        eventually("ready again", lambda: rolled(models), timeout=240)
-        eventually("answers again", answered(running, 4), timeout=120)
+        patiently("ready again", lambda: rolled(models), timeout=240)
+        patiently("answers again", answered(running, 4), timeout=120)

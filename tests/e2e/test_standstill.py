@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.examples import changed
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
@@ -41,7 +41,7 @@ def serve(cluster: Cluster, installation: Installation) -> Iterator[Callable[[st
     def start(name: str) -> dict[str, Any]:
         made.append(name)
         cluster.apply(changed(installation.example, name, probes={"livenessStallSeconds": 10}))
-        eventually(f"{name} ready", lambda: healthy(cluster, name), timeout=TIMEOUT)
+        patiently(f"{name} ready", lambda: healthy(cluster, name), timeout=TIMEOUT)
         (pod,) = cluster.ready_pods(name)
         return pod
 
@@ -67,18 +67,18 @@ def test_an_engine_that_stands_still(cluster: Cluster, serve: Any, url: str) -> 
     with stopped(processes(pod, "octavo_inference.engine_process")):
         body = {"model": "stalled", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         threading.Thread(target=chat, args=(url, body), daemon=True).start()
-        eventually(
+        patiently(
             "EngineStalled", lambda: reason_of(cluster, "stalled") == "EngineStalled", timeout=TIMEOUT, interval=0.2
         )
-    eventually("stalled serves again", lambda: healthy(cluster, "stalled"), timeout=TIMEOUT)
+    patiently("stalled serves again", lambda: healthy(cluster, "stalled"), timeout=TIMEOUT)
 
 
 def test_a_server_that_does_not_answer_any_more(cluster: Cluster, serve: Any) -> None:
     pod = serve("frozen")
     with stopped(processes(pod, "octavo-server")):
-        eventually("NotReady", lambda: reason_of(cluster, "frozen") == "NotReady", timeout=TIMEOUT)
+        patiently("NotReady", lambda: reason_of(cluster, "frozen") == "NotReady", timeout=TIMEOUT)
         assert (condition(cluster.get(RESOURCE, "frozen"), "Available") or {})["status"] == "False"
-    eventually("frozen serves again", lambda: healthy(cluster, "frozen"), timeout=TIMEOUT)
+    patiently("frozen serves again", lambda: healthy(cluster, "frozen"), timeout=TIMEOUT)
 
 
 @pytest.mark.exclusive
@@ -86,9 +86,9 @@ def test_a_node_that_does_not_report(cluster: Cluster, serve: Any, installation:
     """The kubelet stands still: the pod serves on, and the status says that its state is unknown."""
     pod = serve("lost")
     with stopped(kubelets(installation)):
-        eventually("NodeNotReady", lambda: reason_of(cluster, "lost") == "NodeNotReady", timeout=TIMEOUT)
+        patiently("NodeNotReady", lambda: reason_of(cluster, "lost") == "NodeNotReady", timeout=TIMEOUT)
         assert '"lost"' in models(cluster, pod)
-    eventually("lost is found", lambda: healthy(cluster, "lost"), timeout=TIMEOUT)
+    patiently("lost is found", lambda: healthy(cluster, "lost"), timeout=TIMEOUT)
     (same,) = cluster.ready_pods("lost")
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.install import Installation
@@ -63,7 +63,7 @@ def serving(installation: Installation) -> Iterator[Cluster]:
                 body["spec"][block] = {**body["spec"].get(block, {}), **value}
             replace(cluster, namespace=space).apply(body)
         for name in SERVED:
-            eventually(f"{name} ready", lambda name=name: healthy(cluster, name, 1), timeout=TIMEOUT)
+            patiently(f"{name} ready", lambda name=name: healthy(cluster, name, 1), timeout=TIMEOUT)
         yield cluster
     finally:
         cluster.run("delete", "namespace", NAMESPACE, QUOTA, "--ignore-not-found", "--wait=false")
@@ -107,22 +107,22 @@ def test_what_serves_serves_on_says_so_and_recovers(serving: Cluster, url: str, 
         patch(serving, "unsecured", {"replicas": 2})
         quota(serving, 1)
         patch(serving, "squeezed", {"replicas": 2})
-        eventually("edited says so", lambda: said(serving, "edited", "ModelPullFailed", nonsense), timeout=TIMEOUT)
-        eventually("unsecured says so", lambda: said(serving, "unsecured", "SecretMissing", "'mood'"), timeout=TIMEOUT)
-        eventually("squeezed says so", lambda: said(serving, "squeezed", "QuotaExceeded", "few"), timeout=TIMEOUT)
+        patiently("edited says so", lambda: said(serving, "edited", "ModelPullFailed", nonsense), timeout=TIMEOUT)
+        patiently("unsecured says so", lambda: said(serving, "unsecured", "SecretMissing", "'mood'"), timeout=TIMEOUT)
+        patiently("squeezed says so", lambda: said(serving, "squeezed", "QuotaExceeded", "few"), timeout=TIMEOUT)
         assert (condition(resource(serving, "edited"), "ModelResolved") or {})["status"] == "False"
         # Our own settings are deleted below a running pod: they come back under the same name.
         settings = config_maps(serving, "unsecured")
         serving.run("delete", "configmap", *settings, "-n", NAMESPACE)
-        eventually("settings are back", lambda: config_maps(serving, "unsecured") == settings, timeout=TIMEOUT)
+        patiently("settings are back", lambda: config_maps(serving, "unsecured") == settings, timeout=TIMEOUT)
         assert {name: pods(serving, name) for name in SERVED} == first, "what served was touched"
 
         patch(serving, "edited", {"model": {"uri": uri}})
         serving.apply(SECRET)
         quota(serving, 5)
-        eventually("edited recovered", lambda: healthy(serving, "edited", 1), timeout=TIMEOUT)
-        eventually("unsecured recovered", lambda: healthy(serving, "unsecured", 2), timeout=TIMEOUT)
-        eventually("squeezed recovered", lambda: healthy(serving, "squeezed", 2), timeout=TIMEOUT)
+        patiently("edited recovered", lambda: healthy(serving, "edited", 1), timeout=TIMEOUT)
+        patiently("unsecured recovered", lambda: healthy(serving, "unsecured", 2), timeout=TIMEOUT)
+        patiently("squeezed recovered", lambda: healthy(serving, "squeezed", 2), timeout=TIMEOUT)
     finally:
         streams = [stream for visitor in visitors for stream in visitor.leave()]
     for name in SERVED:

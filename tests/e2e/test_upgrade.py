@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.waiting import eventually
+from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster
 from demo.traffic import Load
@@ -117,7 +117,7 @@ def test_upgrade_and_rollback_under_load(
     resource["metadata"]["name"] = NAME
     resource["spec"].pop("autoscaling", None)
     cluster.apply(resource)
-    eventually("model", lambda: cluster.ready_pods(NAME), timeout=600)
+    patiently("model", lambda: cluster.ready_pods(NAME), timeout=600)
     (pod,) = cluster.ready_pods(NAME)
     identity = (cluster.get(RESOURCE, NAME) or {})["metadata"]["uid"]
     assert not knows_new_field(cluster)
@@ -130,10 +130,10 @@ def test_upgrade_and_rollback_under_load(
     def under_load(step: str, change: Callable[[], object]) -> None:
         load = Load(url, [chats(number) for number in range(2)], requests_each=500, timeout=600)
         try:
-            eventually("answers", lambda: len(load.results) >= 2, timeout=300)
+            patiently("answers", lambda: len(load.results) >= 2, timeout=300)
             change()
             done = len(load.results)
-            eventually("answers afterwards", lambda: len(load.results) >= done + 4, timeout=300)
+            patiently("answers afterwards", lambda: len(load.results) >= done + 4, timeout=300)
         finally:
             load.stop()
         results = load.join(600)
@@ -150,7 +150,7 @@ def test_upgrade_and_rollback_under_load(
     try:
         under_load("helm upgrade", lambda: upgrade(cluster, system, CHART, values, tmp_path))
         assert knows_new_field(cluster)
-        eventually("only new images", lambda: "earlier" not in images(cluster, system), timeout=180)
+        patiently("only new images", lambda: "earlier" not in images(cluster, system), timeout=180)
         back = ("rollback", "octavo", "0", "-n", system, "--wait", "--timeout", WAIT)
         under_load("helm rollback", lambda: cluster.run_helm(*back, timeout=660))
         assert not knows_new_field(cluster)

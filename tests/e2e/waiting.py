@@ -13,7 +13,7 @@ PATIENCE = 3.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.5
 T = TypeVar("T")
 
 
-def eventually(what: str, probe: Callable[[], T], *, timeout: float, interval: float = 0.5) -> T:
+def patiently(what: str, probe: Callable[[], T], *, timeout: float, interval: float = 0.5) -> T:
     """First truthy answer of `probe`; `timeout` is what it takes at most where nothing else runs, in seconds.
 
     Raises TimeoutError naming `what` and the last answer.

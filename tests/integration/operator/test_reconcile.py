@@ -158,6 +158,22 @@ async def test_what_others_change_or_delete_comes_back(
     assert await kube.get(NETWORK_POLICIES, key.namespace, key.name) is not None
 
 
+async def test_a_field_that_another_manager_took_is_taken_back(
+    kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler
+) -> None:
+    await kube.apply(LLMDEPLOYMENTS, llmd())
+    await reconciler.reconcile(key)
+    deployment = await kube.get(DEPLOYMENTS, key.namespace, key.name)
+    assert deployment is not None
+    before = deployment["spec"]["progressDeadlineSeconds"]
+    deployment["spec"]["progressDeadlineSeconds"] = before + 1
+    await kube.replace(DEPLOYMENTS, deployment)
+    await reconciler.reconcile(key)
+    deployment = await kube.get(DEPLOYMENTS, key.namespace, key.name)
+    assert deployment is not None
+    assert deployment["spec"]["progressDeadlineSeconds"] == before
+
+
 async def test_status_follows_the_pods(kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler) -> None:
     await kube.apply(LLMDEPLOYMENTS, llmd(replicas=2))
     await reconciler.reconcile(key)

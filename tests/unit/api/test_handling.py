@@ -7,6 +7,7 @@ from tests.support.waiting import eventually_async
 
 from octavo_inference import engine_process
 from octavo_inference.api.auth import Keys
+from octavo_inference.api.requests import timeout
 from octavo_inference.client import ProcessClient
 from octavo_inference.core.blocks import PoolError
 from octavo_inference.core.request import DEADLINE, Output
@@ -29,6 +30,11 @@ async def test_a_request_says_how_it_is_to_be_handled(serve, tmp_path):
     assert second.timeout is None
     assert first.salt == f"{first.tenant}/s"
     assert first.tenant != second.tenant, "whoever holds a key shares fairly with who holds another"
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("0.001", 0.001), ("86400", 86400.0), ("86400.000", 86400.0)])
+def test_the_smallest_and_the_largest_timeout_are_taken(given, seconds):
+    assert timeout(given) == seconds
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "abc", "1e3", "86401", "nan", ""])

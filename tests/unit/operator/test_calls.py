@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,19 @@ from octavo_operator.reconcile.plan import Apply
 Json = dict[str, Any]
 
 
+@contextlib.asynccontextmanager
+async def api_server(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[KubeClient]:
+    """A client of a server that answers every call so."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(application) as server:
+        configuration = Configuration()
+        configuration.host = str(server.make_url("")).rstrip("/")
+        client = KubeClient(ApiClient(configuration=configuration))
+        yield client
+        await client.close()
+
+
 async def test_no_call_is_made_while_the_server_asks_to_be_left_alone() -> None:
     calls = []
 
@@ -29,19 +43,35 @@ async def test_no_call_is_made_while_the_server_asks_to_be_left_alone() -> None:
         calls.append(request.path)
         return web.json_response({"message": "busy"}, status=429, headers={"Retry-After": "30"})
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", busy)
-    async with TestServer(application) as server:
-        configuration = Configuration()
-        configuration.host = str(server.make_url("")).rstrip("/")
-        client = KubeClient(ApiClient(configuration=configuration))
+    async with api_server(busy) as client:
         with pytest.raises(TransientError, match="busy"):
             await client.get(PODS, "a", "one")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await client.get(PODS, "a", "two")
-        await client.close()
     assert len(calls) == 1
+
+
+async def test_a_list_is_read_to_its_last_page() -> None:
+    async def page(request: web.Request) -> web.Response:
+        nth = int(request.query.get("continue", "0"))
+        metadata = {"continue": str(nth + 1)} if nth < 2 else {}
+        return web.json_response({"metadata": metadata, "items": [{"metadata": {"name": f"{nth}"}}]})
+
+    async with api_server(page) as client:
+        assert [item["metadata"]["name"] for item in await client.list(PODS, "a")] == ["0", "1", "2"]
+
+
+async def test_a_deletion_names_the_object_by_uid_and_another_one_is_left_alone() -> None:
+    bodies = []
+
+    async def conflict(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response({"message": "the UID in the precondition does not match"}, status=409)
+
+    async with api_server(conflict) as client:
+        await client.delete(PODS, "a", "one", "uid-1")
+    assert [body["preconditions"] for body in bodies] == [{"uid": "uid-1"}]
 
 
 class Refusing:

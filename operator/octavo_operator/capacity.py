@@ -1,6 +1,7 @@
 """How much memory a replica needs, from what a look at its model found: the server's own arithmetic, before it runs.
 
-Same sums as `octavo_inference.build.fit` and its memory plan, for the CPU backend; a test holds the two together.
+Same sums as `octavo_inference.build.fit` and its memory plan, for the CPU backend; a test holds the two together. Only
+the working memory depends on the instruction set of the node, and is the most of all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.builders.config import quantity
+from octavo_operator.builders.config import quantity, threads
 from octavo_protocol.model import ModelReport
 
 # Interpreter and libraries of the server's two processes, with the words of a model; measured, and rounded up.
@@ -85,7 +86,9 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         limit=limit,
         weights=weights,
         kv=kv,
-        activations=found.token_bytes * tokens + found.row_bytes * running + _TOKEN_BYTES * running * length,
+        activations=found.token_bytes * tokens
+        + found.row_bytes * (running + threads(spec))
+        + _TOKEN_BYTES * running * length,
         swap=_swap(spec, kv),
         sequence=math.ceil(length / block_size) * block,
         block=block,

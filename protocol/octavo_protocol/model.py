@@ -18,7 +18,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
     `revision` is the commit of a hub model, `path` its folder in a cache that was filled. `weights` is what the engine
     will hold of them, the embedding included, by `engine.dtype`. `token_bytes` and `row_bytes` are the engine's working
-    memory for one token of a step and for one running request.
+    memory for one token of a step and for one running request or thread, at most: which instruction set the engine will
+    find is not known here.
     """
 
     revision: _Word = ""

@@ -26,13 +26,17 @@ from octavo_inference.ops.native.packing import BITS, WEIGHT_FORMATS, packed_for
 # Matrices of a layer that the kernels multiply as one.
 _FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
 _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
-_QUANTIZED_BLOCK = 40
+_QUANTIZED_BLOCK = 48  # Int8Block of int8.h
+_PANEL = 32  # the widest of any variant
 _NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Bytes. `weights` by dtype, the embedding included; `token` and `row` are working memory for one of each."""
+    """Bytes. `weights` by dtype, the embedding included; `token` and `row` are working memory for one of each.
+
+    A thread takes as much as a row.
+    """
 
     parameters: int
     weights: dict[str, int]
@@ -101,8 +105,18 @@ def _by_dtype(groups: Iterable[list[Tensor]], embedding: int) -> dict[str, int]:
 
 
 def _working(config: ModelConfig) -> tuple[int, int]:
-    """Buffers of the CPU backend for one token of a step, and for one running request. Activations in float32."""
+    """Buffers of the CPU backend for one token of a step, and for one running request or thread.
+
+    Which variant of the kernels a pod will run shows when it starts, so this is the most that any takes: activations
+    in float32 (AVX-512 BF16 keeps them in half of that) and rounded rows even where no weight is quantised.
+    """
     attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    widths = config.hidden * (3 if config.output_norms else 2) + 2 * attended + keys + config.intermediate
+    written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
+    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate
     widest = max(config.hidden, attended, config.intermediate)
-    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * config.vocab
+    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * _padded(config.vocab)
+
+
+def _padded(rows: int) -> int:
+    """The rows of a packed matrix."""
+    return math.ceil(rows / _PANEL) * _PANEL

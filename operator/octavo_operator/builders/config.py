@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from octavo_operator.api.blocks import Json
 from octavo_operator.api.resource import LLMDeployment, digest
+from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.builders import source
 from octavo_operator.builders.common import child
 from octavo_protocol import names
@@ -29,12 +30,18 @@ def quantity(text: str) -> Decimal:
     return Decimal(number) * _SUFFIXES[text[len(number) :]]
 
 
+def threads(spec: Spec) -> int:
+    """Threads of a replica on CPU.
+
+    A container without a CPU limit sees all CPUs of its node: without a bound, two replicas would both use them all.
+    """
+    return spec.engine.threads or max(1, int(quantity(spec.resources.cpu)))
+
+
 def server_settings(owner: LLMDeployment) -> Json:
     """Settings of octavo-server by flag name. What the spec leaves open is left to the server."""
     spec, engine, scheduler = owner.spec, owner.spec.engine, owner.spec.engine.scheduler
     on_cpu = spec.resources.gpu.count == 0
-    # A container without a CPU limit sees all CPUs of its node: without a bound, two replicas would both use them all.
-    threads = engine.threads or (max(1, int(quantity(spec.resources.cpu))) if on_cpu else None)
     slowdown = scheduler.prefill_slowdown_percent
     settings: Json = {
         "model": source.parse(spec.model).path,
@@ -51,7 +58,7 @@ def server_settings(owner: LLMDeployment) -> Json:
         "quantization": engine.quantization,
         "kv-dtype": engine.kv.dtype,
         "max-model-len": engine.max_model_len,
-        "threads": threads,
+        "threads": threads(spec) if on_cpu else engine.threads,
         "kv-memory": engine.kv.memory,
         "block-size": engine.kv.block_size,
         "prefix-caching": engine.prefix_caching,

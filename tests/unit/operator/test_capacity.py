@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,8 +41,8 @@ def test_too_little_memory_is_refused_with_every_number(make_owner: Make) -> Non
     message = refusal(owner.spec, expect(owner, "16Gi", BIG))
     assert message == (
         "spec.resources.memory: 16384Mi is too little: the weights take 15259Mi, the KV pool 4096Mi (one sequence of "
-        "8192 tokens takes 1024Mi), working memory 131Mi, the processes 160Mi, 19646Mi in all; set at least "
-        "19646Mi, or lower spec.engine.maxModelLen to 6656 and spec.engine.kv.memory to 832Mi"
+        "8192 tokens takes 1024Mi), working memory 133Mi, the processes 160Mi, 19648Mi in all; set at least "
+        "19648Mi, or lower spec.engine.maxModelLen to 6656 and spec.engine.kv.memory to 832Mi"
     )
 
 

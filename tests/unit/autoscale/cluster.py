@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from dataclasses import dataclass, field
 
@@ -74,10 +75,14 @@ class Cluster:
         ready = [s for s in self.servers if s.ready_at <= self.now]
         self.held += round(came)
         if ready:
+            # Each request goes to the server with the least, the first of equals.
+            heap = [(server.n + server.q, i) for i, server in enumerate(ready)]
+            heapq.heapify(heap)
             for _ in range(round(self.held)):
-                least = min(ready, key=lambda s: s.n + s.q)
-                least.q += 1
-                least.requests += 1
+                i = heap[0][1]
+                ready[i].q += 1
+                ready[i].requests += 1
+                heapq.heapreplace(heap, (ready[i].n + ready[i].q, i))
             self.held = 0.0
         for server in ready:
             self._serve(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -191,6 +192,15 @@ def stories(rng: np.random.Generator, lengths: list[int]) -> list[Story]:
     ]
 
 
+@cache
+def ragged(config: ModelConfig) -> tuple[Weights, list[Story], Float32]:
+    """Weights, sequences of uneven lengths, and the logits after each: once for all variants of the kernels."""
+    rng = np.random.default_rng(0)
+    weights = random_weights(config, rng)
+    given = stories(rng, [1, 5, 33, 64, 100])
+    return weights, given, np.stack([oracle(config, weights, s.tokens)[-1] for s in given])
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -213,12 +223,10 @@ def stories(rng: np.random.Generator, lengths: list[int]) -> list[Story]:
     ],
     ids=str,
 )
-def test_logits_of_a_ragged_batch(kernels: Kernels, rng: np.random.Generator, changes: dict[str, object]) -> None:
+def test_logits_of_a_ragged_batch(kernels: Kernels, changes: dict[str, object]) -> None:
     config = replace(TINY, **changes)  # type: ignore[arg-type]
-    weights = random_weights(config, rng)
+    weights, given, expected = ragged(config)
     backend = create(config, weights, kernels)
-    given = stories(rng, [1, 5, 33, 64, 100])
-    expected = np.stack([oracle(config, weights, s.tokens)[-1] for s in given])
     np.testing.assert_allclose(backend.logits(batch_of(given)), expected, atol=2e-3)
 
 

@@ -16,6 +16,8 @@ from octavo_inference.ops.sampling import mix, sequence_seed
 from octavo_inference.run.batch import Batch, Float32, StepResult
 
 VOCAB = 61
+# What a token counts at each position; odd, so that another token there never counts the same.
+WEIGHTS = np.random.default_rng(0).integers(0, 2**64, 4096, np.uint64) | np.uint64(1)
 REQUEST_FIELDS = {"priority", "salt", "tenant", "cache_policy", "timeout"}
 EOS = 60
 CONFIG = ModelConfig(
@@ -34,6 +36,11 @@ CONFIG = ModelConfig(
     eos_token_ids=(EOS,),
     digest="tiny",
 )
+
+
+def answer_to(seed: int, context: np.ndarray) -> int:
+    """The token that follows a context, by a hash of it: never end-of-sequence."""
+    return mix(seed ^ int((context + 1).astype(np.uint64) @ WEIGHTS[: len(context)])) % (VOCAB - 1)
 
 
 class EchoBackend:
@@ -62,10 +69,7 @@ class EchoBackend:
             assert seen == position
             context = self.kv[batch.block_table[owner]].reshape(-1)[:seen]
             assert (context >= 0).all(), "reads what nobody wrote"
-            value = int(seed)
-            for token in context.tolist():
-                value = mix(value ^ token)
-            chosen.append(value % (VOCAB - 1))  # never end-of-sequence
+            chosen.append(answer_to(int(seed), context))
         count = len(chosen)
         return StepResult(
             np.array(chosen, np.int32), np.zeros(count, np.float32), np.ones(count, np.int32), [None] * count
@@ -158,14 +162,10 @@ def make_runner(
 
 def alone(prompt: Sequence[int], count: int, seed: int, index: int = 0) -> list[int]:
     """The first `count` tokens that the backend gives to sequence `index` of a request, computed without an engine."""
-    state = sequence_seed(seed, index)
-    for token in prompt:
-        state = mix(state ^ token)
-    answer: list[int] = []
+    tokens = list(prompt)
     for _ in range(count):
-        answer.append(state % (VOCAB - 1))
-        state = mix(state ^ answer[-1])
-    return answer
+        tokens.append(answer_to(sequence_seed(seed, index), np.array(tokens, np.int64)))
+    return tokens[len(prompt) :]
 
 
 def tiny_model() -> tuple[ModelConfig, Weights]:

@@ -22,8 +22,8 @@ COMMON_FLAGS = (
     "-O3",
     # Not -ffast-math: linked into a shared object it would switch off denormals in the whole process.
     "-fno-math-errno",
-    # The compiler would choose among the products of a sum, and otherwise in each tile: what the kernels fuse they write
-    # as fma(), so that a row's result does not depend on the tile it is computed in.
+    # The compiler would choose which product of a sum to fuse, differently in each tile. The kernels write fma() where
+    # they fuse, so that a row's result does not depend on the tile that computes it.
     "-ffp-contract=off",
     "-fPIC",
     "-shared",

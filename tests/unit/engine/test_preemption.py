@@ -120,10 +120,15 @@ def test_siblings_of_a_prompt_that_a_reset_interrupted_have_no_cached_blocks(run
     assert [sequence.registered for sequence in run.engine.scheduler.running] == [0, 0]
 
 
-def test_blocks_that_a_reset_of_the_cache_forgot_are_lost(runner: Make) -> None:
+@pytest.mark.parametrize("by", ["reset", "distrust"])
+def test_blocks_that_the_prefix_cache_forgot_are_lost(runner: Make, by: str) -> None:
     run = make(runner, blocks=4, caching=True)
     submit(run, "one block", 4)
     submit(run, "two blocks, newer", 8)
     run.step()
-    run.engine.reset_cache()
+    if by == "reset":
+        run.engine.reset_cache()
+    else:
+        for sequence in run.engine.scheduler.running:
+            run.engine.scheduler.distrust(sequence)
     assert victim(run) == "one block", "1 block is lost, not 2"

@@ -58,8 +58,14 @@ lint: .venv/.ready
 	@report=$$(.venv/bin/lint-imports 2>&1) || { echo "$$report"; exit 1; }
 	@PYTHONPATH=operator $(PY) -m octavo_operator.api.generate --check
 
+# The benchmarks are programs of their own: some of their modules have the same names. Caches live outside the clone.
+MYPY = $(PY) -m mypy --no-error-summary --cache-dir $(or $(OCTAVO_CACHE),$(HOME)/.cache/octavo)/mypy
+
 types: .venv/.ready
-	@$(PY) -m mypy --no-error-summary protocol inference operator gateway simulator tools/localcluster tools/toolbox tools/images tools/kubeschemas tools/demo tools/monitoring tools/stages tests/support
+	@$(MYPY)/parts protocol inference operator gateway simulator $(patsubst %/__init__.py,%,$(wildcard tools/*/__init__.py)) tests/support
+	@MYPYPATH=bench:bench/contestants $(MYPY)/bench bench/*.py bench/contestants
+	@MYPYPATH=bench:bench/gpu:bench/gpu/peers $(MYPY)/bench-gpu bench/gpu
+	@MYPYPATH=bench:bench/gateway $(MYPY)/bench-gateway bench/gateway
 
 unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
 	@$(PYTEST) tests/unit$(if $(PART),/$(PART))$(if $(PART),, tests/contract) -n auto --dist worksteal

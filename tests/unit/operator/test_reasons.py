@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from octavo_operator.reconcile.problems import REASONS
@@ -35,10 +36,12 @@ def literals(node: ast.AST) -> set[str]:
     return {text for text in strings if isinstance(text, str) and WORD.fullmatch(text)}
 
 
+@cache
 def trees() -> list[tuple[str, ast.Module]]:
     return [(path.name, ast.parse(path.read_text())) for path in sorted(SOURCES.rglob("*.py"))]
 
 
+@cache
 def given() -> set[str]:
     """Reasons in the code: of verdicts and news, of the autoscaler's decisions, of failures."""
     found = set(REASONS)

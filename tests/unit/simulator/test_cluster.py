@@ -135,14 +135,14 @@ def test_equal_seeds_give_equal_runs() -> None:
     "faults",
     [
         Faults(loss=0.5, failed_starts=0.5),
-        Faults(outage=(50.0, 170.0), slow_starts=60.0),
-        Faults(kills=(60.0, 100.0, 101.0), forget=50.0),
+        Faults(outage=(30.0, 90.0), slow_starts=30.0),
+        Faults(kills=(40.0, 70.0, 71.0), forget=30.0),
     ],
     ids=["loss", "outage", "kills"],
 )
 @pytest.mark.parametrize("rate", [2.0, 12.0])
 def test_every_request_ends_once_whatever_goes_wrong(faults: Faults, rate: float) -> None:
-    requests = [replace(r, prefix=i % 7, shared=r.prompt // 2) for i, r in enumerate(poisson(rate, 180))]
+    requests = [replace(r, prefix=i % 7, shared=r.prompt // 2) for i, r in enumerate(poisson(rate, 100))]
     world = scenario(requests, faults=faults, spread=0.355, most=4, patience=20.0)
     ended_once(simulate(world, ours(most=4), seed=5))
 

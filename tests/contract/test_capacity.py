@@ -42,6 +42,7 @@ def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_native
+@pytest.mark.slow  # loads a model for each case on each variant of the kernels
 @pytest.mark.parametrize(
     ("engine", "settings"),
     [

@@ -16,7 +16,10 @@ from octavo_inference.model.weights import Tensor, Weights
 from octavo_inference.run.batch import Batch, SampleRows
 
 # Looked for and not imported: that takes seconds, in every worker that collects this module.
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="the reference backend needs torch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="the reference backend needs torch"),
+]
 
 Tiny = tuple[ModelConfig, Weights]
 Make = Callable[..., Any]

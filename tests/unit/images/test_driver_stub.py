@@ -14,7 +14,10 @@ import pytest
 from octavo_inference.ops.cuda import driver_stub
 
 TRITON = importlib.util.find_spec("triton")
-pytestmark = pytest.mark.skipif(TRITON is None, reason="NO TRITON HERE: nothing shows that its driver stub is found")
+pytestmark = [
+    pytest.mark.slow,  # compiles C, and starts Triton
+    pytest.mark.skipif(TRITON is None, reason="NO TRITON HERE: nothing shows that its driver stub is found"),
+]
 
 # What `triton.backends.nvidia.driver.CudaUtils` does when the first kernel is launched; no device is asked for.
 USE = """

@@ -15,7 +15,10 @@ from octavo_inference.errors import RequestError
 from .conftest import TOKENS, matrices, write_hf
 
 # Looked for and not imported: that takes seconds, in every worker that collects this module.
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="the reference backend needs torch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="the reference backend needs torch"),
+]
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

@@ -38,6 +38,7 @@ def test_table_and_json(files: tuple[Path, Path], capsys: pytest.CaptureFixture[
     assert found["decisions"][0]["replicas"] == 1
 
 
+@pytest.mark.slow  # imports matplotlib
 def test_picture_and_decisions(files: tuple[Path, Path], tmp_path: Path) -> None:
     spec, trace = files
     picture, log = tmp_path / "run.svg", tmp_path / "decisions.jsonl"

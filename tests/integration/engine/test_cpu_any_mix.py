@@ -8,6 +8,7 @@ sums for another batch would show here first; then count its near-ties, or give 
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any, Literal
 
 import pytest
@@ -47,21 +48,31 @@ def tokens(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[l
     return [result.outputs[0].token_ids for result in llm.generate(prompts, params, use_tqdm=False)]
 
 
-@pytest.fixture(scope="module", params=["auto", "bfloat16"])
-def solo(request: pytest.FixtureRequest) -> tuple[Literal["auto", "bfloat16"], list[list[int]]]:
+@cache
+def solo(dtype: Literal["auto", "bfloat16"]) -> list[list[int]]:
     """Each request in a batch of its own, its prompt computed at once. "auto" keeps the model's 4-bit weights."""
-    llm = LLM("smollm2", backend="cpu", dtype=request.param, max_model_len=256, kv_memory="32Mi", prefix_caching=False)
+    llm = LLM("smollm2", backend="cpu", dtype=dtype, max_model_len=256, kv_memory="32Mi", prefix_caching=False)
     prompts, params = load()
-    return request.param, [tokens(llm, [prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
+    return [tokens(llm, [prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
+
+
+RECOMPUTE: dict[str, Any] = {}
+SWAP = {"preemption": "swap", "swap_memory": "32Mi"}
+STATIC = {"prefix_caching": False, "batching": "static"}
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"preemption": "swap", "swap_memory": "32Mi"}, {"prefix_caching": False, "batching": "static"}],
-    ids=["recompute", "swap", "static"],
+    ("dtype", "settings"),
+    [
+        pytest.param("auto", RECOMPUTE, id="auto-recompute"),
+        pytest.param("auto", SWAP, id="auto-swap"),
+        pytest.param("auto", STATIC, id="auto-static"),
+        pytest.param("bfloat16", RECOMPUTE, id="bfloat16-recompute"),
+        pytest.param("bfloat16", SWAP, id="bfloat16-swap", marks=pytest.mark.full),
+        pytest.param("bfloat16", STATIC, id="bfloat16-static", marks=pytest.mark.full),
+    ],
 )
-def test_any_mix_is_solo(solo: tuple[Any, list[list[int]]], settings: dict[str, Any]) -> None:
-    dtype, expected = solo
+def test_any_mix_is_solo(dtype: Literal["auto", "bfloat16"], settings: dict[str, Any]) -> None:
     llm = LLM(
         "smollm2",
         backend="cpu",
@@ -72,7 +83,7 @@ def test_any_mix_is_solo(solo: tuple[Any, list[list[int]]], settings: dict[str, 
         max_batched_tokens=48,
         **settings,
     )
-    assert tokens(llm, *load()) == expected
+    assert tokens(llm, *load()) == solo(dtype)
     scheduler = llm.engine.scheduler
     if "batching" not in settings:
         assert scheduler.preemptions > 0

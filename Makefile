@@ -75,7 +75,7 @@ kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a
 
 # Computes: real weights, servers, the simulator.
 integration-engine: .venv/.ready ## Engine, servers and simulator with real weights
-	@$(PYTEST) tests/integration/engine tests/integration/api tests/integration/simulator
+	@$(PYTEST) tests/integration/engine tests/integration/api tests/integration/simulator -n 2 --dist loadfile
 
 # Waits: for leases, time-outs and processes. Six workers keep two processors busy.
 integration-cluster: .venv/.ready deps ## Operator, gateway and chart on a real etcd and kube-apiserver

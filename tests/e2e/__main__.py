@@ -16,7 +16,7 @@ WORKERS = "4"
 
 def pytest(selection: str, report: str, *options: str, **environment: str) -> bool:
     """Runs the tests of a marker expression in a process of its own; whether all passed."""
-    command = [sys.executable, "-m", "pytest", str(HERE), "-q", "-m", selection, *options]
+    command = [sys.executable, "-m", "pytest", str(HERE), "-v", "--no-header", "-m", selection, *options]
     if folder := os.environ.get("OCTAVO_TEST_REPORTS"):
         command.append(f"--junitxml={folder}/{report}.xml")
     return subprocess.run(command, env={**os.environ, **environment}, check=False).returncode == 0

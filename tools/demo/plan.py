@@ -45,7 +45,7 @@ def environment() -> Part:
 
 def kernels(variants: Sequence[str]) -> Part:
     """The variants of the CPU kernels that are to be compiled."""
-    return Part(_list("CPU kernel variant", "compile", variants), cpu=80 * len(variants), wait=0)
+    return Part(_list("CPU kernel variant", "compile", variants), cpu=20 * len(variants), wait=0)
 
 
 def programs(names: Sequence[str]) -> Part:

@@ -70,37 +70,37 @@ def _containerd(name: str, package: str, cost: float) -> Program:
 PROGRAMS: dict[str, Program] = {
     program.name: program
     for program in (
-        Program("etcd", f"{_OWN}etcd", "go.etcd.io/etcd/server/v3", 0, asks=("--version",)),
-        _kubernetes("kube-apiserver", 0),
-        _kubernetes("kube-controller-manager", 0),
-        _kubernetes("kube-scheduler", 0),
-        _kubernetes("kubelet", 0),
-        _kubernetes("kube-proxy", 0),
-        _kubernetes("kubectl", 0, "version", "--client"),
+        Program("etcd", f"{_OWN}etcd", "go.etcd.io/etcd/server/v3", 96, asks=("--version",)),
+        _kubernetes("kube-apiserver", 347),
+        _kubernetes("kube-controller-manager", 107),
+        _kubernetes("kube-scheduler", 3),
+        _kubernetes("kubelet", 5),
+        _kubernetes("kube-proxy", 13),
+        _kubernetes("kubectl", 40, "version", "--client"),
         Program(
             "helm",
             "helm.sh/helm/v4/cmd/helm",
             "helm.sh/helm/v4",
-            0,
+            41,
             "-X helm.sh/helm/v4/internal/version.version={version}",
             ("version", "--short"),
         ),
-        _containerd("containerd", f"{_OWN}containerd", 0),
-        _containerd("containerd-shim-runc-v2", f"{_CONTAINERD}/cmd/containerd-shim-runc-v2", 0),
-        _containerd("ctr", f"{_CONTAINERD}/cmd/ctr", 0),
+        _containerd("containerd", f"{_OWN}containerd", 52),
+        _containerd("containerd-shim-runc-v2", f"{_CONTAINERD}/cmd/containerd-shim-runc-v2", 2),
+        _containerd("ctr", f"{_CONTAINERD}/cmd/ctr", 5),
         # The order of its plugins is ours, and an image without a C library holds it: none from PATH will do.
-        Program("coredns", f"{_OWN}coredns", "github.com/coredns/coredns", 0),
-        Program("registry", f"{_OWN}registry", "github.com/distribution/distribution/v3", 0, asks=("--version",)),
+        Program("coredns", f"{_OWN}coredns", "github.com/coredns/coredns", 19),
+        Program("registry", f"{_OWN}registry", "github.com/distribution/distribution/v3", 29, asks=("--version",)),
         Program(
             "kubeconform",
             "github.com/yannh/kubeconform/cmd/kubeconform",
             "github.com/yannh/kubeconform",
-            0,
+            2,
             "-X main.version={version}",
             ("-v",),
         ),
-        Program("fakegpu", f"{_OWN}fakegpu", "k8s.io/kubelet", 0),
-        Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", 0, asks=("--version",)),
+        Program("fakegpu", f"{_OWN}fakegpu", "k8s.io/kubelet", 2),
+        Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", 12, asks=("--version",)),
     )
 }
 

@@ -88,17 +88,24 @@ def assert_greedy(oracle: Any, prompt: list[int], answer: list[int], margin: flo
     return int((chosen < best).sum())
 
 
+# Weights, K and V in bfloat16 move logits by hundredths: closer choices than that may fall the other way. The variant
+# that rounds activations to bfloat16, too, is a third as near to float32 (mean KL 3.6e-4 for 1.1e-4; transformers in
+# bfloat16 1.5e-3, with a choice 0.27 below the best).
+EXACT_ACTIVATIONS, BFLOAT16_ACTIVATIONS = 0.05, 0.15
+
+
 @pytest.mark.parametrize(
     ("backend", "margin", "ties"),
     [
         pytest.param("reference", 1e-3, 2, marks=pytest.mark.full),
-        # bfloat16 weights and products move logits by hundredths: closer choices than that may fall the other way.
-        ("cpu", 0.05, 16),
+        ("cpu", None, 16),
     ],
 )
-def test_greedy_tokens_are_those_of_transformers(oracle: Any, backend: Any, margin: float, ties: int) -> None:
+def test_greedy_tokens_are_those_of_transformers(oracle: Any, backend: Any, margin: float | None, ties: int) -> None:
     if backend == "cpu":
         require_native()
+    if margin is None:
+        margin = BFLOAT16_ACTIVATIONS if library.load().variant == "avx512bf16" else EXACT_ACTIVATIONS
     # Not the file's own four bits: their activations are rounded to bytes, which test_cpu_quality.py bounds.
     dtype = "bfloat16" if backend == "cpu" else "auto"
     llm = LLM("smollm2", backend=backend, dtype=dtype, max_model_len=128, kv_memory="256Mi", max_running_requests=32)

@@ -9,15 +9,15 @@ import pytest
 from octavo_inference.ops.native import library
 from octavo_inference.ops.native.cores import usable_cores
 
-ALL = frozenset({"avx512bf16", "avx512", "avx2", "portable"})
+ALL = frozenset({"avx512bf16", "avx512vnni", "avx512", "avx2", "portable"})
 ZEN3 = frozenset({"avx2", "fma", "f16c"})
-SAPPHIRE = ZEN3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
+ZEN4 = ZEN3 | {"AuthenticAMD", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
+SAPPHIRE = ZEN4 - {"AuthenticAMD"} | {"GenuineIntel"}
 
 
 def test_flags_are_read_from_cpuinfo() -> None:
-    assert library.cpu_flags("processor\t: 0\nflags\t\t: fpu avx2 fma f16c\n") == frozenset(
-        {"fpu", "avx2", "fma", "f16c"}
-    )
+    x86 = "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu avx2 fma f16c\n"
+    assert library.cpu_flags(x86) == frozenset({"GenuineIntel", "fpu", "avx2", "fma", "f16c"})
     assert library.cpu_flags("Features\t: fp asimd bf16\n") == frozenset({"fp", "asimd", "bf16"})
     assert library.cpu_flags("") == frozenset()
 
@@ -25,8 +25,9 @@ def test_flags_are_read_from_cpuinfo() -> None:
 @pytest.mark.parametrize(
     ("flags", "variant"),
     [
-        (SAPPHIRE, "avx512bf16"),
-        (SAPPHIRE - {"avx512_bf16"}, "avx512"),
+        (ZEN4, "avx512bf16"),
+        (ZEN4 - {"avx512_bf16"}, "avx512vnni"),
+        (SAPPHIRE, "avx512vnni"),
         (SAPPHIRE - {"avx512_vnni"}, "avx512"),
         (ZEN3, "avx2"),
         (ZEN3 - {"fma"}, "portable"),
@@ -38,6 +39,7 @@ def test_best_variant_the_machine_can_run(flags: frozenset[str], variant: str) -
 
 
 def test_forced_variant_is_taken_or_refused_by_name() -> None:
+    assert library.choose(SAPPHIRE, ALL, "avx512bf16") == "avx512bf16"
     assert library.choose(ZEN3, ALL, "portable") == "portable"
     with pytest.raises(library.NativeUnavailableError, match=r"avx512.*can run: avx2, portable"):
         library.choose(ZEN3, ALL, "avx512")

@@ -39,6 +39,7 @@ COMMON_FLAGS = (
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 X86_VARIANTS: dict[str, tuple[str, ...]] = {
     "avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    "avx512vnni": (*_AVX512, "-mavx512vnni"),
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),

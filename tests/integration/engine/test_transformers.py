@@ -11,6 +11,7 @@ from tests.support.native import require_native
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.model.load import find_model, load_text
+from octavo_inference.ops.native import library
 
 torch = pytest.importorskip("torch", reason="compares with transformers")
 transformers = pytest.importorskip("transformers", reason="compares with transformers")

@@ -24,7 +24,9 @@ SCALE ?= 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.ready deps ## A real cluster, a model that answers, scales and drains (CLUSTER=current: your kubectl context)
+demo: ## A real cluster, a model that answers, scales and drains (CLUSTER=current: your kubectl context)
+	@PYTHONPATH=tools $(or $(PYTHON),python3) -m demo.plan --cluster $(CLUSTER)
+	@$(MAKE) --no-print-directory .venv/.ready deps
 	@PYTHONPATH=tools $(PY) -m demo up --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
 
 demo-down: .venv/.ready ## Remove what `make demo` made

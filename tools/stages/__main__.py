@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # would otherwise measure the neighbour.
 LANES = (
     Lane(("e2e",)),
-    Lane(("lint", "types", "unit", "kernels", "integration-engine"), niceness=15),
-    Lane(("integration-cluster",), niceness=5, after="unit"),
+    Lane(("lint", "types", "unit", "kernels", "integration-engine"), niceness=5),
+    Lane(("integration-cluster",), niceness=3, after="unit"),
 )
 
 

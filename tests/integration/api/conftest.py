@@ -19,6 +19,8 @@ from tests.support.ports import free_port
 from tests.support.servers import until_ready
 
 MODEL = "smollm2"
+# Interpreted kernels, beside tests of a cluster that take all processors: minutes.
+START_SECONDS = 300
 
 
 @dataclass
@@ -77,7 +79,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         server = Running(process, log, *clients)
         servers.append(server)
         if wait:
-            until_ready(process, str(server.api.base_url).rstrip("/"), log)
+            until_ready(process, str(server.api.base_url).rstrip("/"), log, START_SECONDS)
         return server
 
     yield begin

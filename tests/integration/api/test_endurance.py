@@ -45,7 +45,8 @@ def test_memory_in_use_is_what_was_planned(full_server):
     in_use = sum(measured(full_server, "process_resident_bytes", "process").values())
     assert "memory of the host: weights " in full_server.log
     assert planned["in_all"] == sum(planned[p] for p in ("weights", "kv_pool", "activations", "swap", "processes"))
-    assert in_use == pytest.approx(planned["in_all"], rel=0.05)
+    # More would end a pod. Less is room that nothing uses: partial blocks are used again where requests end early.
+    assert 0.93 * planned["in_all"] < in_use < 1.05 * planned["in_all"]
 
 
 def test_requests_mistakes_and_lost_clients_leave_nothing_behind(full_server):

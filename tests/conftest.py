@@ -1,9 +1,13 @@
-"""Rules for all property tests."""
+"""Rules for all tests."""
 
 import os
 
 from hypothesis import HealthCheck, settings
 from tests.support.tiers import scaled
+
+# Read when numpy is imported. Its threads wait by spinning: one for each core, in a worker for each core, they take
+# several times what they compute.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A deadline measures the machine, not the code, and an example found by chance fails a run that changed nothing. So
 # runs repeat the same examples; `OCTAVO_EXPLORE=1` looks for new ones. The tier says how many examples are tried.

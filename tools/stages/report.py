@@ -1,4 +1,4 @@
-"""The table at the end of a run: minutes and counts per stage, and why tests were skipped."""
+"""The table at the end of a run: minutes and counts per stage, which tests failed, and why tests were skipped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from xml.etree import ElementTree as ET
 
 from stages.run import Result
 
+# Of a failure's message, which may hold whole objects, as much as tells it from others.
+_MESSAGE = 200
+
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of test cases; `reasons` counts why cases were skipped."""
+    """Numbers of test cases; `failures` names those that failed, `reasons` counts why cases were skipped."""
 
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    failures: list[str] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Counts) -> None:
@@ -25,6 +29,7 @@ class Counts:
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
+        self.failures += other.failures
         self.reasons += other.reasons
 
 
@@ -34,8 +39,11 @@ def counts(reports: Path) -> Counts:
     cases = (case for file in sorted(reports.glob("*.xml")) for case in _cases(file))
     for case in cases:
         skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        failures = [*case.findall("failure"), *case.findall("error")]
+        if failures:
             found.failed += 1
+            message = " ".join(failures[0].get("message", "").split())
+            found.failures.append(f"{case.get('classname')}::{case.get('name')}: {message[:_MESSAGE]}")
         elif skipped is not None:
             found.skipped += 1
             found.reasons[skipped.get("message") or "no reason given"] += 1
@@ -49,9 +57,10 @@ def _cases(report: Path) -> Iterator[ET.Element]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Stages with minutes and counts, reasons of skips, and a last line that sums up: `N passed, N failed, N skipped`.
+    """Stages with minutes and counts, failed tests, reasons of skips, and a last line that sums them up.
 
-    A stage that failed without a failed test, such as a linter, counts as one failure.
+    The last line reads `N passed, N failed, N skipped`. A stage that failed without a failed test, such as a linter,
+    counts as one failure.
     """
     total = Counts()
     lines = ["", f"{'stage':<22}{'minutes':>8}{'passed':>9}{'failed':>9}{'skipped':>9}"]
@@ -59,10 +68,13 @@ def table(results: Sequence[Result]) -> str:
         found = counts(result.reports)
         if not result.passed and not found.failed:
             found.failed = 1
+            found.failures = [f"make {result.stage}"]
         total.add(found)
         lines.append(
             f"{result.stage:<22}{result.seconds / 60:>8.1f}{found.passed:>9}{found.failed:>9}{found.skipped:>9}"
         )
+    if total.failures:
+        lines += ["", "failed:", *(f"  {failure}" for failure in total.failures)]
     if total.reasons:
         lines += ["", "skipped:", *(f"{number:>6} × {reason}" for reason, number in total.reasons.most_common())]
     return "\n".join([*lines, "", f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped"])

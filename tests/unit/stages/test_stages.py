@@ -28,7 +28,7 @@ tests:
 \t@cp report.xml $(OCTAVO_TEST_REPORTS)/tests.xml
 """
 REPORT = """<testsuites><testsuite>
-<testcase name="a"/><testcase name="b"><failure message="no"/></testcase>
+<testcase name="a"/><testcase classname="tests.b" name="b"><failure message="no:&#10; 2 is not 3"/></testcase>
 <testcase name="c"><skipped message="no GPU"/></testcase><testcase name="d"><error message="no"/></testcase>
 <testcase name="e"><skipped message="no GPU"/></testcase>
 </testsuite></testsuites>"""
@@ -81,6 +81,8 @@ def test_counts_and_reasons_end_in_one_line(root: Path) -> None:
     results, _ = outcome(root, Lane(("tests", "broken")))
     text = report.table(list(results.values()))
     assert "2 × no GPU" in text
+    assert "tests.b::b: no: 2 is not 3\n" in text
+    assert "  make broken\n" in text
     assert text.splitlines()[-1] == "1 passed, 3 failed, 2 skipped"
 
 

@@ -44,8 +44,8 @@ PYTEST = OCTAVO_TEST_TIER=$(TIER) $(PY) -m pytest -q $(SELECT_$(TIER)) \
 # `make unit PART=gateway`: the unit tests of one part, which is a folder below tests/unit.
 PART ?=
 
-check: TIER := check
-check: lint types unit ## Before a commit: lint, types, unit tests; a minute
+check: .venv/.ready ## Before a commit: lint, types, unit tests; a minute
+	@$(MAKE) --no-print-directory -j3 TIER=check lint types unit
 
 test: .venv/.ready deps ## Before a change lands: check and what needs a cluster, weights or kernels; 25 minutes
 	@PYTHONPATH=tools $(PY) -m stages
@@ -69,8 +69,11 @@ types: .venv/.ready
 	@MYPYPATH=bench:bench/gpu:bench/gpu/peers $(MYPY)/bench-gpu bench/gpu
 	@MYPYPATH=bench:bench/gateway $(MYPY)/bench-gateway bench/gateway
 
+# Some of them wait, for processes and time-outs: two workers for each processor keep it busy.
+UNIT_WORKERS = $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+
 unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
-	@$(PYTEST) tests/unit$(if $(PART),/$(PART))$(if $(PART),, tests/contract) -n auto --dist worksteal
+	@$(PYTEST) tests/unit$(if $(PART),/$(PART))$(if $(PART),, tests/contract) -n $(UNIT_WORKERS) --dist worksteal
 
 kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/kernels.md: writes the errors)
 	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -n auto --dist worksteal

@@ -101,9 +101,10 @@ async def run(options: Options) -> int:
             if await _until(background, stop, status.ready):
                 return 1
         bound = options.head_seconds
-        public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)
+        # First, so that whoever finds the public port open finds both.
         admin = Admin(fleet, metrics, status, lambda: crew.say(time.monotonic()))
         await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, bound)
+        public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)
         log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)
         failed = await _until(background, stop)
         if failed:

@@ -161,8 +161,8 @@ async def test_a_limit_holds_for_all_workers_together(
         codes += await asyncio.gather(*(ask(gateway, Authorization="Bearer alpha") for _ in range(30)))
     passed = asyncio.get_running_loop().time() - began
     assert set(codes) == {200, 429}
-    # The limit, what the bucket gained meanwhile, and what several may let through beyond it at worst.
-    assert codes.count(200) <= 30 + passed / 2 + 30 / 4 + 3, "each worker had a limit of its own"
+    # The limit, what the bucket gained meanwhile, and at worst the parts of two that have not heard of the third yet.
+    assert codes.count(200) <= 30 + passed / 2 + 2 * 30 / 3 + 3, "each worker had a limit of its own"
 
 
 async def test_none_outlives_a_parent_that_was_killed(start_gateway: StartGateway, pod: RecordingPod) -> None:

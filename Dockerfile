@@ -70,8 +70,8 @@ RUN /opt/venv/bin/pip install --no-deps --no-build-isolation --no-index --prefix
 FROM ${BUILDER_IMAGE} AS kernels
 RUN command -v g++ || (apt-get update && apt-get install --yes --no-install-recommends g++)
 WORKDIR /native
-COPY inference/octavo_inference/ops/native/build.py \
-     inference/octavo_inference/ops/native/*.cpp inference/octavo_inference/ops/native/*.h ./
+COPY inference/octavo_inference/backends/cpu/native/build.py \
+     inference/octavo_inference/backends/cpu/native/*.cpp inference/octavo_inference/backends/cpu/native/*.h ./
 # Objects that are in the cache already, by compiler, C library, flags and sources, are not compiled again; a builder that
 # can mount has the machine's cache here.
 RUN OCTAVO_CACHE=/cache python3 build.py
@@ -83,12 +83,12 @@ RUN (command -v gcc && test -e "$(python3 -c 'import sysconfig; print(sysconfig.
  || (apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev)
 COPY --from=dependencies-server /opt/venv/lib/python3*/site-packages/triton/backends/nvidia/driver.c /triton/
 COPY --from=dependencies-server /opt/venv/lib/python3*/site-packages/triton/backends/nvidia/include /triton/include/
-COPY inference/octavo_inference/ops/cuda/driver_stub.py ./
+COPY inference/octavo_inference/backends/cuda/aot/driver_stub.py ./
 RUN python3 driver_stub.py /triton /stub
 
 FROM wheel AS code-server
 COPY inference inference
-COPY --from=kernels /native/*.so inference/octavo_inference/ops/native/
+COPY --from=kernels /native/*.so inference/octavo_inference/backends/cpu/native/
 RUN /opt/venv/bin/pip install --no-deps --no-build-isolation --no-index --prefix /install . \
  && find /install/bin -type f ! -name octavo-server -delete
 
@@ -98,7 +98,7 @@ FROM dependencies-server AS kernel-cache
 ARG KERNEL_OPTIONS="--capability 8.0 8.6 8.9 9.0 10.0"
 COPY --from=code-server /install /opt/venv
 RUN mkdir /kernels \
- && (test -z "${KERNEL_OPTIONS}" || /opt/venv/bin/python -m octavo_inference.precompile --out /kernels ${KERNEL_OPTIONS})
+ && (test -z "${KERNEL_OPTIONS}" || /opt/venv/bin/python -m octavo_inference.tools.precompile --out /kernels ${KERNEL_OPTIONS})
 
 FROM dependencies-operator AS operator
 ARG VERSION=0

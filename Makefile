@@ -127,5 +127,5 @@ lock: .venv/.ready ## Pin the dependencies anew
 	@tools/lock
 
 # Also when a kernel's source changes: installing compiles it.
-.venv/.ready: requirements/dev.txt pyproject.toml tools/venv hatch_build.py $(wildcard inference/octavo_inference/ops/native/*.[ch]*)
+.venv/.ready: requirements/dev.txt pyproject.toml tools/venv hatch_build.py $(wildcard inference/octavo_inference/backends/cpu/native/*.[ch]*)
 	@tools/venv && touch $@

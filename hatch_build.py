@@ -22,7 +22,7 @@ class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]  # hatchling 
         del version
         if self.target_name != "wheel":
             return
-        folder = Path(self.root) / "inference" / "octavo_inference" / "ops" / "native"
+        folder = Path(self.root) / "inference" / "octavo_inference" / "backends" / "cpu" / "native"
         if not folder.exists():
             return  # an image of the operator or the gateway is built from a tree without the server
         native = _load(folder / "build.py")

@@ -24,14 +24,14 @@ import numpy as np
 from host import host
 from numpy.typing import NDArray
 
-from octavo_inference.model.blocks import BlockFormat
-from octavo_inference.model.load import LoadedModel, load_model
-from octavo_inference.model.weights import Tensor, bf16_bits, dequantize
-from octavo_inference.ops.cpu import CpuBackend
-from octavo_inference.ops.native import abi
-from octavo_inference.ops.native.library import Kernels, load
-from octavo_inference.ops.native.packing import Packed, Packer, address
-from octavo_inference.run.batch import Batch, SampleRows
+from octavo_inference.backends.cpu.backend import CpuBackend
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.library import Kernels, load
+from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
+from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.ggml_dequant import BlockFormat
+from octavo_inference.models.weights import Tensor, bf16_bits, dequantize
 
 Name = Literal["bf16"] | BlockFormat
 FORMATS: tuple[Name, ...] = ("bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo_inference.model.load import LoadedModel, load_model
-from octavo_inference.model.weights import Tensor, dequantize
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.weights import Tensor, dequantize
 
 LAYER_NAMES = {
     "input_norm": "input_layernorm",

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_inference.model.find import find_model
+from octavo_inference.checkpoints.resolve import find_model
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "bench"

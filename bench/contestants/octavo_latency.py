@@ -11,7 +11,7 @@ from typing import Any
 from loads import SEED, ids
 
 from octavo_inference import SamplingParams
-from octavo_inference.config import PROFILES
+from octavo_inference.config.engine import PROFILES
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request
 

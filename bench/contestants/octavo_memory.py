@@ -8,8 +8,8 @@ from typing import Any
 from loads import mix
 from octavo_latency import drop, request
 
+from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.core.engine import Engine
-from octavo_inference.ops.cpu import CpuBackend
 
 
 def resident() -> int:

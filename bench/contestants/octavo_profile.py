@@ -10,9 +10,9 @@ from typing import Any
 from loads import SEED, ids
 from octavo_latency import FOREVER, drop, request
 
+from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.core.engine import Engine
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.ops.cpu import CpuBackend
+from octavo_inference.models.config import ModelConfig
 
 PARTS = ("linears", "attention", "lm_head", "elementwise", "sampling")
 

@@ -22,7 +22,7 @@ ADDED = frozenset(
 
 def accommodate() -> None:
     """Take the fields out before the server reads a body."""
-    from octavo_inference.api import requests  # noqa: PLC0415 (not in the engine's process, which runs this too)
+    from octavo_inference.server.openai import requests  # noqa: PLC0415 (not in the engine's process, which runs this too)
 
     strict = requests.decode
 

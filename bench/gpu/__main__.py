@@ -111,7 +111,7 @@ def write_tiles(out: Path) -> None:
     except ImportError as error:
         say(f"no table of tiles: {error}")
         return
-    say(f"{write_table(out)} written: ops/triton/tables is where the server looks for it")
+    say(f"{write_table(out)} written: backends/cuda/kernels/tables is where the server looks for it")
 
 
 def run_everything(given: argparse.Namespace) -> int:
@@ -242,7 +242,7 @@ def check_all(given: argparse.Namespace) -> dict[str, Any]:
     from engine import check_engine  # noqa: PLC0415
     from models import SHAPES  # noqa: PLC0415
 
-    from octavo_inference.ops.cuda.device import find_device  # noqa: PLC0415
+    from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415
 
     device = torch.device("cpu" if given.interpret else "cuda")
     dtype = torch.float32 if given.interpret else torch.bfloat16

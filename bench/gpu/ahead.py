@@ -14,8 +14,8 @@ from pathlib import Path
 
 from files import read, save
 
-from octavo_inference.ops.cuda.device import FP8_CAPABILITY
-from octavo_inference.precompile import Job, fill
+from octavo_inference.backends.cuda.device import FP8_CAPABILITY
+from octavo_inference.tools.precompile import Job, fill
 
 Capability = tuple[int, int]
 

@@ -21,15 +21,15 @@ import torch
 from models import SHAPES, random_weights, tiny
 from numpy.typing import NDArray
 
+from octavo_inference.backends.cuda.backend import CudaBackend
+from octavo_inference.backends.cuda.device import Device
+from octavo_inference.backends.cuda.graphs import CudaCapture
+from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.model_input import Batch, Float32, LogitAdjust, SampleRows
 from octavo_inference.core.request import Request, SamplingParams
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.ops.cuda.backend import CudaBackend
-from octavo_inference.ops.cuda.device import Device
-from octavo_inference.ops.cuda.graphs import CudaCapture
-from octavo_inference.ops.reference import ReferenceBackend
-from octavo_inference.ops.sampling import sample
-from octavo_inference.run.batch import Batch, Float32, LogitAdjust, SampleRows
+from octavo_inference.core.sampling import sample
+from octavo_inference.models.config import ModelConfig
 
 NEAR_TIE = 0.1
 """Logits here are of size 1; bfloat16 activations move them by a few hundredths. In float32 no token may differ."""

@@ -13,8 +13,8 @@ from shapes import random_weights
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Tensor
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor
 
 NAMES = {
     "input_norm": "input_layernorm",

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Tensor, Weights, bf16_bits, layer_of
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor, Weights, bf16_bits, layer_of
 
 SMOLLM2 = ModelConfig(
     architecture="llama",

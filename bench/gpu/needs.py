@@ -12,7 +12,7 @@ MODULES = {
     "ahead": ("ahead",),
     "check": _CHECKS,
     # `octavo-server` is a process of its own; uvicorn takes httptools where it is asked to.
-    "start": ("parts.start", "octavo_inference.server", "httptools", "jinja2"),
+    "start": ("parts.start", "octavo_inference.server.lifecycle", "httptools", "jinja2"),
 }
 """What a command imports, where it is not its own part."""
 
@@ -49,7 +49,7 @@ def without(module: str) -> str | None:
 
 def without_stub() -> str | None:
     """Why Triton could not speak to a card; None when it can, or is not there itself."""
-    from octavo_inference.ops.cuda.driver_stub import CompilerMissingError, prepare  # noqa: PLC0415
+    from octavo_inference.backends.cuda.aot.driver_stub import CompilerMissingError, prepare  # noqa: PLC0415
 
     try:
         prepare()

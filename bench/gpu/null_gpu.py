@@ -1,7 +1,8 @@
-"""What compiled kernels take of a GPU that is not there (`octavo_inference.ops.cuda.null_driver`).
+"""What compiled kernels take of a GPU that is not there (`octavo_inference.backends.cuda.aot.null_driver`).
 
-Wrappers of ops/triton called with tensors on the `meta` device (sizes, but no memory) make Triton compile the variants
-that the engine launches. What each takes is read from its machine code by cuobjdump, which comes with Triton.
+Wrappers of backends/cuda/kernels called with tensors on the `meta` device (sizes, but no memory) make Triton compile
+the variants that the engine launches. What each takes is read from its machine code by cuobjdump, which comes with
+Triton.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import triton
 
-from octavo_inference.ops.cuda.null_driver import MOST_THREADS, SHARED_KIB, NullDriver
+from octavo_inference.backends.cuda.aot.null_driver import MOST_THREADS, SHARED_KIB, NullDriver
 
 __all__ = ["REGISTERS", "SHARED_KIB", "TOOLS", "Binary", "NullGpu", "resources"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo_inference.model.config import ModelConfig
+from octavo_inference.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

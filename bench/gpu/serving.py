@@ -17,10 +17,10 @@ from shapes import Stored, config_of, random_model
 from timing import Timer
 from watch import Times, device_spans, summary, watched
 
-from octavo_inference.build import LoadedEngine, engine_for, load_engine
-from octavo_inference.config import EngineSettings
+from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.engine.factory import LoadedEngine, engine_for, load_engine
 
 MANY = 1 << 20
 

@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from octavo_inference.errors import ModelError
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.load import LoadedModel, TextModel
-from octavo_inference.model.weights import Format, Tensor, Weights, bf16_bits, layer_of
-from octavo_inference.model.words import Words
+from octavo_inference.common.errors import ModelError
+from octavo_inference.model_loader import LoadedModel, TextModel
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Format, Tensor, Weights, bf16_bits, layer_of
+from octavo_inference.tokenizer.assets import Words
 
 Stored = Literal["bf16", "int4"]
 

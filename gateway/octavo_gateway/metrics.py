@@ -9,11 +9,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_gateway.backend import Backend
-from octavo_gateway.fleet import Fleet
-from octavo_gateway.keyring import Entry
-from octavo_gateway.lease import Lease
-from octavo_gateway.usage import Usage
+from octavo_gateway.access.keyring import Entry
+from octavo_gateway.access.usage import Usage
+from octavo_gateway.pool.model_pool import Backend
+from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.pool.reservation import Lease
 
 UNKNOWN = "unknown"
 # Names of keys that get series of their own; the others, and keys without a name, share one each.

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from octavo_gateway.endpoints import Deployment
+from octavo_gateway.discovery.endpoints import Deployment
 
 MAX_RETRY_AFTER = 120
 # Tokens; more than any pool holds.

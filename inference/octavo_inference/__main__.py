@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 
-from octavo_inference.spawn import EngineProcess
-from octavo_inference.timeline import Timeline
+from octavo_inference.common.timeline import Timeline
+from octavo_inference.engine.spawn import EngineProcess
 
 
 def main() -> int:
     """Entry point; returns the exit status."""
     if sys.argv[1:2] == ["tune"]:
-        from octavo_inference.tune import command  # noqa: PLC0415 -- no server, none of its processes
+        from octavo_inference.tools.tune import command  # noqa: PLC0415 -- no server, none of its processes
 
         return command.main(sys.argv[2:])
     timeline = Timeline.of_process()
@@ -29,10 +29,10 @@ def main() -> int:
 
 
 def _main(child: EngineProcess, timeline: Timeline) -> int:
-    from octavo_inference.api.auth import Keys  # noqa: PLC0415 -- all of these while the engine imports its own
-    from octavo_inference.errors import OctavoError  # noqa: PLC0415
-    from octavo_inference.settings import parse  # noqa: PLC0415
-    from octavo_inference.sockets import Sockets  # noqa: PLC0415
+    from octavo_inference.common.errors import OctavoError  # noqa: PLC0415
+    from octavo_inference.config.server import parse  # noqa: PLC0415
+    from octavo_inference.server.auth import Keys  # noqa: PLC0415 -- all of these while the engine imports its own
+    from octavo_inference.server.sockets import Sockets  # noqa: PLC0415
 
     try:
         settings = parse(sys.argv[1:])
@@ -45,11 +45,12 @@ def _main(child: EngineProcess, timeline: Timeline) -> int:
         return 2
     child.load(settings)
     timeline.mark("settings")
-    from octavo_inference import logs, server  # noqa: PLC0415
+    from octavo_inference.common import logs  # noqa: PLC0415
+    from octavo_inference.server import lifecycle  # noqa: PLC0415
 
     logs.configure(settings.log_format)
     timeline.mark("imports")
-    return server.run(settings, sockets, keys, admin_keys, child, timeline)
+    return lifecycle.run(settings, sockets, keys, admin_keys, child, timeline)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from octavo_inference.build import load_engine
-from octavo_inference.config import (
+from octavo_inference.common.errors import OctavoError, RequestError
+from octavo_inference.config.engine import (
     BackendName,
     Batching,
     Dtype,
@@ -19,10 +19,10 @@ from octavo_inference.config import (
     ProfileName,
     Quantization,
 )
+from octavo_inference.config.server import quantity
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
-from octavo_inference.errors import OctavoError, RequestError
-from octavo_inference.settings import quantity
-from octavo_inference.text import SequenceText
+from octavo_inference.engine.factory import load_engine
+from octavo_inference.tokenizer.detokenizer import SequenceText
 
 Prompt = str | Sequence[int]
 

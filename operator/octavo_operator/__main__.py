@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo_operator import app, logs
 from octavo_operator.api import profiles
 from octavo_operator.api.profiles import Profiles
-from octavo_operator.builders.common import Installation
-from octavo_operator.leader import timing
+from octavo_operator.app import logs
+from octavo_operator.app import main as app
+from octavo_operator.app.leader import timing
+from octavo_operator.resources.common import Installation
 from octavo_protocol import names
 
 logger = logging.getLogger("octavo_operator")

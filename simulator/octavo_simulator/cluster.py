@@ -9,8 +9,8 @@ from itertools import count
 from math import exp, inf
 from random import Random
 
-from octavo_gateway.hold import Bounds
-from octavo_gateway.lease import Lease
+from octavo_gateway.pool.reservation import Lease
+from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample
 from octavo_protocol.load import LoadReport
 from octavo_simulator.gateway import Gateway, began, streamed

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from msgspec import structs
 
-from octavo_gateway.backend import Backend
-from octavo_gateway.endpoints import Deployment, Endpoint
-from octavo_gateway.hold import Bounds, HoldQueue, Ticket
-from octavo_gateway.lease import Lease
-from octavo_gateway.prefix import COARSE, COARSES, FINE, FINES
-from octavo_gateway.prompts import Prompt, session_key
-from octavo_gateway.router import PREFIX_AWARE, SESSION, Policy
+from octavo_gateway.discovery.endpoints import Deployment, Endpoint
+from octavo_gateway.pool.model_pool import Backend
+from octavo_gateway.pool.reservation import Lease
+from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, Ticket
+from octavo_gateway.routing.prefix_index import COARSE, COARSES, FINE, FINES
+from octavo_gateway.routing.prompt_features import Prompt, session_key
+from octavo_gateway.routing.router import PREFIX_AWARE, SESSION, Policy
 from octavo_protocol.load import LoadReport, ModelTraffic
 from octavo_protocol.prompt import PromptBlocks, chosen, encode_prompt
 from octavo_simulator.chains import block_key

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf, sqrt
 from random import Random
 
-from octavo_inference.core.pace import Pace
+from octavo_inference.core.prefill_budget import Pace
 from octavo_protocol.load import LoadReport
 from octavo_simulator.chains import Chains
 from octavo_simulator.job import Job

@@ -16,7 +16,7 @@ import octavo_gateway
 import octavo_operator.autoscale
 import octavo_protocol
 import octavo_simulator
-from octavo_inference.core import pace
+from octavo_inference.core import prefill_budget
 from octavo_simulator import trace
 from octavo_simulator.cluster import Run, simulate
 from octavo_simulator.families import BY_NAME, label
@@ -161,6 +161,6 @@ def fingerprint() -> str:
     digest = hashlib.sha256()
     packages = (octavo_operator.autoscale, octavo_gateway, octavo_simulator, octavo_protocol)
     files = [path for package in packages for path in sorted(Path(package.__path__[0]).rglob("*.py"))]
-    for path in (*files, Path(pace.__file__)):
+    for path in (*files, Path(prefill_budget.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:10]

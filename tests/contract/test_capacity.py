@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.support.native import needs_native
 
-from octavo_inference.build import load_engine
-from octavo_inference.config import EngineSettings
-from octavo_inference.errors import SettingsError
-from octavo_inference.inspect_model import inspect
-from octavo_inference.ops.native import library
+from octavo_inference.backends.cpu.native import library
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.download.inspect import inspect
+from octavo_inference.engine.factory import load_engine
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.capacity import Estimate, estimate, refusal
+from octavo_operator.observe.memory_estimate import Estimate, estimate, refusal
 from octavo_protocol.model import ModelReport
 
 Json = dict[str, Any]

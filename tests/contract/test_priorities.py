@@ -1,6 +1,6 @@
 """Gateway and server know the same priorities."""
 
-from octavo_gateway import keyring
+from octavo_gateway.access import keyring
 from octavo_inference.core import request
 
 

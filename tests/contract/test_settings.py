@@ -9,11 +9,11 @@ import pytest
 from tests.unit.operator.test_api import schema
 from tests.unit.operator.test_builders import SPECS
 
-from octavo_inference.config import GPU_PROFILES, PROFILES
-from octavo_inference.settings import build_parser
-from octavo_inference.settings import parse as parse_arguments
+from octavo_inference.config.engine import GPU_PROFILES, PROFILES
+from octavo_inference.config.server import build_parser
+from octavo_inference.config.server import parse as parse_arguments
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config
+from octavo_operator.resources import config
 
 
 def test_sizes_named_in_the_api_are_those_of_the_engines_profiles() -> None:

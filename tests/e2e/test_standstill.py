@@ -64,7 +64,7 @@ def reason_of(cluster: Cluster, name: str) -> str:
 
 def test_an_engine_that_stands_still(cluster: Cluster, serve: Any, url: str) -> None:
     pod = serve("stalled")
-    with stopped(processes(pod, "octavo_inference.engine_process")):
+    with stopped(processes(pod, "octavo_inference.engine.process")):
         body = {"model": "stalled", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         threading.Thread(target=chat, args=(url, body), daemon=True).start()
         patiently(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from octavo_inference.ops.cuda.batches import as_rows
-from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
-from octavo_inference.ops.cuda.inputs import Size, Stage
-from octavo_inference.ops.cuda.rows import DeviceRows
-from octavo_inference.ops.cuda.sampling import Chosen, Sampler
-from octavo_inference.run.batch import Batch, Float32, SampleRows, StepResult
+from octavo_inference.backends.cuda.batches import as_rows
+from octavo_inference.backends.cuda.buffers import Limits, allocate, buffer_shapes
+from octavo_inference.backends.cuda.inputs import Size, Stage
+from octavo_inference.backends.cuda.rows import DeviceRows
+from octavo_inference.backends.cuda.sampling import Chosen, Sampler
+from octavo_inference.core.model_input import Batch, Float32, SampleRows, StepResult
 
 from ..unit.engine.echo import CONFIG  # noqa: TID252 -- tests are no package
 

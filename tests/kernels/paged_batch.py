@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_inference.ops.cuda.pool import KvPool, allocate_pool
-from octavo_inference.ops.triton.attention import attend
-from octavo_inference.ops.triton.reduce import partial_size, partial_views
-from octavo_inference.ops.triton.tiles import AttentionTile
+from octavo_inference.backends.cuda.kernels.attention import attend
+from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile
+from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size, partial_views
+from octavo_inference.backends.cuda.pool import KvPool, allocate_pool
 
 CPU = torch.device("cpu")
 SENTINEL = 77.0

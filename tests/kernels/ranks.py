@@ -39,17 +39,17 @@ from tests.kernels.test_engine import (
 )
 from tests.kernels.test_ranks import serve
 
-from octavo_inference.dist.frames import Call, encode
-from octavo_inference.dist.group import ALONE, Group, join
-from octavo_inference.dist.parallel import TensorParallel
-from octavo_inference.dist.rank import Inbox, follow
-from octavo_inference.dist.shard import shard
-from octavo_inference.failpoints import Failpoints
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights
-from octavo_inference.ops.cuda.backend import CudaBackend
-from octavo_inference.ops.cuda.device import find_device
-from octavo_inference.ops.cuda.graphs import Capture
+from octavo_inference.backends.cuda.backend import CudaBackend
+from octavo_inference.backends.cuda.collectives import ALONE, Group, join
+from octavo_inference.backends.cuda.device import find_device
+from octavo_inference.backends.cuda.graphs import Capture
+from octavo_inference.common.failpoints import Failpoints
+from octavo_inference.distributed.messages import Call, encode
+from octavo_inference.distributed.tp_backend import TensorParallel
+from octavo_inference.distributed.worker import Inbox, follow
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.shard import shard
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights
 
 
 def untied() -> Model:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo_inference.model.blocks import BlockFormat
-from octavo_inference.model.weights import Format, Tensor, bf16_bits
+from octavo_inference.models.ggml_dequant import BlockFormat
+from octavo_inference.models.weights import Format, Tensor, bf16_bits
 
 # Bytes of a block, elements of it, and where its fp16 numbers stand.
 BLOCKS: dict[BlockFormat, tuple[int, int, tuple[int, ...]]] = {

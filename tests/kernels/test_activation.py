@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from octavo_inference.ops.triton.activation import gated
+from octavo_inference.backends.cuda.kernels.activation import gated
 
 # Of a value: a few roundings in float32, or the one of the store (the interpreter cuts bfloat16 off, a GPU rounds it).
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.ops.triton.attention import attend
-from octavo_inference.ops.triton.rope_store import rope_store
-from octavo_inference.ops.triton.tiles import AttentionTile, attention_tile, segments_for
+from octavo_inference.backends.cuda.kernels.attention import attend
+from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile, segments_for
+from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
 
 from .conftest import Record
 from .paged_batch import Paged, expected, make, run

@@ -36,11 +36,11 @@ from tables import markdown, write_report
 from timing import Wall
 from watch import Step, Times, device_spans, host_times, idle_share, many_host_times, summary
 
-from octavo_inference.model.load import LoadedModel, load_model
-from octavo_inference.model.weights import dequantize
-from octavo_inference.ops.cuda import driver_stub
-from octavo_inference.ops.cuda.device import find_device
-from octavo_inference.ops.cuda.upload import device_bytes, upload
+from octavo_inference.backends.cuda.aot import driver_stub
+from octavo_inference.backends.cuda.device import find_device
+from octavo_inference.backends.cuda.weight_loading import device_bytes, upload
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.weights import dequantize
 
 LINES: list[str] = []
 

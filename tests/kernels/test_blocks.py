@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.ops.cuda.pool import KV_TYPES, allocate_pool
-from octavo_inference.ops.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
+from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks, gather_blocks, scatter_blocks
+from octavo_inference.backends.cuda.pool import KV_TYPES, allocate_pool
 
 
 def noise(*shape: int, dtype: torch.dtype) -> Torch:

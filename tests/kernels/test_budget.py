@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from octavo_inference.build_cuda import _needs, build_cuda
-from octavo_inference.config import EngineSettings
-from octavo_inference.dist.group import ALONE
-from octavo_inference.errors import DeviceError, SettingsError
-from octavo_inference.model.load import LoadedModel, TextModel
-from octavo_inference.ops.cuda.backend import CudaBackend
-from octavo_inference.ops.cuda.buffers import Limits
-from octavo_inference.ops.cuda.device import Device, find_device
-from octavo_inference.ops.cuda.graphs import graph_room
-from octavo_inference.ops.cuda.rehearsal import rehearsal
-from octavo_inference.ops.cuda.staging import Ring, Staging
-from octavo_inference.ops.triton.tiles import linear_tile
+from octavo_inference.backends.cuda.backend import CudaBackend
+from octavo_inference.backends.cuda.buffers import Limits
+from octavo_inference.backends.cuda.collectives import ALONE
+from octavo_inference.backends.cuda.device import Device, find_device
+from octavo_inference.backends.cuda.factory import _needs, build_cuda
+from octavo_inference.backends.cuda.graphs import graph_room
+from octavo_inference.backends.cuda.kernels.launch_configs import linear_tile
+from octavo_inference.backends.cuda.staging import Ring, Staging
+from octavo_inference.backends.cuda.warmup import rehearsal
+from octavo_inference.common.errors import DeviceError, SettingsError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.model_loader import LoadedModel, TextModel
 
 from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
 
@@ -61,7 +61,7 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
             yield from tensors(item)
     elif isinstance(value, Staging | Ring):
         return  # the host's
-    elif type(value).__module__.startswith("octavo_inference.ops.cuda"):
+    elif type(value).__module__.startswith("octavo_inference.backends.cuda"):
         yield from tensors(vars(value))
 
 

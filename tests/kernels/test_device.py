@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_inference.dist.frames import Found
-from octavo_inference.dist.meet import least
-from octavo_inference.errors import DeviceError, DeviceLostError
-from octavo_inference.ops.cuda import device
-from octavo_inference.ops.cuda.device import (
+from octavo_inference.backends.cuda import device
+from octavo_inference.backends.cuda.device import (
     Device,
     Driver,
     explain,
@@ -19,6 +16,9 @@ from octavo_inference.ops.cuda.device import (
     require_room,
     watched,
 )
+from octavo_inference.common.errors import DeviceError, DeviceLostError
+from octavo_inference.distributed.messages import Found
+from octavo_inference.distributed.rendezvous import least
 
 GIB = 2**30
 SOUND = Driver(status=0, version=13020, devices=1)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.errors import SettingsError
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Tensor, Weights
-from octavo_inference.ops.base import Backend
-from octavo_inference.ops.cuda.backend import CudaBackend, check, independent
-from octavo_inference.ops.cuda.device import Device, find_device
-from octavo_inference.ops.reference import ReferenceBackend
-from octavo_inference.run.batch import Batch, SampleRows
+from octavo_inference.backends.cuda.backend import CudaBackend, check, independent
+from octavo_inference.backends.cuda.device import Device, find_device
+from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.core.backend import Backend
+from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor, Weights
 
 from ..unit.engine.echo import CONFIG, Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 

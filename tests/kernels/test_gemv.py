@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.model.weights import Format, dequantize
-from octavo_inference.ops.cuda.linear import Linear, Matrix, quantize_rows
-from octavo_inference.ops.cuda.packing import Layout
-from octavo_inference.ops.triton.gemv import gemv, suits
-from octavo_inference.ops.triton.tiles import WORKSPACE, GemvTile
+from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, GemvTile
+from octavo_inference.backends.cuda.linear import Linear, Matrix, quantize_rows
+from octavo_inference.backends.cuda.packing import Layout
+from octavo_inference.models.weights import Format, dequantize
 
 from .stored import FORMATS, stored
 from .test_linear import K_FORMATS, compare, on_device, tolerance
@@ -100,7 +100,7 @@ def test_a_layer_takes_it_for_few_rows_and_gives_what_it_gives_for_many(
 ) -> None:
     called = []
     monkeypatch.setattr(
-        "octavo_inference.ops.cuda.linear.gemv", lambda *a, **k: (called.append(len(a[0])), gemv(*a, **k))
+        "octavo_inference.backends.cuda.linear.gemv", lambda *a, **k: (called.append(len(a[0])), gemv(*a, **k))
     )
     layer = Linear((on_device(stored(rng, format_, 8, 256)),), (None,), torch.empty(WORKSPACE))
     x = torch.from_numpy(rng.standard_normal((17, 256), np.float32)).to(torch.bfloat16)

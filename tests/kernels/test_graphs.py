@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.dist.group import Group
-from octavo_inference.errors import DeviceError, DeviceLostError
-from octavo_inference.ops.base import Backend, Launched
-from octavo_inference.ops.cuda.backend import CudaBackend
-from octavo_inference.ops.cuda.buffers import Limits
-from octavo_inference.ops.cuda.device import find_device
-from octavo_inference.ops.cuda.graphs import Captured, Graph, Graphs, Shape, graph_room, shapes
-from octavo_inference.ops.reference import ReferenceBackend
-from octavo_inference.run.batch import Change, RowSamples, RowStep
+from octavo_inference.backends.cuda.backend import CudaBackend
+from octavo_inference.backends.cuda.buffers import Limits
+from octavo_inference.backends.cuda.collectives import Group
+from octavo_inference.backends.cuda.device import find_device
+from octavo_inference.backends.cuda.graphs import Captured, Graph, Graphs, Shape, graph_room, shapes
+from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.common.errors import DeviceError, DeviceLostError
+from octavo_inference.core.backend import Backend, Launched
+from octavo_inference.core.model_input import Change, RowSamples, RowStep
 
 from ..unit.engine.echo import Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 from .recording import record

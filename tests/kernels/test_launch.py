@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.ops.base import RowBackend
-from octavo_inference.ops.cuda.backend import CudaBackend
-from octavo_inference.ops.cuda.buffers import Limits, allocate, buffer_shapes
-from octavo_inference.ops.cuda.device import find_device
-from octavo_inference.ops.cuda.rows import DeviceRows
-from octavo_inference.ops.reference import ReferenceBackend
-from octavo_inference.run.batch import (
+from octavo_inference.backends.cuda.backend import CudaBackend
+from octavo_inference.backends.cuda.buffers import Limits, allocate, buffer_shapes
+from octavo_inference.backends.cuda.device import find_device
+from octavo_inference.backends.cuda.rows import DeviceRows
+from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.core.backend import RowBackend
+from octavo_inference.core.model_input import (
     Batch,
     Change,
     LogitAdjust,

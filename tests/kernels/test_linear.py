@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
-from octavo_inference.model.weights import Format, Tensor, dequantize
-from octavo_inference.ops.cuda.linear import Embedding, Linear, Matrix, quantize_rows
-from octavo_inference.ops.cuda.packing import Layout, layout_of, pack
-from octavo_inference.ops.triton.linear import linear
-from octavo_inference.ops.triton.tiles import WORKSPACE, LinearTile, linear_tile
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, LinearTile, linear_tile
+from octavo_inference.backends.cuda.kernels.linear import linear
+from octavo_inference.backends.cuda.linear import Embedding, Linear, Matrix, quantize_rows
+from octavo_inference.backends.cuda.packing import Layout, layout_of, pack
+from octavo_inference.models.weights import Format, Tensor, dequantize
 
 from .stored import FORMATS, stored
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.ops.cuda.device import Device, multiplies_fp8
-from octavo_inference.ops.cuda.linear import Linear, Matrix, quantize_rows
-from octavo_inference.ops.cuda.packing import Layout, Quantization
-from octavo_inference.ops.triton.quantize import quantize
-from octavo_inference.ops.triton.tiles import LINEAR8_ROWS, WORKSPACE
+from octavo_inference.backends.cuda.device import Device, multiplies_fp8
+from octavo_inference.backends.cuda.kernels.launch_configs import LINEAR8_ROWS, WORKSPACE
+from octavo_inference.backends.cuda.kernels.quantize import quantize
+from octavo_inference.backends.cuda.linear import Linear, Matrix, quantize_rows
+from octavo_inference.backends.cuda.packing import Layout, Quantization
 
 
 def quantized(x: Torch) -> tuple[Torch, Torch]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.ops.sampling import log_probabilities as rule
-from octavo_inference.ops.triton.logprobs import log_probabilities
+from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
+from octavo_inference.core.sampling import log_probabilities as rule
 
 # Exponentials are float32, their sum float64, and the result float32 of a size of at most 16.
 TOLERANCE = 2e-6

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 
 EPS = 1e-5
 # Of a value: the roundings of float32 sums, or the one of the store (the interpreter cuts bfloat16 off, a GPU rounds).

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.ops.sampling import adjust_logits, sample
-from octavo_inference.ops.triton.bitmask import apply_bitmask
-from octavo_inference.ops.triton.penalties import penalize
-from octavo_inference.run.batch import LogitAdjust, SampleRows
+from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
+from octavo_inference.backends.cuda.kernels.penalties import penalize
+from octavo_inference.core.model_input import LogitAdjust, SampleRows
+from octavo_inference.core.sampling import adjust_logits, sample
 
 from .chooser import Chooser
 

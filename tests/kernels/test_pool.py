@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_inference.ops.cuda.pool import KV_TYPES, allocate_pool, block_bytes
+from octavo_inference.backends.cuda.pool import KV_TYPES, allocate_pool, block_bytes
 
 
 @pytest.mark.parametrize("dtype", KV_TYPES)

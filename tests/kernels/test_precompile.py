@@ -13,9 +13,9 @@ import triton
 from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime.cache import FileCacheManager
 
-from octavo_inference import precompile
-from octavo_inference.ops.cuda import kernel_cache
-from octavo_inference.ops.cuda.null_driver import NullDriver
+from octavo_inference.backends.cuda.aot import kernel_cache
+from octavo_inference.backends.cuda.aot.null_driver import NullDriver
+from octavo_inference.tools import precompile
 
 # A process that interprets cannot compile, so each test has processes of its own, without a compiler in reach.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | {"PATH": "/nonexistent"}
@@ -26,9 +26,9 @@ START = f"""
 import sys
 from pathlib import Path
 import triton
-from octavo_inference import precompile
-from octavo_inference.ops.cuda import kernel_cache
-from octavo_inference.ops.cuda.null_driver import NullDriver
+from octavo_inference.tools import precompile
+from octavo_inference.backends.cuda.aot import kernel_cache
+from octavo_inference.backends.cuda.aot.null_driver import NullDriver
 
 folder, capability = Path(sys.argv[1]), int(sys.argv[2])
 precompile._PROCESSORS = 58
@@ -51,7 +51,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder as an image has it: moved since it was filled, and not to be written to."""
     made = tmp_path_factory.mktemp("build") / "kernels"
     done = run(
-        "-m", "octavo_inference.precompile", "--out", str(made), "--capability", "9.0", "--model", MODEL, "--jobs", "1",
+        "-m", "octavo_inference.tools.precompile", "--out", str(made), "--capability", "9.0", "--model", MODEL,
+        "--jobs", "1",
         cache=tmp_path_factory.mktemp("unused"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.ops.triton.prepare import prepare
+from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 
 
 @pytest.mark.parametrize(

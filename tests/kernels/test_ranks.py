@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from octavo_inference.ops.base import Backend
-from octavo_inference.ops.reference import ReferenceBackend
+from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.core.backend import Backend
 
 from .test_engine import BLOCK, LONGEST, PROMPTS, Runner, make_runner, tiny_model
 

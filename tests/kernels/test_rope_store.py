@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo_inference.ops.cuda.pool import KvPool, allocate_pool
-from octavo_inference.ops.triton.rope_store import encode_e4m3, rope_store, round_even
+from octavo_inference.backends.cuda.kernels.rope_and_cache import encode_e4m3, rope_store, round_even
+from octavo_inference.backends.cuda.pool import KvPool, allocate_pool
 
 from .conftest import Record
 from .paged_batch import LARGEST

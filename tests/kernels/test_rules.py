@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "inference" / "octavo_inference" / "ops" / "triton"
+FOLDER = Path(__file__).resolve().parents[2] / "inference" / "octavo_inference" / "backends" / "cuda" / "kernels"
 FILES = sorted(path for path in FOLDER.glob("*.py") if path.name != "__init__.py")
 MOST_LINES = 200
 # What a wrapper may not do: allocate, wait for the device, or read a value of it. A CUDA graph records none of these.

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.ops.cuda.sampling import sampler_bytes
-from octavo_inference.ops.sampling import sample
-from octavo_inference.ops.triton.passes import first_past
-from octavo_inference.ops.triton.sample import choose, edge
-from octavo_inference.run.batch import SAMPLING, Float32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.backends.cuda.kernels.sample import choose, edge
+from octavo_inference.backends.cuda.kernels.vocab_reductions import first_past
+from octavo_inference.backends.cuda.sampling import sampler_bytes
+from octavo_inference.core.model_input import SAMPLING, Float32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.core.sampling import sample
 
 from .chooser import Chooser
 

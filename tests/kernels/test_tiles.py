@@ -12,11 +12,8 @@ import torch
 from parts.tiles import best_of, linear_candidates, tried_by, write_table
 from triton.runtime.errors import OutOfResources
 
-from octavo_inference.ops.cuda import linear as layers
-from octavo_inference.ops.cuda.linear import Linear, Matrix
-from octavo_inference.ops.cuda.packing import Layout
-from octavo_inference.ops.triton.measured import TABLES, Tiles, file_name, find_tiles, read_tiles, row_step
-from octavo_inference.ops.triton.tiles import (
+from octavo_inference.backends.cuda import linear as layers
+from octavo_inference.backends.cuda.kernels.launch_configs import (
     WORKSPACE,
     AttentionTile,
     GemvTile,
@@ -24,6 +21,16 @@ from octavo_inference.ops.triton.tiles import (
     attention_tile,
     linear_tile,
 )
+from octavo_inference.backends.cuda.kernels.tuned_configs import (
+    TABLES,
+    Tiles,
+    file_name,
+    find_tiles,
+    read_tiles,
+    row_step,
+)
+from octavo_inference.backends.cuda.linear import Linear, Matrix
+from octavo_inference.backends.cuda.packing import Layout
 
 FAST, SLOW = GemvTile(4, 2), GemvTile(8, 1)
 

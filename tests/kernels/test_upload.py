@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor as Torch
 
-from octavo_inference.dist.shard import shard
-from octavo_inference.errors import SettingsError
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Format, LayerWeights, Tensor, Weights, dequantize
-from octavo_inference.ops.cuda import upload as module
-from octavo_inference.ops.cuda.packing import Quantization
-from octavo_inference.ops.cuda.upload import DeviceWeights, device_bytes, upload
+from octavo_inference.backends.cuda import weight_loading as module
+from octavo_inference.backends.cuda.packing import Quantization
+from octavo_inference.backends.cuda.weight_loading import DeviceWeights, device_bytes, upload
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.shard import shard
+from octavo_inference.models.weights import Format, LayerWeights, Tensor, Weights, dequantize
 
 from .stored import stored, vector
 
@@ -225,13 +225,13 @@ LOAD = """
 import sys
 from pathlib import Path
 import torch
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.from_gguf import weights_from_gguf
-from octavo_inference.model.from_hf import weights_from_hf
-from octavo_inference.model.gguf import read_gguf
-from octavo_inference.model.safetensors import read_checkpoint
-from octavo_inference.model.weights import dequantize
-from octavo_inference.ops.cuda.upload import upload
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.checkpoints.from_gguf import weights_from_gguf
+from octavo_inference.checkpoints.from_hf import weights_from_hf
+from octavo_inference.checkpoints.gguf import read_gguf
+from octavo_inference.checkpoints.safetensors import read_checkpoint
+from octavo_inference.models.weights import dequantize
+from octavo_inference.backends.cuda.weight_loading import upload
 
 def resident():
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024

@@ -20,13 +20,13 @@ import triton
 from models import GEMMA, QWEN3, SMOLLM2, random_weights
 from null_gpu import NullGpu
 
-from octavo_inference.dist.group import Group
-from octavo_inference.dist.shard import shard
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Tensor, Weights
-from octavo_inference.ops.cuda.backend import CudaBackend
-from octavo_inference.ops.cuda.device import Device
-from octavo_inference.run.batch import Batch, LogitAdjust, SampleRows
+from octavo_inference.backends.cuda.backend import CudaBackend
+from octavo_inference.backends.cuda.collectives import Group
+from octavo_inference.backends.cuda.device import Device
+from octavo_inference.core.model_input import Batch, LogitAdjust, SampleRows
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.shard import shard
+from octavo_inference.models.weights import Tensor, Weights
 
 ROWS, TOKENS, LENGTH, BLOCKS, BLOCK_SIZE = 40, 112, 2000, 200, 16
 SMALL = {"layers": 2, "vocab": 3000, "intermediate": 640}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_inference.ops.native import library
+from octavo_inference.backends.cpu.native import library
 
 _BUILT = bool(library.available())
-_HOW = "no native kernels: install g++ and run `.venv/bin/python -m octavo_inference.ops.native.build`"
+_HOW = "no native kernels: install g++ and run `.venv/bin/python -m octavo_inference.backends.cpu.native.build`"
 
 needs_native = pytest.mark.skipif(not _BUILT, reason=_HOW)
 

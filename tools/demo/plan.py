@@ -22,7 +22,7 @@ from toolbox.catalog import NODE, cost
 from toolbox.progress import Progress, duration
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ROOT / "inference" / "octavo_inference" / "ops" / "native"
+NATIVE = ROOT / "inference" / "octavo_inference" / "backends" / "cpu" / "native"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import torch
 from case import Case, Pair, Place, Trial, rounding, size_of
 from torch import Tensor
 
-from octavo_inference.ops.cuda.pool import allocate_pool
-from octavo_inference.ops.triton.attention import attend
-from octavo_inference.ops.triton.reduce import partial_size, partial_views
-from octavo_inference.ops.triton.rope_store import rope_store
-from octavo_inference.ops.triton.tiles import AttentionTile, segments_for
+from octavo_inference.backends.cuda.kernels.attention import attend
+from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, segments_for
+from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
+from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size, partial_views
+from octavo_inference.backends.cuda.pool import allocate_pool
 
 POOL_TYPES = {"dense": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 

@@ -10,11 +10,11 @@ from case import Case, Pair, Place, Trial, rounding, size_of
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from octavo_inference.ops.triton.activation import gated
-from octavo_inference.ops.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
-from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
-from octavo_inference.ops.triton.prepare import prepare
-from octavo_inference.ops.triton.rows import LONGEST, write_rows
+from octavo_inference.backends.cuda.kernels.activation import gated
+from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks, gather_blocks, scatter_blocks
+from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
+from octavo_inference.backends.cuda.kernels.rows import LONGEST, write_rows
 
 EPS = 1e-5
 Activation = Literal["silu", "gelu_tanh"]

@@ -9,13 +9,13 @@ import torch
 from case import Case, Pair, Place, Trial, rounding, size_of
 from torch import Tensor
 
-from octavo_inference.ops.cuda.packing import Layout
-from octavo_inference.ops.triton.embedding import embed
-from octavo_inference.ops.triton.forms import Stored
-from octavo_inference.ops.triton.gemv import gemv, suits
-from octavo_inference.ops.triton.linear import linear
-from octavo_inference.ops.triton.quantize import quantize
-from octavo_inference.ops.triton.tiles import WORKSPACE, gemv_rows
+from octavo_inference.backends.cuda.kernels.embedding import embed
+from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gemv_rows
+from octavo_inference.backends.cuda.kernels.linear import linear
+from octavo_inference.backends.cuda.kernels.quantize import quantize
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.packing import Layout
 
 LAYOUTS = {
     "dense": Layout("bf16"),

@@ -1,4 +1,4 @@
-"""The sampler's kernels at the vocabulary of Llama 3, against the rule in ops/sampling.py."""
+"""The sampler's kernels at the vocabulary of Llama 3, against the rule in core/sampling.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from case import Case, Pair, Place, Trial, size_of
 from torch import Tensor
 
-from octavo_inference.ops import sampling as rule
-from octavo_inference.ops.triton.bitmask import apply_bitmask
-from octavo_inference.ops.triton.logprobs import log_probabilities
-from octavo_inference.ops.triton.penalties import penalize
-from octavo_inference.ops.triton.sample import choose
-from octavo_inference.run.batch import LogitAdjust
+from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
+from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
+from octavo_inference.backends.cuda.kernels.penalties import penalize
+from octavo_inference.backends.cuda.kernels.sample import choose
+from octavo_inference.core import sampling as rule
+from octavo_inference.core.model_input import LogitAdjust
 
 VOCAB = 128_256
 ROWS = 32

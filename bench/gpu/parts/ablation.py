@@ -15,8 +15,8 @@ from shapes import MODELS
 from timing import Flush, measured
 from watch import spread
 
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.models.config import ModelConfig
 from parts.kernels import linear_of, products
 from parts.setting import Setting
 

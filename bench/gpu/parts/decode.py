@@ -19,9 +19,9 @@ from roofline import decode_bytes
 from serving import graphs, loaded
 from shapes import Stored, config_of, table_bytes
 
-from octavo_inference.build import LoadedEngine
-from octavo_inference.ops.triton.tiles import WORKSPACE
-from octavo_inference.run.batch import Change, RowSamples, RowStep
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
+from octavo_inference.core.model_input import Change, RowSamples, RowStep
+from octavo_inference.engine.factory import LoadedEngine
 from parts.kernels import float8
 from parts.setting import Setting
 

@@ -19,13 +19,13 @@ from journal import Item, Row
 from shapes import MODELS
 from timing import Flush, measured
 
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.ops.cuda.device import FP8_CAPABILITY
-from octavo_inference.ops.cuda.linear import Linear, Matrix
-from octavo_inference.ops.triton.activation import gated
-from octavo_inference.ops.triton.measured import find_tiles
-from octavo_inference.ops.triton.norm import add_rms_norm, rms_norm
-from octavo_inference.ops.triton.tiles import WORKSPACE, segments_for
+from octavo_inference.backends.cuda.device import FP8_CAPABILITY
+from octavo_inference.backends.cuda.kernels.activation import gated
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, segments_for
+from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
+from octavo_inference.backends.cuda.linear import Linear, Matrix
+from octavo_inference.models.config import ModelConfig
 from parts.setting import Setting
 
 REPEATS = 30

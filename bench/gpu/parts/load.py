@@ -10,7 +10,7 @@ from roofline import PUBLISHED, Rates, load_ceiling
 from serving import gpu_memory, lengths, loaded, measured_load, nano_vllm, sizes, small_load
 from shapes import MODELS, config_of
 
-from octavo_inference.build import LoadedEngine
+from octavo_inference.engine.factory import LoadedEngine
 from parts.setting import Setting
 
 ROUNDS = 2

@@ -1,8 +1,8 @@
 """The table of tiles of this card: products and attention at the shapes of three models, by each tile that may be best.
 
 A row of the result file is a product for one step of rows of x, or attention of decodes or prompts, with the times of
-all that was tried. `table_of` makes of the rows what the server reads (`ops/triton/measured.py`); nothing of it is
-chosen while a server runs.
+all that was tried. `table_of` makes of the rows what the server reads (`backends/cuda/kernels/tuned_configs.py`);
+nothing of it is chosen while a server runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ from shapes import MODELS
 from timing import Flush, measured
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from octavo_inference.ops.cuda.linear import Linear, Matrix
-from octavo_inference.ops.triton.gemv import gemv, suits
-from octavo_inference.ops.triton.linear import linear
-from octavo_inference.ops.triton.measured import ROW_STEPS, Tiles, file_name, fits
-from octavo_inference.ops.triton.tiles import (
+from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
+from octavo_inference.backends.cuda.kernels.launch_configs import (
     WORKSPACE,
     AttentionTile,
     GemvTile,
@@ -38,6 +35,9 @@ from octavo_inference.ops.triton.tiles import (
     linear_tile,
     segments_for,
 )
+from octavo_inference.backends.cuda.kernels.linear import linear
+from octavo_inference.backends.cuda.kernels.tuned_configs import ROW_STEPS, Tiles, file_name, fits
+from octavo_inference.backends.cuda.linear import Linear, Matrix
 from parts.kernels import products
 from parts.setting import Setting
 

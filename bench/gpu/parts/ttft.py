@@ -12,7 +12,7 @@ from roofline import prefill_operations
 from serving import Load, answer, loaded
 from shapes import config_of
 
-from octavo_inference.build import LoadedEngine
+from octavo_inference.engine.factory import LoadedEngine
 from parts.setting import Setting
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

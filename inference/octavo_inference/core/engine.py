@@ -19,24 +19,24 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from octavo_inference.core.blocks import BlockPool, Keep, PoolError
-from octavo_inference.core.check import check_prompt, check_sampling
+from octavo_inference.common.errors import DeviceLostError, QueueFullError, RequestError
+from octavo_inference.common.failpoints import Failpoints
+from octavo_inference.config.cache_policy import POLICIES, PolicyName
+from octavo_inference.core.backend import Backend, RowBackend
+from octavo_inference.core.block_pool import BlockPool, Keep, PoolError
 from octavo_inference.core.counters import Counters
-from octavo_inference.core.live import LiveRequests
-from octavo_inference.core.pace import Pace
-from octavo_inference.core.plan import Plan
-from octavo_inference.core.policy import POLICIES, PolicyName
+from octavo_inference.core.input_batch import RowTable
+from octavo_inference.core.model_input import StepResult
+from octavo_inference.core.pending_step import Flight, starter
+from octavo_inference.core.prefill_budget import Pace
 from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
+from octavo_inference.core.request_table import LiveRequests
+from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
+from octavo_inference.core.scheduler_output import Plan
 from octavo_inference.core.sequence import Sequence, State
-from octavo_inference.errors import DeviceLostError, QueueFullError, RequestError
-from octavo_inference.failpoints import Failpoints
-from octavo_inference.model.description import Description
-from octavo_inference.ops.base import Backend, RowBackend
-from octavo_inference.ops.sampling import sequence_seed
-from octavo_inference.run.batch import StepResult
-from octavo_inference.run.flight import Flight, starter
-from octavo_inference.run.rows import RowTable
+from octavo_inference.core.validation import check_prompt, check_sampling
+from octavo_inference.models.info import Description
 from octavo_protocol.hashing import KEY_BYTES, root_hash
 from octavo_protocol.load import LoadReport
 

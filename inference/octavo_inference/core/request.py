@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from octavo_inference.core.policy import PolicyName
+from octavo_inference.config.cache_policy import PolicyName
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from octavo_inference.core.blocks import BlockPool, PoolError
-from octavo_inference.core.fairness import GENERATED_TOKEN, Ledger
-from octavo_inference.core.pace import Pace
-from octavo_inference.core.plan import Plan
+from octavo_inference.common.failpoints import Failpoints
+from octavo_inference.core.block_pool import BlockPool, PoolError
+from octavo_inference.core.input_batch import RowTable
+from octavo_inference.core.prefill_budget import Pace
+from octavo_inference.core.request_queue import WaitingQueue, level
+from octavo_inference.core.scheduler_output import Plan
 from octavo_inference.core.sequence import Sequence, State
-from octavo_inference.core.static import next_batch
-from octavo_inference.core.waiting import WaitingQueue, level
-from octavo_inference.failpoints import Failpoints
-from octavo_inference.run.rows import RowTable
+from octavo_inference.core.static_batching import next_batch
+from octavo_inference.core.virtual_token_counter import GENERATED_TOKEN, Ledger
 from octavo_protocol.hashing import block_hash
 
 

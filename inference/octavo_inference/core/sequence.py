@@ -7,9 +7,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.core.fairness import Account
+from octavo_inference.core.model_input import Int32
 from octavo_inference.core.request import Request
-from octavo_inference.run.batch import Int32
+from octavo_inference.core.virtual_token_counter import Account
 
 
 class State(Enum):

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from octavo_operator.api.blocks import Block, LabelValue, ObjectName, Quantity
+from octavo_operator.api.base import Block, LabelValue, ObjectName, Quantity
 from octavo_operator.api.resource import LLMDeployment, Refusal
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.api.v1alpha1_scheduling import Toleration

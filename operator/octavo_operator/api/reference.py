@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from octavo_operator.api.blocks import Json
+from octavo_operator.api.base import Json
 
 
 def page(crd: Json) -> str:

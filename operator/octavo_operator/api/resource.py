@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from octavo_operator.api.blocks import Json
+from octavo_operator.api.base import Json
 from octavo_operator.api.v1alpha1 import Spec
 
 # The blocks a pod is made from. A change in any of them rolls the pods; nothing else does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo_operator.api.blocks import Block, Json
+from octavo_operator.api.base import Block, Json
 from octavo_operator.api.v1alpha1 import ROOT_RULES, Spec
 from octavo_operator.api.v1alpha1_status import Status
 from octavo_protocol import names

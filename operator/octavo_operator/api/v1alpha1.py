@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from octavo_operator.api import cron
-from octavo_operator.api.blocks import OBJECT_NAME, Block, Bytes, LabelValue, ObjectName, Quantity, Rule, unset
+from octavo_operator.api.base import OBJECT_NAME, Block, Bytes, LabelValue, ObjectName, Quantity, Rule, unset
 from octavo_operator.api.v1alpha1_cache import Cache
 from octavo_operator.api.v1alpha1_engine import Engine
 from octavo_operator.api.v1alpha1_routing import Routing

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.blocks import OBJECT_NAME, Block, Bytes, Rule
+from octavo_operator.api.base import OBJECT_NAME, Block, Bytes, Rule
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 _OF_CLAIM = ("claimName", "size", "storageClassName", "accessModes")

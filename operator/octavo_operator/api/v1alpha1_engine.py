@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.blocks import OBJECT_NAME, Block, Bytes, ObjectName, Rule
+from octavo_operator.api.base import OBJECT_NAME, Block, Bytes, ObjectName, Rule
 
 # Flags that describe where the operator put things: pods made with other values could not be reached or drained.
 RESERVED_FLAGS = (

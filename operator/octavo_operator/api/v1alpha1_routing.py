@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from octavo_operator.api.blocks import Block, Rule
+from octavo_operator.api.base import Block, Rule
 
 
 class Routing(Block):

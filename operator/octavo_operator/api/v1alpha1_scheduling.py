@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.blocks import Block, LabelKey, LabelValue, ObjectName, Rule
+from octavo_operator.api.base import Block, LabelKey, LabelValue, ObjectName, Rule
 
 _Values = Annotated[tuple[LabelValue, ...], Field(max_length=64)]
 _SET = "self.operator in ['In', 'NotIn']"

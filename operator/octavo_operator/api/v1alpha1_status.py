@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.blocks import Block, Time
+from octavo_operator.api.base import Block, Time
 
 
 class Condition(Block):

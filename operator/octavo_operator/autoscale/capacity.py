@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from octavo_operator.autoscale.fit import StepModel
+from octavo_operator.autoscale.step_cost import StepModel
 
 # While an answer is made, prompts of about as many requests as there are rows come by, by chance and of all sizes: for
 # nine of ten answers and more it is to be no more than this many standard deviations above the mean.

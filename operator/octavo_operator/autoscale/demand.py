@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import erf, exp, inf, pi, sqrt
 
 from octavo_operator.autoscale.arrivals import FAST_SECONDS, dispersion, forecast, sure
-from octavo_operator.autoscale.learning import cold_start
+from octavo_operator.autoscale.estimators import cold_start
 from octavo_operator.autoscale.signals import Signals
 from octavo_operator.autoscale.types import Demand, Learned, Settings
 

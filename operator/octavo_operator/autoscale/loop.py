@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-from octavo_operator.api.blocks import Json
+from octavo_operator.api.base import Json
 from octavo_operator.api.resource import Key, LLMDeployment
-from octavo_operator.autoscale.decisionlog import DecisionLog
-from octavo_operator.autoscale.memory import afresh
+from octavo_operator.autoscale.decision_log import DecisionLog
 from octavo_operator.autoscale.observation import estimates, observation, policy_settings, summary
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.sampling import Fetch, ListGateways, Reports, Sampling
+from octavo_operator.autoscale.polling import Fetch, ListGateways, Reports, Sampling
+from octavo_operator.autoscale.state import afresh
 from octavo_operator.autoscale.types import State
-from octavo_operator.metrics import Metrics
-from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.status import LOAD_SECONDS
-from octavo_operator.reconcile.view import Change, Load, Scaling
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.observe.pods import Pod
+from octavo_operator.status.input import Change, Load, Scaling
+from octavo_operator.status.status import LOAD_SECONDS
 
 logger = logging.getLogger(__name__)
 

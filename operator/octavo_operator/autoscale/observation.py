@@ -11,11 +11,11 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.autoscale.schedule import floor
 from octavo_operator.autoscale.signals import STALE_SECONDS
 from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, Phase, PodSample, Settings
-from octavo_operator.reconcile.judge import Answers, Evidence
-from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.problems import HOPELESS
-from octavo_operator.reconcile.view import Load
-from octavo_operator.states import Estimates
+from octavo_operator.metrics.state import Estimates
+from octavo_operator.observe.canary_analysis import Answers, Evidence
+from octavo_operator.observe.diagnosis import HOPELESS
+from octavo_operator.observe.pods import Pod
+from octavo_operator.status.input import Load
 from octavo_protocol.load import CanaryTraffic, GatewayReport, LoadReport, ModelTraffic, TrackTraffic
 
 IDLE_SECONDS = 900

@@ -14,8 +14,10 @@ from dataclasses import replace
 from math import ceil
 
 from octavo_operator.autoscale.demand import demand
-from octavo_operator.autoscale.learning import learned
-from octavo_operator.autoscale.memory import (
+from octavo_operator.autoscale.estimators import learned
+from octavo_operator.autoscale.messages import described, dominant, failing, notice, silent
+from octavo_operator.autoscale.signals import Signals, measure
+from octavo_operator.autoscale.state import (
     EPSILON,
     FAILED_STARTS,
     Look,
@@ -25,9 +27,7 @@ from octavo_operator.autoscale.memory import (
     remember,
     window,
 )
-from octavo_operator.autoscale.signals import Signals, measure
 from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, PodSample, Settings, State
-from octavo_operator.autoscale.words import described, dominant, failing, notice, silent
 
 # Rows the remaining pods may fill after a scale-down, as a share of `max_running`.
 ROWS_TARGET = 0.9

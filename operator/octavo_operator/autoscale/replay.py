@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from octavo_operator.autoscale.record import Difference, replay
+from octavo_operator.autoscale.decision_record import Difference, replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:

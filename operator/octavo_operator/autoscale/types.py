@@ -10,7 +10,7 @@ from typing import Literal
 
 from octavo_operator.autoscale.arrivals import Arrivals
 from octavo_operator.autoscale.capacity import Capacity, Sizes
-from octavo_operator.autoscale.fit import Fit
+from octavo_operator.autoscale.step_cost import Fit
 from octavo_protocol.load import LoadReport, ModelTraffic
 
 Phase = Literal["pending", "ready", "draining", "failed"]

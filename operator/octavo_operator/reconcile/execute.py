@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo_operator.api.blocks import Json
+from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import NotFoundError, RefusedError

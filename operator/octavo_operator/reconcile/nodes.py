@@ -10,9 +10,9 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.resources import NODES
-from octavo_operator.reconcile.gpus import NodeGpus, explained, of_node
+from octavo_operator.observe.gpu_fit import NodeGpus, explained, of_node
+from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.plan import Observed
-from octavo_operator.reconcile.pods import Pod
 
 logger = logging.getLogger(__name__)
 

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo_operator import capacity
-from octavo_operator.api.blocks import QUANTITY, Json
+from octavo_operator.api.base import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.builders import cache, config, model_job, protection, revision, services
-from octavo_operator.builders import deployment as deployments
-from octavo_operator.builders.common import LABEL_REVISION, Installation, canary_name
-from octavo_operator.builders.config import quantity
-from octavo_operator.builders.revision import Revision
-from octavo_operator.reconcile.model import Failed, Look, Model, Resolved, resolve, waiting
-from octavo_operator.reconcile.pods import Pod, Problem
-from octavo_operator.reconcile.problems import HOPELESS
-from octavo_operator.reconcile.rollout import Course, Seen, course, deadline
-from octavo_operator.reconcile.scale import Mark, Scale, scale, wanted
-from octavo_operator.reconcile.status import next_status
-from octavo_operator.reconcile.view import Load, Scaling, View
+from octavo_operator.observe import memory_estimate
+from octavo_operator.observe.diagnosis import HOPELESS
+from octavo_operator.observe.inspection import Failed, Look, Model, Resolved, resolve, waiting
+from octavo_operator.observe.pods import Pod, Problem
+from octavo_operator.resources import cache, config, model_job, protection, revision, services
+from octavo_operator.resources import deployment as deployments
+from octavo_operator.resources.common import LABEL_REVISION, Installation, canary_name
+from octavo_operator.resources.config import quantity
+from octavo_operator.resources.revision import Revision
+from octavo_operator.rollout.plan import Course, Seen, course, deadline
+from octavo_operator.rollout.replicas import Mark, Scale, scale, wanted
+from octavo_operator.status.input import Load, Scaling, View
+from octavo_operator.status.status import next_status
 from octavo_protocol import names
 
 # Hash of a child as it was last applied: tells what we no longer want, which a look at the live object cannot.
@@ -117,8 +117,10 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     estimate, too_large = None, ""
     if isinstance(model, Resolved):
         update = revisions.get(owner.revision) or _new_revision(owner, installation, settings, revisions, model)
-        estimate = capacity.estimate(owner.spec, deployments.memory_limit(update.template), model.found)
-        too_large = capacity.refusal(owner.spec, estimate) if estimate and owner.revision not in revisions else ""
+        estimate = memory_estimate.estimate(owner.spec, deployments.memory_limit(update.template), model.found)
+        too_large = (
+            memory_estimate.refusal(owner.spec, estimate) if estimate and owner.revision not in revisions else ""
+        )
         # What is recorded goes on whatever is refused; what would have to be made now might be the wrong thing.
         if owner.revision in revisions or not (too_large or owner.refusal):
             revisions[owner.revision] = update

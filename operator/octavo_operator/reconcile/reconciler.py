@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from octavo_operator.api.blocks import Json
+from octavo_operator.api.base import Json
 from octavo_operator.api.profiles import completed
 from octavo_operator.api.resource import InvalidSpecError, Key, LLMDeployment, parse
-from octavo_operator.builders.common import Installation
-from octavo_operator.events import Teller
+from octavo_operator.events.diff import news
+from octavo_operator.events.recorder import Teller
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.resources import LLMDEPLOYMENTS
-from octavo_operator.metrics import Metrics
-from octavo_operator.reconcile.basis import Basis, version_of
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.execute import execute
-from octavo_operator.reconcile.news import news
 from octavo_operator.reconcile.nodes import Nodes
-from octavo_operator.reconcile.observe import from_lists, observe, read_together
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
-from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.status import unreadable_status
-from octavo_operator.reconcile.view import Load, Scaling
+from octavo_operator.reconcile.read import from_lists, observe, read_together
+from octavo_operator.reconcile.version_tracker import Basis, version_of
+from octavo_operator.resources.common import Installation
+from octavo_operator.status.input import Load, Scaling
+from octavo_operator.status.status import unreadable_status
 
 logger = logging.getLogger(__name__)
 

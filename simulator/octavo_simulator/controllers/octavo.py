@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from octavo_operator.autoscale.decision_record import Recorder
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.record import Recorder
 from octavo_operator.autoscale.types import Observation, Settings, State
 from octavo_simulator.scenario import Answer, Controller
 

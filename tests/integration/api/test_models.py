@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, models
 
-from octavo_inference.model.find import find_model
+from octavo_inference.checkpoints.resolve import find_model
 
 VOCAB = 64
 

@@ -76,7 +76,7 @@ def processes(server) -> list[psutil.Process]:
 
 def rank(server) -> psutil.Process:
     """Rank 1."""
-    (found,) = [process for process in processes(server) if "octavo_inference.dist.rank" in process.cmdline()]
+    (found,) = [process for process in processes(server) if "octavo_inference.distributed.worker" in process.cmdline()]
     return found
 
 

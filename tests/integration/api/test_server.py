@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from octavo_inference.model.load import load_text
-from octavo_inference.template import ChatTemplate
+from octavo_inference.model_loader import load_text
+from octavo_inference.tokenizer.chat_template import ChatTemplate
 
 QUESTION = "Name the capital of France."
 

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models
 
-from octavo_inference.model.load import load_model
-from octavo_inference.ops.cpu import CpuBackend
-from octavo_inference.ops.native import library
-from octavo_inference.ops.reference import ReferenceBackend
-from octavo_inference.run.batch import Batch, SampleRows
+from octavo_inference.backends.cpu.backend import CpuBackend
+from octavo_inference.backends.cpu.native import library
+from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.model_loader import load_model
 
 torch = pytest.importorskip("torch", reason="compares with transformers")
 transformers = pytest.importorskip("transformers", reason="compares with transformers")

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tests.support.native import needs_native
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo_inference.model.load import LoadedModel, load_model
-from octavo_inference.model.weights import Tensor, dequantize
-from octavo_inference.ops.cpu import CpuBackend
-from octavo_inference.run.batch import Batch, Float32, SampleRows
+from octavo_inference.backends.cpu.backend import CpuBackend
+from octavo_inference.core.model_input import Batch, Float32, SampleRows
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.weights import Tensor, dequantize
 
 pytestmark = needs_native
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo_inference.ops.native import build
+from octavo_inference.backends.cpu.native import build
 
 ROOT = Path(__file__).parents[3]
 

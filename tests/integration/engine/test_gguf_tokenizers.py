@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import AutoTokenizer
 
-from octavo_inference.model.gguf import read_gguf
-from octavo_inference.model.tokenizer import tokenizer_from_gguf
-from octavo_inference.text import TokenDecoder
+from octavo_inference.checkpoints.gguf import read_gguf
+from octavo_inference.tokenizer.detokenizer import TokenDecoder
+from octavo_inference.tokenizer.tokenizer import tokenizer_from_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TEXT = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.errors import ModelError, SettingsError
+from octavo_inference.common.errors import ModelError, SettingsError
 
 torch = pytest.importorskip("torch", reason="the transformers backend needs it")
 transformers = pytest.importorskip("transformers", reason="the transformers backend needs it")
@@ -239,7 +239,7 @@ def test_words_are_loaded_without_torch(tmp_path: Path) -> None:
 
     write_model(tmp_path, "GPT2", **GPT2)
     code = (
-        "import sys; from octavo_inference.model.load import load_text; text = load_text(sys.argv[1]);"
+        "import sys; from octavo_inference.model_loader import load_text; text = load_text(sys.argv[1]);"
         "assert text.tokenizer.get_vocab_size() == 64; assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

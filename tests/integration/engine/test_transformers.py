@@ -10,8 +10,8 @@ import pytest
 from tests.support.native import require_native
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.model.load import find_model, load_text
-from octavo_inference.ops.native import library
+from octavo_inference.backends.cpu.native import library
+from octavo_inference.model_loader import find_model, load_text
 
 torch = pytest.importorskip("torch", reason="compares with transformers")
 transformers = pytest.importorskip("transformers", reason="compares with transformers")

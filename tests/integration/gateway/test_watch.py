@@ -16,8 +16,8 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
-from octavo_gateway.endpoints import Table
-from octavo_gateway.kube.watch import Watcher, connect
+from octavo_gateway.discovery.endpoints import Table
+from octavo_gateway.discovery.kube_watch import Watcher, connect
 
 SERVICES = "/api/v1/namespaces/{}/services"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"

@@ -20,15 +20,15 @@ from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
 from octavo_operator.api.resource import Key
-from octavo_operator.builders.common import Installation
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.permissions import rules
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, SERVICE_ACCOUNTS, Resource
-from octavo_operator.metrics import Metrics
-from octavo_operator.reconcile.pods import Pod
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.reconciler import Reconciler
-from octavo_operator.reconcile.view import Load, Scaling
+from octavo_operator.resources.common import Installation
+from octavo_operator.status.input import Load, Scaling
 
 Json = dict[str, Any]
 Kubeconfig = Callable[..., Awaitable[Path]]

@@ -11,8 +11,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.unit.operator.random_specs import specs
 
 from octavo_operator.api.resource import parse
-from octavo_operator.builders import config, deployment, model_job
-from octavo_operator.builders.common import Installation
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.resources import (
@@ -24,6 +22,8 @@ from octavo_operator.kube.resources import (
     SERVICE_ACCOUNTS,
     Resource,
 )
+from octavo_operator.resources import config, deployment, model_job
+from octavo_operator.resources.common import Installation
 
 Json = dict[str, Any]
 Make = Callable[..., Json]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import Key
-from octavo_operator.builders.common import Installation
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LLMDEPLOYMENTS, NODES, PODS
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics.process import Metrics
 from octavo_operator.reconcile.nodes import Nodes
 from octavo_operator.reconcile.reconciler import Reconciler
+from octavo_operator.resources.common import Installation
 
 from .jobs import finish_jobs
 

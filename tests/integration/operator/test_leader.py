@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.support.waiting import eventually_async
 
+from octavo_operator.app.leader import LeaseLock, Timing
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import FencedError
 from octavo_operator.kube.resources import CONFIG_MAPS, LEASES
-from octavo_operator.leader import LeaseLock, Timing
 
 QUICK = Timing(duration=1.0, deadline=0.7, retry=0.1)
 

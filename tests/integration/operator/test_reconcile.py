@@ -25,8 +25,8 @@ from octavo_operator.kube.resources import (
     Resource,
 )
 from octavo_operator.reconcile.reconciler import Reconciler
-from octavo_operator.reconcile.scale import MARK_SECONDS
-from octavo_operator.reconcile.view import Scaling
+from octavo_operator.rollout.replicas import MARK_SECONDS
+from octavo_operator.status.input import Scaling
 
 Json = dict[str, Any]
 Make = Callable[..., Json]
@@ -209,7 +209,7 @@ async def test_an_unchanged_status_is_not_written(
 async def test_events_of_a_silent_pod_are_failures(
     kube: KubeClient, llmd: Make, key: Key, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo_operator.reconcile.observe.SILENT_SECONDS", -60.0)
+    monkeypatch.setattr("octavo_operator.reconcile.read.SILENT_SECONDS", -60.0)
     await kube.apply(LLMDEPLOYMENTS, llmd(model={"uri": "pvc://weights/llama"}))
     await reconciler.reconcile(key)
     await make_pod(kube, key, "one", ready=False)

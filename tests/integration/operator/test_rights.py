@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import Key
-from octavo_operator.handlers import _CHILDREN
+from octavo_operator.app.watches import _CHILDREN
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.permissions import SERVED
 from octavo_operator.kube.resources import CONTROLLER_REVISIONS, DEPLOYMENTS, LLMDEPLOYMENTS, PODS, SERVICES
@@ -59,7 +59,7 @@ async def test_granted_is_used(
     make_reconciler: Callable[[KubeClient], Reconciler],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("octavo_operator.reconcile.observe.SILENT_SECONDS", -60.0)
+    monkeypatch.setattr("octavo_operator.reconcile.read.SILENT_SECONDS", -60.0)
     client, used = recorded
     reconciler, key = make_reconciler(client), Key(namespace, "tiny")
     await kube.apply(LLMDEPLOYMENTS, llmd(replicas=2))

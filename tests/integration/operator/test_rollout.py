@@ -11,9 +11,9 @@ import pytest
 from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CONTROLLER_REVISIONS, DEPLOYMENTS, LLMDEPLOYMENTS, PODS, SERVICES
-from octavo_operator.reconcile.judge import Answers, Evidence
+from octavo_operator.observe.canary_analysis import Answers, Evidence
 from octavo_operator.reconcile.reconciler import Reconciler
-from octavo_operator.reconcile.view import Load
+from octavo_operator.status.input import Load
 
 Json = dict[str, Any]
 Make = Callable[..., Json]

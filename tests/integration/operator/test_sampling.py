@@ -14,12 +14,12 @@ import pytest
 from aiohttp import web
 
 from octavo_operator.api.resource import Key, LLMDeployment, parse
-from octavo_operator.autoscale.decisionlog import DecisionLog
-from octavo_operator.autoscale.fetch import LIMIT_BYTES, fetch
+from octavo_operator.autoscale.decision_log import DecisionLog
 from octavo_operator.autoscale.loop import AutoscaleLoop
 from octavo_operator.autoscale.replay import main
-from octavo_operator.metrics import Metrics
-from octavo_operator.reconcile.pods import Pod
+from octavo_operator.autoscale.report_client import LIMIT_BYTES, fetch
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.observe.pods import Pod
 from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic, StepSums, encode
 
 KEY = Key("models", "tiny")

@@ -29,13 +29,13 @@ from tests.integration.operator.breaking_proxy import (
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
-from octavo_operator import app, handlers, pulse
 from octavo_operator.api.resource import Key
-from octavo_operator.builders.common import Installation
+from octavo_operator.app import main, watch_health, watches
 from octavo_operator.kube import client
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.resources.common import Installation
 from octavo_protocol import names
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ Make = Callable[..., Json]
 # Back-offs are shortened by so much that a test takes seconds; what is tested is that they exist and that they end.
 LONGEST_PAUSE = 2.0
 FAULT_SECONDS = 1.5
-WATCHES = handlers.watches(["one"])
+WATCHES = watches.watches(["one"])
 EXPIRED = event("ERROR", kind="Status", status="Failure", reason="Expired", code=410)
 OVERLOADED = event("ERROR", kind="Status", status="Failure", reason="InternalError", code=500)
 
@@ -79,7 +79,7 @@ FAULTS: dict[str, Faults] = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every period short."""
-    usual = handlers._settings
+    usual = watches._settings
 
     def settings() -> Any:
         made = usual()
@@ -87,18 +87,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         made.networking.request_timeout = 2.0
         return made
 
-    monkeypatch.setattr(handlers, "_settings", settings)
-    monkeypatch.setattr(handlers.JitteredForever, "longest", LONGEST_PAUSE)
-    monkeypatch.setattr(pulse, "LONGEST_PAUSE", LONGEST_PAUSE)
-    monkeypatch.setattr(app, "RELISTS_APART", 1.0)
-    monkeypatch.setattr(app, "_WATCHES_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(watches, "_settings", settings)
+    monkeypatch.setattr(watches.JitteredForever, "longest", LONGEST_PAUSE)
+    monkeypatch.setattr(watch_health, "LONGEST_PAUSE", LONGEST_PAUSE)
+    monkeypatch.setattr(main, "RELISTS_APART", 1.0)
+    monkeypatch.setattr(main, "_WATCHES_CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(client, "_TIMEOUT", 2.0)
 
 
 class Running:
     """An operator in this process."""
 
-    def __init__(self, operator: app.App, task: asyncio.Task[None], port: int) -> None:
+    def __init__(self, operator: main.App, task: asyncio.Task[None], port: int) -> None:
         self.app, self._task, self._health = operator, task, f"http://127.0.0.1:{port}/healthz"
 
     async def health(self) -> str:
@@ -113,7 +113,7 @@ class Running:
 @asynccontextmanager
 async def running(namespace: str) -> AsyncIterator[Running]:
     """An operator of `namespace` in this process."""
-    options = app.Options(
+    options = main.Options(
         installation=Installation("server:1", "cpu:1", namespace),
         scope=(namespace,),
         lease_namespace=namespace,
@@ -125,7 +125,7 @@ async def running(namespace: str) -> AsyncIterator[Running]:
     metrics = Metrics()
     kube = await KubeClient.connect(metrics.called)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1)) as http:
-        operator = app.App(options, kube, http, metrics)
+        operator = main.App(options, kube, http, metrics)
         task = asyncio.create_task(operator.run())
         yield Running(operator, task, options.port)
         assert not task.done(), task.exception()

@@ -12,15 +12,15 @@ from typing import Any
 from tests.integration.operator.jobs import finish_jobs
 
 from octavo_operator.api.resource import Key
-from octavo_operator.builders.common import LABEL_REVISION, Installation
 from octavo_operator.kube.client import MANAGER, STATUS_MANAGER, KubeClient
 from octavo_operator.kube.failpoints import FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics.process import Metrics
 from octavo_operator.reconcile.plan import ANNOTATION_APPLIED
 from octavo_operator.reconcile.reconciler import Reconciler
-from octavo_operator.reconcile.scale import MARK_SECONDS
-from octavo_operator.reconcile.view import Scaling
+from octavo_operator.resources.common import LABEL_REVISION, Installation
+from octavo_operator.rollout.replicas import MARK_SECONDS
+from octavo_operator.status.input import Scaling
 from octavo_protocol import names
 
 Json = dict[str, Any]

@@ -15,16 +15,16 @@ import pytest
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
-from octavo_inference.api.auth import Keys
-from octavo_inference.api.routes import admin_app, public_app
-from octavo_inference.api.service import Loaded, Service, TextModel
-from octavo_inference.client import InProcessClient
 from octavo_inference.core.request import Output, Request, TokenLogprobs
-from octavo_inference.ipc import EngineInfo
-from octavo_inference.model.load import TextModel as ModelText
-from octavo_inference.model.load import load_text
-from octavo_inference.server import HttpServer
-from octavo_inference.template import ChatTemplate
+from octavo_inference.engine.client import InProcessClient
+from octavo_inference.engine.ipc import EngineInfo
+from octavo_inference.model_loader import TextModel as ModelText
+from octavo_inference.model_loader import load_text
+from octavo_inference.server.auth import Keys
+from octavo_inference.server.lifecycle import HttpServer
+from octavo_inference.server.routes import admin_app, public_app
+from octavo_inference.server.service import Loaded, Service, TextModel
+from octavo_inference.tokenizer.chat_template import ChatTemplate
 from octavo_protocol.load import LoadReport
 
 EOS = 2

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.support.waiting import eventually_async
 
-from octavo_inference import engine_process
-from octavo_inference.api.auth import Keys
-from octavo_inference.api.requests import timeout
-from octavo_inference.client import ProcessClient
-from octavo_inference.core.blocks import PoolError
+from octavo_inference.common.errors import DeviceLostError
+from octavo_inference.core.block_pool import PoolError
 from octavo_inference.core.request import DEADLINE, Output
-from octavo_inference.errors import DeviceLostError
-from octavo_inference.streams import EngineDiedError
+from octavo_inference.engine import process
+from octavo_inference.engine.client import ProcessClient
+from octavo_inference.engine.output_router import EngineDiedError
+from octavo_inference.server.auth import Keys
+from octavo_inference.server.openai.requests import timeout
 
 from .test_process import INFO, Child, request
 
@@ -115,7 +115,7 @@ async def test_wrong_books_end_the_engine_with_a_status_of_their_own(fake_engine
     child.thread.join(5)
     await client.close()
     assert isinstance(error, EngineDiedError)
-    assert (error.status, child.status) == (71, engine_process.EXIT_CORRUPT)
+    assert (error.status, child.status) == (71, process.EXIT_CORRUPT)
     assert "block 3 has ref 1" in str(error)
 
 
@@ -131,5 +131,5 @@ async def test_a_lost_gpu_ends_the_engine_with_a_status_of_its_own(fake_engine):
     error = await client.hub.failed()
     child.thread.join(5)
     await client.close()
-    assert (error.status, child.status) == (72, engine_process.EXIT_DEVICE_LOST)
+    assert (error.status, child.status) == (72, process.EXIT_DEVICE_LOST)
     assert "an illegal memory access" in str(error)

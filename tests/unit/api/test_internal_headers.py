@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_inference.api.auth import Keys
+from octavo_inference.server.auth import Keys
 from octavo_protocol.hashing import block_hashes, root_hash
 from octavo_protocol.prompt import PromptBlocks, decode_prompt, describe
 

@@ -8,8 +8,8 @@ import os
 import pytest
 from tests.support.waiting import eventually_async
 
-from octavo_inference.api.auth import Keys
-from octavo_inference.errors import SettingsError
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.server.auth import Keys
 from octavo_protocol import hashing
 from octavo_protocol.load import decode_load
 

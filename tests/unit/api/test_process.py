@@ -14,16 +14,16 @@ import msgspec
 import pytest
 from tests.support.waiting import eventually_async
 
-from octavo_inference import engine_process, ipc
-from octavo_inference.client import ProcessClient
+from octavo_inference.common.errors import ModelError
+from octavo_inference.common.logs import JsonFormatter, TextFormatter
+from octavo_inference.common.timeline import Timeline
+from octavo_inference.config.server import Settings
 from octavo_inference.core.request import Abort, Request, SamplingParams
-from octavo_inference.engine_process import Channel
-from octavo_inference.errors import ModelError
-from octavo_inference.ipc import EngineInfo, FrameReader, Ready, Start, Step, decode_from_engine, encode_frame
-from octavo_inference.logs import JsonFormatter, TextFormatter
-from octavo_inference.settings import Settings
-from octavo_inference.streams import EngineDiedError
-from octavo_inference.timeline import Timeline
+from octavo_inference.engine import ipc, process
+from octavo_inference.engine.client import ProcessClient
+from octavo_inference.engine.ipc import EngineInfo, FrameReader, Ready, Start, Step, decode_from_engine, encode_frame
+from octavo_inference.engine.output_router import EngineDiedError
+from octavo_inference.engine.process import Channel
 
 INFO = EngineInfo(
     backend="fake",
@@ -51,7 +51,7 @@ class Child:
 
     def _run(self, connection, load):
         with connection:
-            self.status = engine_process.serve(Channel(connection), load)
+            self.status = process.serve(Channel(connection), load)
         self.process.kill()
 
 
@@ -173,9 +173,7 @@ async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
 def test_messages_before_the_model_is_loaded_are_not_lost(fake_engine):
     ours, theirs = socket.socketpair()
     ours.sendall(encode_frame(Start(settings=Settings())) + encode_frame([request("early")]))
-    thread = threading.Thread(
-        target=engine_process.serve, args=(Channel(theirs), lambda _: (fake_engine, INFO)), daemon=True
-    )
+    thread = threading.Thread(target=process.serve, args=(Channel(theirs), lambda _: (fake_engine, INFO)), daemon=True)
     thread.start()
     found = read(ours, Step)
     ours.close()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.support.waiting import eventually_async
 
-from octavo_inference.api.errors import ApiError
-from octavo_inference.api.requests import ChatRequest, CompletionRequest, decode
+from octavo_inference.server.openai.errors import ApiError
+from octavo_inference.server.openai.requests import ChatRequest, CompletionRequest, decode
 
 BIG = 2**63
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_inference.errors import SettingsError
-from octavo_inference.settings import Settings, build_parser, parse, quantity
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.config.server import Settings, build_parser, parse, quantity
 
 
 def test_defaults():

@@ -8,7 +8,7 @@ import json
 import pytest
 from tests.support.waiting import eventually_async
 
-from octavo_inference.api import answer
+from octavo_inference.server.openai import completion_stream
 
 
 async def until_text(response) -> None:
@@ -47,7 +47,7 @@ async def test_disconnect_of_a_unary_request_aborts_it_too(serve):
 
 
 async def test_silence_is_filled_with_comments(serve, monkeypatch):
-    monkeypatch.setattr(answer, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(completion_stream, "KEEP_ALIVE_SECONDS", 0.02)
     async with serve(listen=True, hold=True) as server:
         body = {"model": "m", "prompt": "x", "stream": True, "max_tokens": 40}
         async with server.api.stream("POST", "/v1/completions", json=body) as response:
@@ -94,9 +94,9 @@ async def test_32_streams_do_not_mix(serve):
 
 async def test_a_stopped_sequence_is_aborted_alone(serve):
     async with serve(pace=0.01) as server:
-        answer = (await server.chat(n=2, stop=" is")).json()
+        completion_stream = (await server.chat(n=2, stop=" is")).json()
         await eventually_async(lambda: len(server.engine.aborted) == 2)
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
+    assert [choice["finish_reason"] for choice in completion_stream["choices"]] == ["stop", "stop"]
     assert sorted(index for _, index in server.engine.aborted) == [0, 1]
 
 
@@ -113,7 +113,7 @@ async def test_requests_that_share_an_id_do_not_share_answers(serve):
         bodies = [{"model": "m", "prompt": prompt, "echo": True, "max_tokens": 40} for prompt in "ab"]
         asks = [server.api.post("/v1/completions", json=body, headers=headers) for body in bodies]
         answers = [response.json() for response in await asyncio.gather(*asks)]
-    assert [answer["choices"][0]["text"] for answer in answers] == [
+    assert [completion_stream["choices"][0]["text"] for completion_stream in answers] == [
         f"{prompt}{server.engine.answer}" for prompt in "ab"
     ]
     assert answers[0]["id"] != answers[1]["id"]

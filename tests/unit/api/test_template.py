@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.errors import ModelError, RequestError
-from octavo_inference.template import ChatTemplate
+from octavo_inference.common.errors import ModelError, RequestError
+from octavo_inference.tokenizer.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "Hi"}]
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>"]

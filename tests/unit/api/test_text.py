@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.core.request import Output, TokenLogprobs
-from octavo_inference.text import SequenceText, StopFinder, TokenDecoder, token_bytes
+from octavo_inference.tokenizer.detokenizer import SequenceText, StopFinder, TokenDecoder, token_bytes
 
 ODD = "na\u00efve \N{CAT FACE}\u4f60\u597d \N{FAMILY}\u200d\N{MAN} cafe\u0301 12"
 alphabet = st.text(st.sampled_from("ab<|"), max_size=60)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_operator.autoscale.capacity import Limits, Sizes, capacity
-from octavo_operator.autoscale.fit import StepModel
+from octavo_operator.autoscale.step_cost import StepModel
 
 MODEL = StepModel(base=0.012, prefill=1e-4, row=3e-4, context=1e-7)
 CHAT = Sizes(prompt=1155, answer=211, hit=0.0, resident=1260)

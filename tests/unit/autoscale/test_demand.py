@@ -18,9 +18,9 @@ from tests.unit.autoscale.test_policy import gateway, load, ready, see
 from octavo_operator.autoscale.arrivals import Arrivals, sure
 from octavo_operator.autoscale.capacity import Capacity, Sizes
 from octavo_operator.autoscale.demand import _spare_rows, demand
-from octavo_operator.autoscale.memory import Look
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.signals import Signals, measure
+from octavo_operator.autoscale.state import Look
 from octavo_operator.autoscale.types import Demand, Learned, Observation, Settings, State
 
 NOW = 1_000_000.0

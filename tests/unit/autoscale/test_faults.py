@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.unit.autoscale.cluster import Cluster
 
-from octavo_operator.autoscale import record
+from octavo_operator.autoscale import decision_record
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample, Settings, State
 from octavo_protocol.load import LoadReport, ModelTraffic, StepSums
@@ -225,8 +225,8 @@ def test_whatever_is_observed_there_is_a_decision(looks, targets):
         )
         decision = decide(settings, state, fresh, now)
         assert 0 <= decision.desired <= 9
-        told = record.outcome(decision)
-        assert msgspec.json.decode(msgspec.json.encode(told), type=record.Outcome) == told
+        told = decision_record.outcome(decision)
+        assert msgspec.json.decode(msgspec.json.encode(told), type=decision_record.Outcome) == told
         kept = msgspec.json.encode(decision.state)
         assert msgspec.json.decode(kept, type=State) == decision.state
         state = decision.state

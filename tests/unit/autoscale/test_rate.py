@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.autoscale.cluster import Cluster
 
-from octavo_operator.autoscale.learning import cold_start
-from octavo_operator.autoscale.memory import window
+from octavo_operator.autoscale.estimators import cold_start
+from octavo_operator.autoscale.state import window
 from octavo_operator.autoscale.types import Learned, Settings
 
 SETTINGS = Settings(min_replicas=1, max_replicas=20)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.autoscale.cluster import Cluster
 
-from octavo_operator.autoscale import record
-from octavo_operator.autoscale.decisionlog import DecisionLog
+from octavo_operator.autoscale import decision_record
+from octavo_operator.autoscale.decision_log import DecisionLog
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.replay import main
 from octavo_operator.autoscale.types import Settings, State
@@ -40,8 +40,8 @@ def test_what_is_recorded_is_decided_again_alike(cluster, tmp_path, capsys):
         if tick == 60:
             cluster.state = State()  # the operator starts anew
     lines = (tmp_path / "log").read_bytes().splitlines()
-    assert [number for number, line in enumerate(lines) if record.decode(line).state is not None] == [0, 61]
-    assert len({record.decode(line).decision.desired for line in lines}) > 1
+    assert [number for number, line in enumerate(lines) if decision_record.decode(line).state is not None] == [0, 61]
+    assert len({decision_record.decode(line).decision.desired for line in lines}) > 1
     assert main([str(tmp_path / "log")]) == 0
     assert capsys.readouterr().out == "120 decisions, 0 differ\n"
 
@@ -50,9 +50,9 @@ def test_the_first_difference_is_shown(cluster, tmp_path, capsys):
     for _ in range(5):
         cluster.tick(10.0)
     path = tmp_path / "log"
-    lines = [record.decode(line) for line in path.read_bytes().splitlines()]
+    lines = [decision_record.decode(line) for line in path.read_bytes().splitlines()]
     lines[3] = replace(lines[3], decision=replace(lines[3].decision, desired=7, reason="Magic"))
-    path.write_bytes(b"".join(map(record.encode, lines)))
+    path.write_bytes(b"".join(map(decision_record.encode, lines)))
     assert main([str(path)]) == 1
     told = capsys.readouterr().out
     assert told.startswith("5 decisions, 1 differ\nline 4: models/tiny at ")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.support.native import require_native
 
-from octavo_inference.ops.native import library
-from octavo_inference.ops.native.library import Kernels
+from octavo_inference.backends.cpu.native import library
+from octavo_inference.backends.cpu.native.library import Kernels
 
 EXTRA = [Path(p) for p in os.environ.get("OCTAVO_TEST_KERNELS", "").split(":") if p]
 BUILT = [*library.available(), *EXTRA] or ["none"]

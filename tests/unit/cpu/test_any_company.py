@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from octavo_inference.model.blocks import BlockFormat
-from octavo_inference.model.weights import Tensor
-from octavo_inference.ops.cpu import CpuBackend
-from octavo_inference.ops.native.library import Kernels
-from octavo_inference.ops.native.packing import Packed, Packer, address
-from octavo_inference.run.batch import SampleRows
+from octavo_inference.backends.cpu.backend import CpuBackend
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
+from octavo_inference.core.model_input import SampleRows
+from octavo_inference.models.ggml_dequant import BlockFormat
+from octavo_inference.models.weights import Tensor
 
 from .test_forward import MIXED, TINY, Story, batch_of, create, quantised_weights, random_weights
 from .test_linear import Float32, linear, stored

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo_inference.errors import ModelError, SettingsError
-from octavo_inference.model.blocks import BlockFormat
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.rope import Llama3Scaling
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
-from octavo_inference.ops.cpu import CpuBackend, kv_element_bytes
-from octavo_inference.ops.native.library import Kernels
-from octavo_inference.ops.native.packing import packed_bytes
-from octavo_inference.run.batch import Batch, SampleRows
+from octavo_inference.backends.cpu.backend import CpuBackend, kv_element_bytes
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.packing import packed_bytes
+from octavo_inference.common.errors import ModelError, SettingsError
+from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.ggml_dequant import BlockFormat
+from octavo_inference.models.rope import Llama3Scaling
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
 
 from .test_quantised import random_blocks
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo_inference.model.weights import Tensor, bf16_bits
-from octavo_inference.ops.native import abi
-from octavo_inference.ops.native.library import Kernels
-from octavo_inference.ops.native.packing import Packed, Packer, address
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
+from octavo_inference.models.weights import Tensor, bf16_bits
 
 Float32 = NDArray[np.float32]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo_inference.ops.native.memory import HUGE_PAGE, allocate, release
+from octavo_inference.common.memory_advice import HUGE_PAGE, allocate, release
 
 
 @pytest.mark.parametrize("size", [1, 1000, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 17])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo_inference.model.blocks import BlockFormat
-from octavo_inference.model.weights import Tensor, bf16_bits, dequantize
-from octavo_inference.ops.native import abi
-from octavo_inference.ops.native.library import Kernels
-from octavo_inference.ops.native.packing import BITS, Packed, Packer, address, packed_format
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.packing import BITS, Packed, Packer, address, packed_format
+from octavo_inference.models.ggml_dequant import BlockFormat
+from octavo_inference.models.weights import Tensor, bf16_bits, dequantize
 
 from .test_linear import Float32, stored
 

@@ -9,11 +9,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from octavo_inference.ops import sampling as rule
-from octavo_inference.ops.native.library import Kernels
-from octavo_inference.ops.native.packing import address
-from octavo_inference.ops.native.sampling import native_sampling
-from octavo_inference.run.batch import Float32, Int32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.packing import address
+from octavo_inference.backends.cpu.native.sampling import native_sampling
+from octavo_inference.core import sampling as rule
+from octavo_inference.core.model_input import Float32, Int32, LogitAdjust, SampleRows, StepResult
 
 VOCAB = 1003  # fills no vector
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo_inference.ops.native import library
-from octavo_inference.ops.native.cores import usable_cores
+from octavo_inference.backends.cpu.native import library
+from octavo_inference.backends.cpu.native.cores import usable_cores
 
 ALL = frozenset({"avx512bf16", "avx512vnni", "avx512", "avx2", "portable"})
 ZEN3 = frozenset({"avx2", "fma", "f16c"})

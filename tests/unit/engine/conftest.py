@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Weights
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Weights
 
 from .echo import EchoBackend, Runner, make_runner, tiny_model
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo_inference.core.backend import Backend
 from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.model_input import Batch, Float32, StepResult
 from octavo_inference.core.request import Output, Request, SamplingParams
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights
-from octavo_inference.ops.base import Backend
-from octavo_inference.ops.sampling import mix, sequence_seed
-from octavo_inference.run.batch import Batch, Float32, StepResult
+from octavo_inference.core.sampling import mix, sequence_seed
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights
 
 VOCAB = 61
 # What a token counts at each position; odd, so that another token there never counts the same.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo_inference.run.batch import SAMPLING, Batch, LogitAdjust, Penalty, RowStep, SampleRows, StepResult
+from octavo_inference.core.model_input import SAMPLING, Batch, LogitAdjust, Penalty, RowStep, SampleRows, StepResult
 
 from .echo import EchoBackend
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.tiers import scaled
 
-from octavo_inference.core.blocks import BlockPool, Keep, PoolError
-from octavo_inference.journal import CacheJournal
+from octavo_inference.core.block_pool import BlockPool, Keep, PoolError
+from octavo_inference.engine.kv_events import CacheJournal
 from octavo_protocol.hashing import KEY_BYTES, block_hash, keys, root_hash
 
 BLOCKS = 12

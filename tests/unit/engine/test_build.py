@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.support.native import needs_native
 
-from octavo_inference import build
-from octavo_inference.config import PROFILES, EngineSettings
-from octavo_inference.errors import ModelError, SettingsError
-from octavo_inference.failpoints import Failpoints, InjectedFaultError
-from octavo_inference.run.memory import available_memory
-from octavo_inference.sizes import fit
+from octavo_inference.common.errors import ModelError, SettingsError
+from octavo_inference.common.failpoints import Failpoints, InjectedFaultError
+from octavo_inference.common.memory_plan import available_memory
+from octavo_inference.config.engine import PROFILES, EngineSettings
+from octavo_inference.core.kv_cache_sizing import fit
+from octavo_inference.engine import factory
 
 from .echo import CONFIG
 
@@ -130,10 +130,10 @@ def test_available_memory_is_the_smaller_of_machine_and_group(
 
 @needs_native
 def test_a_model_larger_than_memory_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "available_memory", lambda: 50 << 20)
-    monkeypatch.setattr(build, "_create", None)  # would fail if it were reached
+    monkeypatch.setattr(factory, "available_memory", lambda: 50 << 20)
+    monkeypatch.setattr(factory, "_create", None)  # would fail if it were reached
     with pytest.raises(ModelError, match=r"its weights take 0\.\d\d GiB of memory, 0\.05 GiB are available"):
-        build.load_engine(EngineSettings(backend="cpu"))
+        factory.load_engine(EngineSettings(backend="cpu"))
 
 
 def test_failpoints_fire_once_at_the_chosen_time() -> None:

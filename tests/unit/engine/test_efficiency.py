@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from octavo_inference.api.efficiency import efficiency, factors, waste
+from octavo_inference.server.goodput import efficiency, factors, waste
 from octavo_protocol.load import LoadReport, StepSums
 
 from .conftest import EchoBackend, Runner

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_inference.common.errors import DeviceLostError, QueueFullError, RequestError
+from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.core.request import Request, SamplingParams
-from octavo_inference.errors import DeviceLostError, QueueFullError, RequestError
-from octavo_inference.failpoints import Failpoints
 
 Make = Callable[..., Any]
 

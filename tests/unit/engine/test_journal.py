@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_inference.core.blocks import BlockPool
-from octavo_inference.engine_loop import EngineLoop
-from octavo_inference.journal import CacheJournal
+from octavo_inference.core.block_pool import BlockPool
+from octavo_inference.engine.kv_events import CacheJournal
+from octavo_inference.engine.loop import EngineLoop
 from octavo_protocol.hashing import keys
 from octavo_protocol.load import CacheDelta
 

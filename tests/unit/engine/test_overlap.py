@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.engine_loop import EngineLoop
-from octavo_inference.errors import DeviceLostError
-from octavo_inference.failpoints import Failpoints
+from octavo_inference.common.errors import DeviceLostError
+from octavo_inference.common.failpoints import Failpoints
+from octavo_inference.engine.loop import EngineLoop
 
 from .echo import Runner, alone, make_runner
 from .late import Late, LateBackend

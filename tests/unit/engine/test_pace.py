@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.core.pace import Pace, chunk_limit
+from octavo_inference.core.model_input import Batch, StepResult
+from octavo_inference.core.prefill_budget import Pace, chunk_limit
 from octavo_inference.core.request import Request, SamplingParams
-from octavo_inference.run.batch import Batch, StepResult
 
 from .echo import CONFIG, EchoBackend
 

@@ -16,13 +16,13 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from octavo_inference.dist.frames import Call, ClearBlocks, Failed, Launch, Step, decode_to_rank, encode
-from octavo_inference.dist.parallel import TensorParallel
-from octavo_inference.dist.rank import Inbox, follow
-from octavo_inference.dist.ranks import Ranks
-from octavo_inference.errors import DeviceLostError, RankLostError, SettingsError
-from octavo_inference.failpoints import Failpoints, InjectedFaultError
-from octavo_inference.run.batch import Batch, Change, LogitAdjust, Penalty, RowSamples, RowStep, SampleRows
+from octavo_inference.common.errors import DeviceLostError, RankLostError, SettingsError
+from octavo_inference.common.failpoints import Failpoints, InjectedFaultError
+from octavo_inference.core.model_input import Batch, Change, LogitAdjust, Penalty, RowSamples, RowStep, SampleRows
+from octavo_inference.distributed.executor import Ranks
+from octavo_inference.distributed.messages import Call, ClearBlocks, Failed, Launch, Step, decode_to_rank, encode
+from octavo_inference.distributed.tp_backend import TensorParallel
+from octavo_inference.distributed.worker import Inbox, follow
 
 from .echo import make_runner
 from .late import LateBackend
@@ -131,12 +131,12 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tu
     """Ranks with a program that stands for rank 1, and what they ended this process with."""
 
     def begin(program: str) -> tuple[Ranks, Ended]:
-        folder, ended = tmp_path / "octavo_inference" / "dist", Ended()
+        folder, ended = tmp_path / "octavo_inference" / "distributed", Ended()
         folder.mkdir(parents=True)
         for package in (folder.parent, folder):
             (package / "__init__.py").touch()
         head = "import os, socket, sys\nconnection = socket.socket(fileno=int(sys.argv[1]))\n"
-        (folder / "rank.py").write_text(head + program)
+        (folder / "worker.py").write_text(head + program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
         def end(message: str, status: int) -> NoReturn:

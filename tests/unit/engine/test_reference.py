@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import Tensor, Weights
-from octavo_inference.run.batch import Batch, SampleRows
+from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor, Weights
 
 # Looked for and not imported: that takes seconds, in every worker that collects this module.
 pytestmark = [
@@ -33,7 +33,7 @@ def one_thread() -> None:
 
 
 def backend(tiny: Tiny, blocks: int = 64) -> Any:
-    from octavo_inference.ops.reference import ReferenceBackend
+    from octavo_inference.backends.reference import ReferenceBackend
 
     return ReferenceBackend(*tiny, num_blocks=blocks, block_size=4, max_model_len=128)
 

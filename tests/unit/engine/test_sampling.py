@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_inference.ops.sampling import (
+from octavo_inference.core.model_input import LogitAdjust
+from octavo_inference.core.sampling import (
     adjust_logits,
     choose,
     log_probabilities,
@@ -17,7 +18,6 @@ from octavo_inference.ops.sampling import (
     sequence_seed,
     uniform,
 )
-from octavo_inference.run.batch import LogitAdjust
 
 FOUR = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
 

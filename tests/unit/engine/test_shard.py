@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.dist.shard import require_shards, shard, vocab_share
-from octavo_inference.errors import SettingsError
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.weights import LayerWeights, Tensor, Weights, dequantize
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.shard import require_shards, shard, vocab_share
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
 
 ROWS = ("q", "gate", "up")
 SHARED = ("k", "v")

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo_inference.config import EngineSettings
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.config.server import parse
 from octavo_inference.core.engine import EngineLimits
-from octavo_inference.settings import parse
-from octavo_inference.tune import command, trials
-from octavo_inference.tune.search import Candidate, Verdict, final, grid, halving
-from octavo_inference.tune.trials import Load, Shape, run
+from octavo_inference.tools.tune import command, trials
+from octavo_inference.tools.tune.search import Candidate, Verdict, final, grid, halving
+from octavo_inference.tools.tune.trials import Load, Shape, run
 
 from .echo import CONFIG, EchoBackend, Engine
 

@@ -14,17 +14,17 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from octavo_gateway.backend import Backend
-from octavo_gateway.connection import listen
-from octavo_gateway.crew import Crew
-from octavo_gateway.endpoints import Deployment, Endpoint, table
-from octavo_gateway.fleet import Fleet
-from octavo_gateway.gate import Gate
-from octavo_gateway.hold import Bounds
+from octavo_gateway.access.control import Gate
+from octavo_gateway.access.limit_gossip import Crew
+from octavo_gateway.app.run import upstream_session
+from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
+from octavo_gateway.http.connection import listen
+from octavo_gateway.http.proxy import Proxy
+from octavo_gateway.http.server import Admin, Api, Status
 from octavo_gateway.metrics import Metrics
-from octavo_gateway.proxy import Proxy
-from octavo_gateway.run import upstream_session
-from octavo_gateway.server import Admin, Api, Status
+from octavo_gateway.pool.model_pool import Backend
+from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.queueing.hold_queue import Bounds
 
 Behaviour = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from tests.support.waiting import eventually_async
 
-from octavo_gateway import load
-from octavo_gateway.hold import Bounds
-from octavo_gateway.run import upstream_session
-from octavo_gateway.wake import Waker
+from octavo_gateway.app.run import upstream_session
+from octavo_gateway.app.wake import Waker
+from octavo_gateway.pool import load_poller
+from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_protocol.load import LoadReport
 
 
@@ -38,7 +38,7 @@ def report(**fields) -> LoadReport:
 
 def reporting(**fields):
     async def behave(request, body):
-        return web.json_response(body=load.msgspec.json.encode(report(**fields)))
+        return web.json_response(body=load_poller.msgspec.json.encode(report(**fields)))
 
     return behave
 
@@ -52,7 +52,7 @@ async def session():
 @pytest.fixture
 async def polling(world, session):
     await world.start()
-    task = asyncio.create_task(load.poll(world.fleet, session))
+    task = asyncio.create_task(load_poller.poll(world.fleet, session))
     yield world
     task.cancel()
 
@@ -138,7 +138,7 @@ async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polli
 
 async def test_a_pod_with_too_large_a_cache_is_known_by_its_load(polling):
     async def behave(request, body):
-        found = json.loads(load.msgspec.json.encode(report(running=3)))
+        found = json.loads(load_poller.msgspec.json.encode(report(running=3)))
         if "cache_after" in request.query:
             found["cache"] = {"sequence": 7, "reset": True, "added": "A" * 3_000_000, "removed": ""}
         return web.json_response(found)
@@ -156,7 +156,7 @@ async def test_a_pod_is_asked_for_what_changed_since(polling):
     async def behave(request, body):
         asked.append(request.query["cache_after"])
         cache = {"sequence": 7, "reset": len(asked) == 1, "added": "", "removed": ""}
-        return web.json_response(json.loads(load.msgspec.json.encode(report())) | {"cache": cache})
+        return web.json_response(json.loads(load_poller.msgspec.json.encode(report())) | {"cache": cache})
 
     admin = await polling.pod(behave)
     pod = await polling.pod()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from octavo_gateway.connection import listen
+from octavo_gateway.http.connection import listen
 
 HEAD_SECONDS = 0.05
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.endpoints import Endpoint, build
-from octavo_gateway.events import EventCutter
-from octavo_gateway.hold import Bounds, HoldQueue, Ticket
+from octavo_gateway.discovery.endpoints import Endpoint, build
+from octavo_gateway.http.sse import EventCutter
+from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, Ticket
 
 LABELS = {"app.kubernetes.io/managed-by": "octavo", "octavo.dev/llmdeployment": "d"}
 

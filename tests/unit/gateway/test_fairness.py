@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_gateway.fairness import _MANY, Ledger, cost
+from octavo_gateway.queueing.virtual_token_counter import _MANY, Ledger, cost
 
 
 def test_generated_tokens_count_twice():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.figures import MIN_STEPS, SAME_PACE, Figures, Steps, fit, paced
+from octavo_gateway.routing.step_cost import MIN_STEPS, SAME_PACE, Figures, Steps, fit, paced
 from octavo_protocol.load import StepSums
 
 

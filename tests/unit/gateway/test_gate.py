@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from tests.support.waiting import eventually_async
 
-from octavo_gateway.keys import KeyFile
-from octavo_gateway.usage import Usage
+from octavo_gateway.access.api_keys import KeyFile
+from octavo_gateway.access.usage import Usage
 
 A = {"Authorization": "Bearer alpha"}
 B = {"Authorization": "Bearer beta"}
@@ -240,7 +240,7 @@ async def test_whatever_fails_inside_the_gateway_costs_no_slot(world, keys, monk
     pod = await world.pod()
     world.has(pod.endpoint())
     with monkeypatch.context() as broken:
-        broken.setattr("octavo_gateway.server.most_output", lambda head: 1 / 0)
+        broken.setattr("octavo_gateway.http.server.most_output", lambda head: 1 / 0)
         for _ in range(2):
             async with world.post(headers=A) as response:
                 assert response.status == 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from octavo_gateway.headers import request_id, to_client, to_pod
+from octavo_gateway.http.headers import request_id, to_client, to_pod
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

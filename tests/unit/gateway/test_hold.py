@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.unit.gateway.town import Pod, Town
 
-from octavo_gateway.hold import AGING_SECONDS, Bounds, HoldQueue, Terms, Ticket
-from octavo_gateway.room import ANY, BLIND, Answers, Room, largest, peak, roomy
-from octavo_gateway.upstream import Upstream
+from octavo_gateway.pool.replica import Upstream
+from octavo_gateway.queueing.hold_queue import AGING_SECONDS, Bounds, HoldQueue, Terms, Ticket
+from octavo_gateway.routing.headroom import ANY, BLIND, Answers, Room, largest, peak, roomy
 
 
 def ticket(tenant="", priority=0, since=0.0, size=1) -> Ticket[int]:

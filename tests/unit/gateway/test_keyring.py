@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.keyring import MAX_PRIORITY, KeyFileError, digest_of, parse
-from octavo_gateway.keys import KeyFile
-from octavo_gateway.limits import Limits
+from octavo_gateway.access.api_keys import KeyFile
+from octavo_gateway.access.keyring import MAX_PRIORITY, KeyFileError, digest_of, parse
+from octavo_gateway.access.rate_limits import Limits
 
 SECRET = "s3cret-of-somebody"
 FULL = f"""\

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.limits import NO_LIMITS, Account, Accounts, Limits
+from octavo_gateway.access.rate_limits import NO_LIMITS, Account, Accounts, Limits
 
 
 def account(**limits: int) -> Account:

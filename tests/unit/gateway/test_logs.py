@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from octavo_gateway.logs import JsonFormatter
+from octavo_gateway.app.logs import JsonFormatter
 
 
 @pytest.mark.parametrize("text", ["plain", 'a\r\n{"level": "error"}', "\x1b[31mred", "é…"])

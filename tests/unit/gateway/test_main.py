@@ -12,7 +12,7 @@ import pytest
 from tests.support.ports import free_port
 
 from octavo_gateway.__main__ import main
-from octavo_gateway.static import StaticError, parse
+from octavo_gateway.discovery.static import StaticError, parse
 
 
 async def start(*arguments: str):

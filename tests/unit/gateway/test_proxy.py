@@ -11,9 +11,9 @@ from aiohttp import web
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
-from octavo_gateway.endpoints import Deployment, Endpoint, table
-from octavo_gateway.hold import Bounds
-from octavo_gateway.proxy import Call
+from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
+from octavo_gateway.http.proxy import Call
+from octavo_gateway.queueing.hold_queue import Bounds
 
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
 STREAM = {"model": "m", "stream": True, "messages": []}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_gateway.retry import RetryBudget
+from octavo_gateway.pool.retry_budget import RetryBudget
 
 
 def test_requests_earn_a_share_of_a_retry_up_to_the_reserve():

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.figures import Figures
-from octavo_gateway.router import (
+from octavo_gateway.routing.router import (
     FREE_ROWS,
     FREE_SHARE,
     LEAST_LOAD,
@@ -23,6 +22,7 @@ from octavo_gateway.router import (
     Report,
     route,
 )
+from octavo_gateway.routing.step_cost import Figures
 
 GPU = Figures(0.03, 0.0001, 0.0002, 2e-7)
 

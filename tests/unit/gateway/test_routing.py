@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.endpoints import Deployment, Endpoint, build, table
-from octavo_gateway.fleet import Fleet
-from octavo_gateway.hold import Bounds
+from octavo_gateway.discovery.endpoints import Deployment, Endpoint, build, table
 from octavo_gateway.openai import read_head
-from octavo_gateway.prompts import MAX_SESSION
-from octavo_gateway.router import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
+from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.queueing.hold_queue import Bounds
+from octavo_gateway.routing.prompt_features import MAX_SESSION
+from octavo_gateway.routing.router import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
 from octavo_protocol.hashing import block_hashes
 from octavo_protocol.load import CacheDelta, LoadReport, StepSums
 from octavo_protocol.prompt import describe, encode_prompt

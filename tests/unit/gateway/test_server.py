@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from octavo_gateway.keys import KeyFile
+from octavo_gateway.access.api_keys import KeyFile
 
 CHAT = "/v1/chat/completions"
 

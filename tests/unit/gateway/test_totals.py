@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.tiers import scaled
 
-from octavo_gateway.totals import Totals
+from octavo_gateway.app.worker_metrics import Totals
 from octavo_protocol.load import CanaryTraffic, GatewayReport, ModelTraffic, TrackTraffic
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.support.waiting import eventually_async
 
-from octavo_gateway.endpoints import Deployment, Endpoint, table
-from octavo_gateway.fleet import Fleet
-from octavo_gateway.hold import Bounds
-from octavo_gateway.prompts import Prompt
-from octavo_gateway.tracks import split
+from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
+from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.queueing.hold_queue import Bounds
+from octavo_gateway.routing.canary import split
+from octavo_gateway.routing.prompt_features import Prompt
 from octavo_protocol.load import TTFT_BOUNDS, LoadReport
 
 STEP = "abc-0"

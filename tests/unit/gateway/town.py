@@ -6,13 +6,13 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from octavo_gateway.backend import Backend
-from octavo_gateway.endpoints import Deployment, Endpoint, table
-from octavo_gateway.fleet import Fleet
-from octavo_gateway.hold import Bounds, Terms, Ticket
-from octavo_gateway.lease import Lease
+from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.openai import ApiError
-from octavo_gateway.prompts import Prompt
+from octavo_gateway.pool.model_pool import Backend
+from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.pool.reservation import Lease
+from octavo_gateway.queueing.hold_queue import Bounds, Terms, Ticket
+from octavo_gateway.routing.prompt_features import Prompt
 from octavo_protocol.load import LoadReport
 
 ZERO = dict.fromkeys([name for name, kind in LoadReport.__annotations__.items() if kind == "int"], 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo_inference.ops.cuda import driver_stub
+from octavo_inference.backends.cuda.aot import driver_stub
 
 TRITON = importlib.util.find_spec("triton")
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
 USE = """
 import sys
 from pathlib import Path
-from octavo_inference.ops.cuda import driver_stub
+from octavo_inference.backends.cuda.aot import driver_stub
 driver_stub.prepare(Path(sys.argv[1]))
 from triton.backends.nvidia.driver import CudaUtils
 print(CudaUtils().launch)
@@ -91,7 +91,7 @@ def test_without_stub_and_compiler_the_error_says_what_to_do(driver: Path, tmp_p
 
 
 def test_a_server_on_a_gpu_looks_for_the_stub_before_it_touches_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = pytest.importorskip("octavo_inference.ops.cuda.device")
+    device = pytest.importorskip("octavo_inference.backends.cuda.device")
     monkeypatch.setattr(device, "_ask_driver", lambda: device.Driver(status=0, version=13020, devices=1))
     monkeypatch.setattr(device.torch.version, "cuda", "13.2")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_inference.build import load_engine
-from octavo_inference.config import EngineSettings
-from octavo_inference.errors import ModelError, SettingsError
-from octavo_inference.model.load import ForeignModel, LoadedModel, load_model, load_text
+from octavo_inference.common.errors import ModelError, SettingsError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.engine.factory import load_engine
+from octavo_inference.model_loader import ForeignModel, LoadedModel, load_model, load_text
 
 from .conftest import VOCAB, write_gguf, write_hf
 
@@ -64,9 +64,9 @@ def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
     tmp_path: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_hf(tmp_path / "m", tensors, architectures=["GPT2LMHeadModel"])
-    monkeypatch.setattr("octavo_inference.build.available_memory", lambda: 1000)
+    monkeypatch.setattr("octavo_inference.engine.factory.available_memory", lambda: 1000)
     monkeypatch.setitem(sys.modules, "transformers", None)  # to import it would fail
-    monkeypatch.setattr("octavo_inference.build.require_transformers", lambda _: None)
+    monkeypatch.setattr("octavo_inference.engine.factory.require_transformers", lambda _: None)
     with pytest.raises(ModelError, match=r"its weights take .* GiB of memory, 0.00 GiB are available"):
         load_engine(EngineSettings(model=str(folder)))
 

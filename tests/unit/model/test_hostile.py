@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.errors import ModelError
-from octavo_inference.model.from_hf import ARCHITECTURES
-from octavo_inference.model.load import load_model, load_text
-from octavo_inference.model.words import load_words
+from octavo_inference.checkpoints.from_hf import ARCHITECTURES
+from octavo_inference.common.errors import ModelError
+from octavo_inference.model_loader import load_model, load_text
+from octavo_inference.tokenizer.assets import load_words
 
 from .conftest import safetensors_bytes, write_gguf, write_hf
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.errors import RequestError
+from octavo_inference.common.errors import RequestError
 
 from .conftest import TOKENS, matrices, write_hf
 

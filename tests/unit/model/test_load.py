@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.errors import ModelError
-from octavo_inference.model.gguf import read_gguf
-from octavo_inference.model.load import ForeignModel, find_model, load_model, load_text
-from octavo_inference.model.rope import Llama3Scaling
-from octavo_inference.model.weights import Tensor, bf16_bits, dequantize, exact_half
+from octavo_inference.checkpoints.gguf import read_gguf
+from octavo_inference.common.errors import ModelError
+from octavo_inference.model_loader import ForeignModel, find_model, load_model, load_text
+from octavo_inference.models.rope import Llama3Scaling
+from octavo_inference.models.weights import Tensor, bf16_bits, dequantize, exact_half
 
 from .conftest import safetensors_bytes, write_gguf, write_hf
 

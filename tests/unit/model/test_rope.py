@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from octavo_inference.model.rope import (
+from octavo_inference.models.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,

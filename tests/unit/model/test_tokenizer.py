@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from octavo_inference.errors import ModelError
-from octavo_inference.model.load import load_text
+from octavo_inference.common.errors import ModelError
+from octavo_inference.model_loader import load_text
 
 from .conftest import TOKENS, write_gguf
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo_inference.errors import ModelError
-from octavo_inference.model.load import load_model, load_text
-from octavo_inference.model.words import check_vocabulary, load_words
+from octavo_inference.common.errors import ModelError
+from octavo_inference.model_loader import load_model, load_text
+from octavo_inference.tokenizer.assets import check_vocabulary, load_words
 
 from .conftest import write_gguf, write_hf
 
@@ -43,7 +43,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, tensors: Tensor
 
 def test_reading_words_imports_no_numpy() -> None:
     program = (
-        "import sys; from octavo_inference import server; from octavo_inference.model.words import load_words; "
+        "import sys; from octavo_inference import server; from octavo_inference.tokenizer.assets import load_words; "
         "assert load_words('smollm2').chat_template; assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment, parse
-from octavo_operator.builders.common import Installation
-from octavo_operator.reconcile.pods import Pod
+from octavo_operator.observe.pods import Pod
+from octavo_operator.resources.common import Installation
 from octavo_protocol.load import LoadReport
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_operator.api.resource import Key
-from octavo_operator.reconcile.basis import GONE, Basis, Change, version_of
+from octavo_operator.reconcile.version_tracker import GONE, Basis, Change, version_of
 
 KEY = Key("models", "tiny")
 

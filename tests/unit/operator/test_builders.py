@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import cache, config, deployment, model_job, protection, services, source
-from octavo_operator.builders.common import Installation
+from octavo_operator.resources import cache, config, deployment, model_job, protection, services, source
+from octavo_operator.resources.common import Installation
 from octavo_protocol.model import ModelReport
 
 _ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}

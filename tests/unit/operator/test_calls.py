@@ -13,10 +13,10 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
 from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.app.leader import LeaseLock, Timing
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import NotFoundError, RefusedError, TransientError
 from octavo_operator.kube.resources import PODS
-from octavo_operator.leader import LeaseLock, Timing
 from octavo_operator.reconcile.execute import execute
 from octavo_operator.reconcile.plan import Apply
 

@@ -11,10 +11,10 @@ import pytest
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders.common import Installation
-from octavo_operator.builders.config import quantity
-from octavo_operator.capacity import Estimate, estimate, refusal
+from octavo_operator.observe.memory_estimate import Estimate, estimate, refusal
 from octavo_operator.reconcile.plan import Apply
+from octavo_operator.resources.common import Installation
+from octavo_operator.resources.config import quantity
 from octavo_protocol.model import ModelReport, encode_look
 
 Json = dict[str, Any]

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from octavo_operator import capacity
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config, deployment, model_job
-from octavo_operator.builders.common import Installation
 from octavo_operator.kube.errors import RefusedError
-from octavo_operator.reconcile import gpus, rollout
-from octavo_operator.reconcile.gpus import NodeGpus
+from octavo_operator.observe import gpu_fit, memory_estimate
+from octavo_operator.observe.diagnosis import Problem
+from octavo_operator.observe.gpu_fit import NodeGpus
+from octavo_operator.observe.messages import LIMIT
+from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.nodes import AGAIN_SECONDS, Nodes
 from octavo_operator.reconcile.plan import Observed
-from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.problems import Problem
-from octavo_operator.reconcile.status import MESSAGE
-from octavo_operator.reconcile.words import LIMIT
+from octavo_operator.resources import config, deployment, model_job
+from octavo_operator.resources.common import Installation
+from octavo_operator.rollout import plan
+from octavo_operator.status.status import MESSAGE
 from octavo_protocol.model import ModelReport
 
 Json = dict[str, Any]
@@ -152,11 +152,11 @@ def test_one_gpu_is_as_it_was_before_there_could_be_more(gpu: Make, installation
 
 def test_memory_of_the_pod_says_nothing_about_a_gpu(gpu: Make) -> None:
     found = ModelReport(weights={"auto": 16_000_000_000}, kv_elements_per_token=65_536, max_length=131_072)
-    assert capacity.estimate(gpu().spec, "1Gi", found) is None
+    assert memory_estimate.estimate(gpu().spec, "1Gi", found) is None
 
 
 def test_a_surge_that_fails_for_a_gpu_names_it(gpu: Make) -> None:
-    progress = rollout._in_place(gpu(product="NVIDIA-L4").spec)
+    progress = plan._in_place(gpu(product="NVIDIA-L4").spec)
     assert "an additional pod with 1 nvidia.com/gpu of product 'NVIDIA-L4' within 120 s" in progress.message
 
 
@@ -188,16 +188,16 @@ def test_a_surge_that_fails_for_a_gpu_names_it(gpu: Make) -> None:
     ],
 )
 def test_what_nodes_have_is_said(asked: Json, nodes: list[NodeGpus], says: str, gpu: Make) -> None:
-    text = gpus.explained(gpu(**asked).spec.resources.gpu, nodes)
+    text = gpu_fit.explained(gpu(**asked).spec.resources.gpu, nodes)
     assert says in text
     assert ("of them" in text) == ("of them" in says)
 
 
 def test_many_kinds_of_nodes_are_counted_and_fit_a_status(gpu: Make) -> None:
     nodes = [NodeGpus(8, f"NVIDIA-{'X' * 50}-{n}", 81559) for n in range(200)]
-    text = gpus.explained(gpu(product="NVIDIA-L4").spec.resources.gpu, nodes)
+    text = gpu_fit.explained(gpu(product="NVIDIA-L4").spec.resources.gpu, nodes)
     assert LIMIT + len("; ") + len(text) <= MESSAGE
-    few = gpus.explained(gpu().spec.resources.gpu, [NodeGpus(8, f"X{n}", 1) for n in range(7)])
+    few = gpu_fit.explained(gpu().spec.resources.gpu, [NodeGpus(8, f"X{n}", 1) for n in range(7)])
     assert few.endswith("and 2 other kinds")
 
 
@@ -222,7 +222,7 @@ def test_many_kinds_of_nodes_are_counted_and_fit_a_status(gpu: Make) -> None:
     ],
 )
 def test_nodes_are_read_as_they_are(body: Json, expected: NodeGpus) -> None:
-    assert gpus.of_node(body, "nvidia.com/gpu") == expected
+    assert gpu_fit.of_node(body, "nvidia.com/gpu") == expected
 
 
 class Cluster:

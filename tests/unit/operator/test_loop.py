@@ -12,9 +12,9 @@ import pytest
 from octavo_operator.api.resource import Key
 from octavo_operator.autoscale.loop import TELLINGS_PER_SECOND, AutoscaleLoop
 from octavo_operator.autoscale.observation import Gateway, observation, policy_settings, summary
-from octavo_operator.metrics import Metrics
-from octavo_operator.reconcile.pods import Problem
-from octavo_operator.reconcile.status import LOAD_SECONDS
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.observe.pods import Problem
+from octavo_operator.status.status import LOAD_SECONDS
 from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic, encode
 
 BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 4}}

@@ -15,12 +15,12 @@ from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.builders import config
-from octavo_operator.builders.common import Installation
-from octavo_operator.builders.deployment import config_name
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, plan
-from octavo_operator.reconcile.scale import MARK_SECONDS, Mark
-from octavo_operator.reconcile.view import Scaling
+from octavo_operator.resources import config
+from octavo_operator.resources.common import Installation
+from octavo_operator.resources.deployment import config_name
+from octavo_operator.rollout.replicas import MARK_SECONDS, Mark
+from octavo_operator.status.input import Scaling
 
 Json = dict[str, Any]
 BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}}

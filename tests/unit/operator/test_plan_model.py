@@ -11,8 +11,8 @@ import pytest
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders.common import Installation
 from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan, stuck
+from octavo_operator.resources.common import Installation
 from octavo_protocol.model import ModelFailure, ModelReport, encode_look
 
 Json = dict[str, Any]

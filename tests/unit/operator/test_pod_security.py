@@ -11,8 +11,8 @@ from tests.support.tiers import scaled
 
 from octavo_operator.api.profiles import Profile, completed
 from octavo_operator.api.resource import LLMDeployment, parse
-from octavo_operator.builders import deployment, model_job
-from octavo_operator.builders.common import Installation
+from octavo_operator.resources import deployment, model_job
+from octavo_operator.resources.common import Installation
 
 from .pod_security import house_violations, violations
 from .random_specs import specs

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.reconcile.pods import Problem, observe_pod
-from octavo_operator.reconcile.problems import HOPELESS, REASONS, creation_problems, look_refusals
-from octavo_operator.reconcile.times import rfc3339
-from octavo_operator.reconcile.words import LIMIT, last_words, short
+from octavo_operator.api.times import rfc3339
+from octavo_operator.observe.diagnosis import HOPELESS, REASONS, creation_problems, look_refusals
+from octavo_operator.observe.messages import LIMIT, last_words, short
+from octavo_operator.observe.pods import Problem, observe_pod
 
 Json = dict[str, Any]
 Make = Callable[..., LLMDeployment]

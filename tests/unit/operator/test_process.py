@@ -15,16 +15,16 @@ from aiohttp.test_utils import TestClient, TestServer
 from kopf._cogs.structs.references import Resource as KopfResource
 
 from octavo_operator import __main__ as program
-from octavo_operator import handlers, logs
 from octavo_operator.api.resource import Key
+from octavo_operator.app import logs, watches
+from octavo_operator.app.health import Answers, application
+from octavo_operator.app.leader import Timing
+from octavo_operator.app.watch_health import Pulse
 from octavo_operator.kube import errors, permissions
 from octavo_operator.kube.failpoints import Failpoint, FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
-from octavo_operator.leader import Timing
-from octavo_operator.metrics import Metrics
-from octavo_operator.pulse import Pulse
-from octavo_operator.reconcile.basis import GONE, Change
-from octavo_operator.web import Answers, application
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.reconcile.version_tracker import GONE, Change
 
 
 class Process:
@@ -95,7 +95,7 @@ async def test_metrics_carry_the_usual_names(http: TestClient[Any, Any], process
 
 def test_watches_are_filtered_by_the_api_server() -> None:
     # kopf matches nothing, silently, for some spellings of a key: ask it as its watcher does.
-    selectors = handlers._settings().watching.label_selectors
+    selectors = watches._settings().watching.label_selectors
     for child in (*CHILDREN.values(), PODS):
         resource = KopfResource(
             child.group, child.version, child.plural, kind=child.kind, namespaced=True, preferred=True
@@ -112,7 +112,7 @@ async def test_every_event_tells_which_version_of_which_object_of_a_resource() -
     async def connect() -> Any:
         pytest.fail("an event needs no connection")
 
-    registry = handlers._registry(seen.append, connect, Pulse(1, lambda: None, lambda: None))
+    registry = watches._registry(seen.append, connect, Pulse(1, lambda: None, lambda: None))
     functions = {handler.id: handler.fn for handler in registry._watching.get_all_handlers()}
     assert set(functions) == {"llmdeployments", *(child.plural for child in CHILDREN.values()), "pods"}
     await functions["llmdeployments"](
@@ -124,9 +124,9 @@ async def test_every_event_tells_which_version_of_which_object_of_a_resource() -
 
 
 def test_kopf_writes_nothing() -> None:
-    settings = handlers._settings()
+    settings = watches._settings()
     assert (settings.posting.enabled, settings.scanning.disabled, settings.peering.standalone) == (False, True, True)
-    registry = handlers._registry(lambda _: None, SimpleNamespace, Pulse(1, lambda: None, lambda: None))  # type: ignore[arg-type]
+    registry = watches._registry(lambda _: None, SimpleNamespace, Pulse(1, lambda: None, lambda: None))  # type: ignore[arg-type]
     assert not registry._changing.get_all_handlers()
     assert not registry._spawning.get_all_handlers()
     assert not registry._indexing.get_all_handlers()
@@ -144,11 +144,11 @@ async def test_a_user_without_a_name_may_run_it(monkeypatch: pytest.MonkeyPatch)
     stop = asyncio.Event()
     stop.set()
     async with asyncio.timeout(30):
-        await handlers.watch(lambda _: None, connect, ["models"], stop, Pulse(1, lambda: None, lambda: None))
+        await watches.watch(lambda _: None, connect, ["models"], stop, Pulse(1, lambda: None, lambda: None))
 
 
 def test_delays_between_attempts_never_end() -> None:
-    delays = iter(handlers.JitteredForever())
+    delays = iter(watches.JitteredForever())
     drawn = [next(delays) for _ in range(100)]
     assert max(drawn) <= 45.0
     assert drawn[0] < 1.0

@@ -11,8 +11,8 @@ from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.profiles import Profiles, ProfilesError, completed, read
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders import config, deployment
-from octavo_operator.builders.common import Installation
+from octavo_operator.resources import config, deployment
+from octavo_operator.resources.common import Installation
 
 Json = dict[str, Any]
 Make = Callable[..., LLMDeployment]

@@ -7,8 +7,8 @@ from typing import Any
 
 from yarl import URL
 
-from octavo_operator.pulse import CALM_SECONDS, LONGEST_PAUSE, Pulse
-from octavo_operator.tame import tamed
+from octavo_operator.app.watch_health import CALM_SECONDS, LONGEST_PAUSE, Pulse
+from octavo_operator.app.watch_middleware import tamed
 
 PODS, SERVICES = "/api/v1/pods", "/api/v1/services"
 

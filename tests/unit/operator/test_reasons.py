@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from octavo_operator.reconcile.problems import REASONS
+from octavo_operator.observe.diagnosis import REASONS
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "operator" / "octavo_operator"

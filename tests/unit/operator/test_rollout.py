@@ -10,10 +10,10 @@ import pytest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.builders.revision import CanaryState, Revision, controller_revision, recorded
-from octavo_operator.reconcile.judge import Answers, Evidence
-from octavo_operator.reconcile.pods import Pod, Problem
-from octavo_operator.reconcile.rollout import Course, Seen, course
+from octavo_operator.observe.canary_analysis import Answers, Evidence
+from octavo_operator.observe.pods import Pod, Problem
+from octavo_operator.resources.revision import CanaryState, Revision, controller_revision, recorded
+from octavo_operator.rollout.plan import Course, Seen, course
 
 Json = dict[str, Any]
 NOW = 10_000.0

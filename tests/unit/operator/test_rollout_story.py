@@ -17,12 +17,12 @@ from tests.support.tiers import scaled
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
-from octavo_operator.builders.common import Installation
-from octavo_operator.reconcile.judge import Answers, Evidence
+from octavo_operator.observe.canary_analysis import Answers, Evidence
+from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.reconcile.plan import Apply, Delete, Observed
-from octavo_operator.reconcile.pods import Pod, Problem
-from octavo_operator.reconcile.scale import Mark
-from octavo_operator.reconcile.view import Load
+from octavo_operator.resources.common import Installation
+from octavo_operator.rollout.replicas import Mark
+from octavo_operator.status.input import Load
 
 Json = dict[str, Any]
 TICK = 10.0

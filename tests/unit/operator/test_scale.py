@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.reconcile.pods import Pod, rfc3339
-from octavo_operator.reconcile.scale import MARK_SECONDS, VICTIM_COST, scale, wanted
+from octavo_operator.observe.pods import Pod, rfc3339
+from octavo_operator.rollout.replicas import MARK_SECONDS, VICTIM_COST, scale, wanted
 
 NOW = 10_000.0
 

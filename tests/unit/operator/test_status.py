@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.reconcile.news import News, news
-from octavo_operator.reconcile.pods import Pod, Problem, rfc3339
-from octavo_operator.reconcile.status import HISTORY, next_status, unreadable_status
-from octavo_operator.reconcile.view import Change, Load, Scaling, View
+from octavo_operator.events.diff import News, news
+from octavo_operator.observe.pods import Pod, Problem, rfc3339
+from octavo_operator.status.input import Change, Load, Scaling, View
+from octavo_operator.status.status import HISTORY, next_status, unreadable_status
 
 NOW = 2_000_000.0
 BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}}

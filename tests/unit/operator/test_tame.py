@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from octavo_operator.pulse import Pulse
-from octavo_operator.tame import tamed
+from octavo_operator.app.watch_health import Pulse
+from octavo_operator.app.watch_middleware import tamed
 
 ADDED = b'{"type":"ADDED","object":{"kind":"Pod","metadata":{"name":"x"}}}\n'
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}

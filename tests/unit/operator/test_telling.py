@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.events import BURST, REFILL_SECONDS, Teller
+from octavo_operator.events.diff import News
+from octavo_operator.events.recorder import BURST, REFILL_SECONDS, Teller
 from octavo_operator.kube.errors import TransientError
-from octavo_operator.metrics import Metrics
-from octavo_operator.reconcile.news import News
-from octavo_operator.reconcile.view import Load
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.status.input import Load
 
 Json = dict[str, Any]
 

@@ -8,8 +8,8 @@ import pytest
 
 from octavo_operator.__main__ import parse
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders.protection import network_policy
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics.process import Metrics
+from octavo_operator.resources.protection import network_policy
 
 IMAGES = ["--server-image=a", "--server-cpu-image=b"]
 PEER = '{"namespaceSelector": {"matchLabels": {"team": "watch"}}}'

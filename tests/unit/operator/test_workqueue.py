@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from octavo_operator import workqueue
-from octavo_operator.metrics import QueueMetrics
-from octavo_operator.workqueue import WorkQueue
+from octavo_operator.app import workqueue
+from octavo_operator.app.workqueue import WorkQueue
+from octavo_operator.metrics.process import QueueMetrics
 
 Start = Callable[..., WorkQueue[str]]
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.builders.common import Installation
-from octavo_operator.builders.model_job import job_name
-from octavo_operator.reconcile.model import Look
+from octavo_operator.observe.inspection import Look
+from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
-from octavo_operator.reconcile.pods import Pod
-from octavo_operator.reconcile.scale import Mark
-from octavo_operator.reconcile.view import Scaling
+from octavo_operator.resources.common import Installation
+from octavo_operator.resources.model_job import job_name
+from octavo_operator.rollout.replicas import Mark
+from octavo_operator.status.input import Scaling
 
 Json = dict[str, Any]
 

@@ -13,12 +13,13 @@ import pytest
 from tests.unit.prefetch.fake_bucket import WEIGHTS, FakeBucket
 from tests.unit.prefetch.test_inspect import LLAMA, llama_files
 
-from octavo_inference import remote
-from octavo_inference.bucket import open_bucket
-from octavo_inference.inspect_model import fill, inspect, inspect_remote, look
-from octavo_inference.model.find import find_model
-from octavo_inference.prefetch import main, prefetch
-from octavo_inference.remote import PrefetchError
+from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.download import transfer
+from octavo_inference.download.hub import prefetch
+from octavo_inference.download.inspect import fill, inspect, inspect_remote, look
+from octavo_inference.download.object_store import open_bucket
+from octavo_inference.download.transfer import PrefetchError
+from octavo_inference.prefetch import main
 from octavo_protocol.model import ModelFailure
 
 SCHEMES = ["s3", "gs"]
@@ -231,9 +232,9 @@ def test_targets_that_are_none(target: str) -> None:
 def test_a_disk_that_fills_up_is_full(
     fetch: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    usage = remote.shutil.disk_usage("/")
+    usage = transfer.shutil.disk_usage("/")
     with monkeypatch.context() as patch:
-        patch.setattr(remote.shutil, "disk_usage", lambda _: usage._replace(free=10))
+        patch.setattr(transfer.shutil, "disk_usage", lambda _: usage._replace(free=10))
         with pytest.raises(PrefetchError, match="GB free and the model needs") as error:
             fetch()
     assert error.value.reason == "DiskFull"

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 
-from octavo_inference import build, prefetch
-from octavo_inference.config import Dtype
-from octavo_inference.errors import ModelError
-from octavo_inference.inspect_model import fill, inspect, inspect_remote, look, main
-from octavo_inference.model.config import ModelConfig
-from octavo_inference.model.find import find_model
-from octavo_inference.model.load import LoadedModel, load_model
-from octavo_inference.prefetch import Hub, PrefetchError
+from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.common.errors import ModelError
+from octavo_inference.config.engine import Dtype
+from octavo_inference.download import hub as prefetch
+from octavo_inference.download.hub import Hub, PrefetchError
+from octavo_inference.download.inspect import fill, inspect, inspect_remote, look
+from octavo_inference.engine import factory
+from octavo_inference.inspect_model import main
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.config import ModelConfig
 from octavo_protocol.model import ModelFailure, ModelReport, decode_look, encode_look
 
 LLAMA = {
@@ -81,7 +83,7 @@ def test_weights_take_what_the_engine_says(dtype: Dtype, kind: str, folder: Path
     path = "smollm2" if kind == "gguf" else str(folder)
     model = load_model(path)
     assert isinstance(model, LoadedModel)
-    packed = build._weight_bytes(model.weights, "cpu", dtype)
+    packed = factory._weight_bytes(model.weights, "cpu", dtype)
     report = inspect(path)
     assert report.weights[dtype] == packed + model.weights.embedding.data.nbytes
     assert isinstance(model.text.config, ModelConfig)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.unit.prefetch.fake_hub import COMMIT, WEIGHTS, FakeHub
 
-from octavo_inference import prefetch as module
-from octavo_inference.prefetch import Hub, PrefetchError, RemoteFile, choose, main, parse, prefetch
+from octavo_inference.download import hub as module
+from octavo_inference.download.hub import Hub, PrefetchError, RemoteFile, choose, parse, prefetch
+from octavo_inference.prefetch import main
 
 
 @pytest.fixture

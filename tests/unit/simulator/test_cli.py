@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo_operator.autoscale.record import replay
+from octavo_operator.autoscale.decision_record import replay
 from octavo_simulator.__main__ import main
 
 SPEC = """

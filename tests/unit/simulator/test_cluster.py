@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_operator.autoscale.decisionlog import DecisionLog
+from octavo_operator.autoscale.decision_log import DecisionLog
+from octavo_operator.autoscale.decision_record import decode, replay
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.record import decode, replay
 from octavo_operator.autoscale.types import Observation, Settings, State
 from octavo_simulator.cluster import Run, simulate
 from octavo_simulator.controllers.octavo import octavo, static

@@ -1,7 +1,7 @@
 """The gateway's own objects under simulated time."""
 
-from octavo_gateway.hold import Bounds
-from octavo_gateway.router import PREFIX_AWARE, SESSION
+from octavo_gateway.queueing.hold_queue import Bounds
+from octavo_gateway.routing.router import PREFIX_AWARE, SESSION
 from octavo_simulator.gateway import Gateway, streamed
 from octavo_simulator.job import Job
 from octavo_simulator.pod import Pod

@@ -1,0 +1,81 @@
+"""The file of API keys, read again when it changes; only hashes of keys stay in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from octavo_gateway.access.keyring import Entry, KeyFileError, digest_of, parse
+from octavo_gateway.access.rate_limits import Limits
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+
+
+class KeyFile:
+    """Keys that may call. A file without any key lets nobody in.
+
+    Raises `OSError` or `KeyFileError` when the file cannot be used at first. Later failures keep the keys there were:
+    `valid` is False then. `generation` grows with every change taken over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._checked = float("-inf")
+        self._stamp: tuple[int, int, int] | None = self._stat()
+        self.generation = 0
+        self.valid = True
+        try:
+            self._entries = parse(self._path.read_text())
+        except (KeyFileError, UnicodeDecodeError) as error:
+            raise KeyFileError(f"{path}: {_why(error)}") from None
+
+    def find(self, key: str, now: float) -> Entry | None:
+        """Whose key it is, None when nobody's."""
+        if now - self._checked >= CHECK_SECONDS:
+            self._checked = now
+            self._refresh()
+        return self._entries.get(digest_of(key))
+
+    def limits(self) -> dict[str, Limits]:
+        """The limits of every account."""
+        return {entry.account: entry.limits for entry in self._entries.values()}
+
+    def _refresh(self) -> None:
+        stamp: tuple[int, int, int] | None = None
+        try:
+            stamp = self._stat()
+            if stamp == self._stamp:
+                return
+            self._entries = parse(self._path.read_text())
+        except (OSError, KeyFileError, UnicodeDecodeError) as error:
+            if self.valid or stamp != self._stamp:
+                log.warning("API key file not usable, keeping the keys there were: %s", _why(error))
+            self.valid = False
+        else:
+            self.valid = True
+            self.generation += 1
+            log.info("read %d API keys", len(self._entries))
+        # Also of a file that is wrong: it is told once, not every second.
+        self._stamp = stamp
+
+    def _stat(self) -> tuple[int, int, int]:
+        stat = self._path.stat()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def presented_key(headers: Mapping[str, str]) -> str | None:
+    """The key a client sent, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    scheme, _, value = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("X-Api-Key")
+
+
+def _why(error: Exception) -> str:
+    # The reason only: what could not be decoded may be a key.
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return (error.strerror or "unreadable") if isinstance(error, OSError) else str(error)

@@ -1,0 +1,113 @@
+"""Who calls and whether they may: key, limits, and what each request cost in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from octavo_gateway.access.api_keys import KeyFile, presented_key
+from octavo_gateway.access.keyring import ANYBODY, Entry
+from octavo_gateway.access.rate_limits import Account, Accounts, Bucket, Refusal
+from octavo_gateway.access.usage import Usage
+from octavo_gateway.metrics import Metrics
+from octavo_gateway.openai import ApiError
+
+_UNITS = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrent": "requests at a time"}
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One request that was let in. `estimate`: the prompt tokens it was let in with; `priority`: what it may have."""
+
+    entry: Entry
+    account: Account
+    usage: Usage
+    estimate: int
+    priority: int
+
+    def headers(self) -> dict[str, str]:
+        """How much the key has left, as OpenAI's clients read it; nothing where nothing is limited."""
+        return rate_headers(self.account)
+
+
+class Gate:
+    """Lets requests in. `keys` None: everyone. `clock` gives Unix seconds, `ticks` seconds that never jump."""
+
+    def __init__(
+        self, keys: KeyFile | None, metrics: Metrics, clock: Callable[[], float], ticks: Callable[[], float]
+    ) -> None:
+        self._keys = keys
+        self._metrics = metrics
+        self._clock = clock
+        self._ticks = ticks
+        self._generation = keys.generation if keys else 0
+        self.accounts = Accounts()
+        self.accounts.limit_by(keys.limits() if keys else {}, ticks())
+
+    def identify(self, headers: Mapping[str, str]) -> Entry:
+        """Whose key it is. Raises `ApiError` 401."""
+        if self._keys is None:
+            return ANYBODY
+        key = presented_key(headers)
+        if key is None:
+            raise ApiError(401, "no API key: send Authorization: Bearer KEY", code="missing_api_key")
+        now = self._clock()
+        entry = self._keys.find(key, now)
+        if self._generation != self._keys.generation:
+            self._generation = self._keys.generation
+            self.accounts.limit_by(self._keys.limits(), self._ticks())
+        self._metrics.key_file_valid.set(self._keys.valid)
+        if entry is None:
+            raise ApiError(401, "the API key is not valid", code="invalid_api_key")
+        if entry.expires <= now:
+            raise ApiError(401, "the API key has expired", code="expired_api_key")
+        return entry
+
+    def enter(self, entry: Entry, tokens: int, priority: object = None) -> Visit:
+        """Let a request of about `tokens` prompt tokens in; `priority` as its body has it. Raises `ApiError` 429."""
+        now = self._ticks()
+        account = self.accounts.of(entry.account, entry.limits, now)
+        refused = account.enter(tokens, now)
+        if refused:
+            self._metrics.limit_hits.labels(self._metrics.key(entry), refused.kind).inc()
+            raise _limited(refused, account)
+        return Visit(entry, account, Usage(tokens), tokens, entry.priority_of(priority))
+
+    def leave(self, visit: Visit) -> None:
+        """The request is over: count what it really cost."""
+        visit.account.leave(visit.usage.total - visit.estimate)
+        if visit.entry is not ANYBODY and visit.usage.sent:
+            name = self._metrics.key(visit.entry)
+            self._metrics.key_tokens.labels(name, "prompt").inc(visit.usage.prompt)
+            self._metrics.key_tokens.labels(name, "generation").inc(visit.usage.output)
+
+
+def rate_headers(account: Account) -> dict[str, str]:
+    """The `x-ratelimit-*` headers of an account; levels are those of the last request."""
+    headers: dict[str, str] = {}
+    for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
+        if bucket:
+            headers[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(bucket.level)))
+            headers[f"x-ratelimit-reset-{name}"] = _span(bucket)
+    return headers
+
+
+def _span(bucket: Bucket) -> str:
+    """The time until the bucket is full, such as `1m30s` or `250ms`."""
+    seconds = max(0.0, bucket.limit - bucket.level) * 60 / bucket.limit
+    if seconds < 1:
+        return f"{ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def _limited(refused: Refusal, account: Account) -> ApiError:
+    return ApiError(
+        429,
+        f"This API key's limit of {refused.limit} {_UNITS[refused.kind]} is reached.",
+        code="rate_limit_exceeded",
+        retry_after=refused.retry_after,
+        headers=rate_headers(account),
+    )

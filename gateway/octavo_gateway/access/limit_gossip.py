@@ -1,0 +1,143 @@
+"""The gateways that share limits: what each tells the others, and what follows from what they tell. Pure.
+
+Every gateway counts, ever growing, what it let each key take. Whoever hears it subtracts the difference from his own
+level; what was missed comes with the next word, so nothing is lost and nothing counted twice. A gateway heard for the
+first time (it or the listener is new) has no difference: the lower of both levels holds for both. Only hashes of names
+are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import msgspec
+
+from octavo_gateway.access.keyring import opaque
+from octavo_gateway.access.rate_limits import Account, Accounts, Bucket
+
+# A gateway that has not been heard for so long, which is since the last round, is silent: the others leave it its part
+# at once, and lose nothing by it when it only was late.
+SILENT_SECONDS = 0.95
+# And one that has been for so long is forgotten, with what it had told.
+FORGOTTEN_SECONDS = 600.0
+MOST_GATEWAYS = 256
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """Of one key: requests and tokens let through ever, requests under way, and what is left of both per minute."""
+
+    requests: float
+    tokens: float
+    open: int
+    requests_left: float | None = None
+    tokens_left: float | None = None
+
+
+NOTHING = Taken(0.0, 0.0, 0)
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway process tells: who it is, and what was taken, by the hash of the key's name."""
+
+    id: str
+    keys: dict[str, Taken] = {}
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    heard: float
+    keys: dict[str, Taken] = field(default_factory=dict)
+
+
+class Crew:
+    """One gateway among others. `id` is this process's own; times are seconds that never jump."""
+
+    def __init__(self, accounts: Accounts, name: str) -> None:
+        self._accounts = accounts
+        self._members: dict[str, _Member] = {}
+        self.id = name
+
+    def say(self, now: float) -> Word:
+        """What the others are told: keys that are not as new."""
+        keys: dict[str, Taken] = {}
+        for name, account in self._accounts.known.items():
+            buckets = [bucket for bucket in _buckets(account) if bucket.left < bucket.limit]
+            for bucket in buckets:
+                bucket.refill(now)
+            used = any(bucket.left < bucket.limit for bucket in buckets)
+            if used or (account.slots and account.open):
+                keys[_hash(name)] = Taken(
+                    account.requests.taken if account.requests else 0.0,
+                    account.tokens.taken if account.tokens else 0.0,
+                    account.open,
+                    account.requests.left if account.requests else None,
+                    account.tokens.left if account.tokens else None,
+                )
+        return Word(id=self.id, keys=keys)
+
+    def hear(self, word: Word, now: float) -> None:
+        """Take over what another gateway tells."""
+        if word.id == self.id:
+            return
+        member = self._members.get(word.id)
+        first = member is None
+        if member is None:
+            if len(self._members) >= MOST_GATEWAYS:
+                return
+            member = self._members[word.id] = _Member(now)
+        member.heard = now
+        accounts = {_hash(name): account for name, account in self._accounts.known.items()}
+        for key in word.keys.keys() & accounts.keys():
+            told = word.keys[key]
+            _charge(accounts[key], None if first else member.keys.get(key, NOTHING), told, now)
+            member.keys[key] = told
+        for key in member.keys.keys() - word.keys.keys():
+            before = member.keys[key]
+            member.keys[key] = Taken(before.requests, before.tokens, 0)
+
+    def share_out(self, others: Collection[str | None], now: float) -> tuple[int, int]:
+        """Begin a new part of every limit: gateways in contact, and all there are, this one included.
+
+        `others` are the other gateways there should be, by id; None for one that has never been heard.
+        """
+        self._members = {
+            name: member for name, member in self._members.items() if now - member.heard < FORGOTTEN_SECONDS
+        }
+        heard = [
+            member for name, member in self._members.items() if name in others and now - member.heard < SILENT_SECONDS
+        ]
+        alive, all_of_them = 1 + len(heard), 1 + len(others)
+        for name, account in self._accounts.known.items():
+            if account.slots:
+                account.slots.others = sum(member.keys.get(_hash(name), NOTHING).open for member in heard)
+            account.take_part(alive, all_of_them, now)
+        return alive, all_of_them
+
+
+def _charge(account: Account, before: Taken | None, told: Taken, now: float) -> None:
+    """Subtract what another took since `before`; None: it is heard for the first time."""
+    known = before or NOTHING
+    for bucket, more, left in (
+        (account.requests, told.requests - known.requests, told.requests_left),
+        (account.tokens, told.tokens - known.tokens, told.tokens_left),
+    ):
+        if bucket is None:
+            continue
+        bucket.refill(now)
+        if before is not None:
+            bucket.level -= more
+        elif left is not None and left < bucket.left:
+            less = min(bucket.aside, bucket.left - left)
+            bucket.aside -= less
+            bucket.level = left - bucket.aside
+
+
+@lru_cache(maxsize=16384)
+def _hash(name: str) -> str:
+    return opaque("account", name)
+
+
+def _buckets(account: Account) -> list[Bucket]:
+    return [bucket for bucket in (account.requests, account.tokens) if bucket]

@@ -1,0 +1,106 @@
+"""Hear what the other gateways let through, about once a second, so that limits hold for all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import aiohttp
+import msgspec
+
+from octavo_gateway.access.limit_gossip import Crew, Word
+from octavo_gateway.discovery.dns import Resolver
+from octavo_gateway.metrics import Metrics
+from octavo_protocol.names import PATH_PEERS
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 1.0
+TIMEOUT = aiohttp.ClientTimeout(total=0.8)
+# Of a gateway with ten thousand limited keys.
+MAX_WORDS = 4 * 1024 * 1024
+
+
+class Peers:
+    """Asks every address that `hosts` (name and port of second ports) resolve to. One of them may be this gateway.
+
+    `gateways` is told how many there are, this one included.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        session: aiohttp.ClientSession,
+        hosts: Sequence[tuple[str, int]],
+        ticks: Callable[[], float],
+        metrics: Metrics,
+        gateways: Callable[[int], None],
+    ) -> None:
+        self._crew = crew
+        self._session = session
+        self._hosts = hosts
+        self._ticks = ticks
+        self._metrics = metrics
+        self._gateways = gateways
+        self._resolver = Resolver()
+        self._known: dict[str, str] = {}
+        self._silent: frozenset[str] = frozenset()
+        self._missing: frozenset[str] = frozenset()
+        self._failed: set[str] = set()
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        while True:
+            await asyncio.sleep(ROUND_SECONDS)
+            await self.round()
+
+    async def round(self) -> None:
+        """Ask everyone once, and share the limits out anew."""
+        found: dict[str, None] = {}
+        for host, port in self._hosts:
+            found.update(dict.fromkeys(await self._resolver.addresses(host, port)))
+        heard = await asyncio.gather(*(self._heard(address) for address in found))
+        self._known = {address: known for address, known in self._known.items() if address in found}
+        self._failed &= found.keys()
+        silent = frozenset(address for address, said in zip(found, heard, strict=True) if not said)
+        # Once is no news: a gateway that starts, as this one in its first round, has no second port yet.
+        missing, self._silent = silent & self._silent, silent
+        if missing != self._missing:
+            log.warning("gateways that do not answer: %s", ", ".join(sorted(missing)) or "none any more")
+            self._missing = missing
+        ids = {self._known[address] for address in found if address in self._known} - {self._crew.id}
+        others = [*ids, *(None for address in found if address not in self._known)]
+        alive, total = self._crew.share_out(others, self._ticks())
+        self._metrics.gateways.labels("heard").set(alive)
+        self._metrics.gateways.labels("silent").set(total - alive)
+        self._gateways(total)
+
+    async def _hear(self, address: str) -> bool:
+        try:
+            async with self._session.get(f"http://{address}{PATH_PEERS}", timeout=TIMEOUT) as response:
+                if response.status != 200:
+                    return False
+                data = bytearray()
+                async for chunk in response.content.iter_any():
+                    data += chunk
+                    if len(data) > MAX_WORDS:
+                        return False
+                word = msgspec.json.decode(data, type=Word)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+            log.debug("gateway %s not heard: %r", address, error)
+            return False
+        self._known[address] = word.id
+        self._crew.hear(word, self._ticks())
+        return True
+
+    async def _heard(self, address: str) -> bool:
+        """Whether one of them answered; whatever its answer makes go wrong here, the others are heard."""
+        try:
+            return await self._hear(address)
+        except Exception as error:
+            self._metrics.peer_errors.inc()
+            if address not in self._failed:
+                log.warning("what gateway %s says could not be taken: %r", address, error, exc_info=error)
+                self._failed.add(address)
+            return False

@@ -1,0 +1,1 @@
+"""The process: workers, signals, waking of models without replicas."""

@@ -1,0 +1,227 @@
+"""Put the parts together, serve, and end well: drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import aiohttp
+from aiohttp import web
+
+from octavo_gateway.access.api_keys import KeyFile
+from octavo_gateway.access.control import Gate
+from octavo_gateway.access.limit_gossip import Crew
+from octavo_gateway.access.peer_client import Peers
+from octavo_gateway.app.wake import Waker
+from octavo_gateway.discovery.endpoints import Table
+from octavo_gateway.http.connection import listen
+from octavo_gateway.http.proxy import Proxy
+from octavo_gateway.http.server import Admin, Api, Status
+from octavo_gateway.metrics import Metrics
+from octavo_gateway.openai import ApiError
+from octavo_gateway.pool import load_poller
+from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.queueing.hold_queue import Bounds
+
+log = logging.getLogger(__name__)
+
+# Below the five seconds after which uvicorn closes an idle connection: a request must not meet a closing one.
+UPSTREAM_IDLE_SECONDS = 3.0
+CONNECT_SECONDS = 2.0
+# Draining comes before; what is left then is cut.
+SHUTDOWN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says. `static` None: Kubernetes; `namespaces` None: all, empty: the pod's own.
+
+    `worker` is None for a gateway of one process.
+    """
+
+    host: str
+    port: int
+    admin_host: str
+    admin_port: int
+    static: Table | None
+    namespaces: tuple[str, ...] | None
+    kubeconfig: Path | None
+    keys: KeyFile | None
+    bounds: Bounds
+    operator: tuple[str, int] | None
+    peers: tuple[tuple[str, int], ...]
+    head_seconds: float
+    body_seconds: float
+    worker: int | None
+    drain_delay: float
+    drain_timeout: float
+    random: Callable[[], float]
+
+
+async def run(options: Options) -> int:
+    """Serve until SIGTERM or SIGINT, drain, and give the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    status = Status(start_time=time.time())
+    fleet = Fleet(options.bounds, time.monotonic, options.random, time.time)
+    metrics = Metrics(fleet)
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(upstream_session())
+        own = await stack.enter_async_context(upstream_session())
+        background = [asyncio.create_task(load_poller.poll(fleet, own))]
+        if options.operator:
+            waker = Waker(fleet, own, metrics, *options.operator, options.random)
+            background.append(asyncio.create_task(waker.run()))
+        background.append(asyncio.create_task(_tables(options, fleet, status)))
+        stack.push_async_callback(_cancel, background)
+        gate = Gate(options.keys, metrics, time.time, time.monotonic)
+        crew = Crew(gate.accounts, uuid4().hex)
+        if options.peers:
+            peers = Peers(crew, own, options.peers, time.monotonic, metrics, fleet.shared_by)
+            # Not before it is known what is left of the limits.
+            await peers.round()
+            background.append(asyncio.create_task(peers.run()))
+        api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, gate, options.body_seconds)
+        shared = options.worker is not None
+        if shared:
+            await stack.enter_async_context(_end_with_parent(stop))
+            # Others accept on this port already: who knows no model yet must not answer for them.
+            if await _until(background, stop, status.ready):
+                return 1
+        bound = options.head_seconds
+        # First, so that whoever finds the public port open finds both.
+        admin = Admin(fleet, metrics, status, lambda: crew.say(time.monotonic()))
+        await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, bound)
+        public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)
+        log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)
+        failed = await _until(background, stop)
+        if failed:
+            return 1
+        await _drain(options, fleet, status, public)
+    log.info("stopped")
+    return 0
+
+
+@asynccontextmanager
+async def upstream_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client session for pods: no limit of its own, no proxies, no cookies, dead peers noticed by TCP keep-alive."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=UPSTREAM_IDLE_SECONDS, socket_factory=_socket)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    ) as session:
+        yield session
+
+
+def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A pod whose node is gone sends nothing, not even a reset: given up after 15 + 3 x 5 s.
+    for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
+
+async def _tables(options: Options, fleet: Fleet, status: Status) -> None:
+    """Keep the fleet in step with what there is, for ever."""
+
+    def update(table: Table) -> None:
+        fleet.update(table)
+        status.synced = True
+        status.ready.set()
+
+    if options.static is not None:
+        update(options.static)
+        await asyncio.Event().wait()
+    # Seconds of import and a hundred megabytes that a gateway without Kubernetes does not need.
+    from octavo_gateway.discovery import kube_watch  # noqa: PLC0415
+
+    namespaces = options.namespaces
+    if namespaces == ():
+        namespaces = (kube_watch.own_namespace(),)
+    async with kube_watch.connect(options.kubeconfig) as api:
+        await kube_watch.Watcher(api, namespaces, options.random).run(update)
+
+
+async def _serve(
+    stack: AsyncExitStack,
+    app: web.Application,
+    host: str,
+    port: int,
+    metrics: Metrics,
+    head_seconds: float,
+    *,
+    reuse_port: bool = False,
+) -> asyncio.Server:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    return await listen(runner, host, port, metrics.malformed.inc, head_seconds=head_seconds, reuse_port=reuse_port)
+
+
+@asynccontextmanager
+async def _end_with_parent(stop: asyncio.Event) -> AsyncIterator[None]:
+    """Stop when standard input ends: the parent holds its other end, and nobody else."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    kube_watch = asyncio.create_task(reader.read())
+    kube_watch.add_done_callback(lambda _: stop.set())
+    try:
+        yield
+    finally:
+        kube_watch.cancel()
+        transport.close()
+
+
+async def _until(background: list[asyncio.Task[None]], *events: asyncio.Event) -> bool:
+    """Wait for one of the events; True when a part of the gateway failed before."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    done, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+    for event in waiting:
+        event.cancel()
+    for task in done:
+        if task in background:
+            log.error("the gateway cannot go on: %r", task.exception())
+            return True
+    return False
+
+
+async def _drain(options: Options, fleet: Fleet, status: Status, public: asyncio.Server) -> None:
+    """Refuse readiness, accept a little longer while clients learn of it, then let running answers finish."""
+    status.draining = True
+    log.info("draining: %d requests under way", status.requests)
+    await asyncio.sleep(options.drain_delay)
+    public.close()
+    if status.requests:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(status.idle.wait(), options.drain_timeout)
+    for backend in fleet.backends():
+        backend.fail_held(ApiError(503, "the gateway is shutting down", code="shutting_down", retry_after=1))
+    if status.requests:
+        log.warning("%d requests did not finish within the drain time-out", status.requests)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,108 @@
+"""Tell the operator that requests are held for a deployment without a ready replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+
+from octavo_gateway.discovery.dns import Resolver
+from octavo_gateway.discovery.endpoints import Key
+from octavo_gateway.metrics import Metrics
+from octavo_gateway.pool.model_pool import Backend
+from octavo_gateway.pool.registry import Fleet
+from octavo_protocol.names import PATH_WAKE
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+TICK_SECONDS = 0.1
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 5.0
+# The operator also sees held requests in this gateway's report; a repetition only covers a lost leader.
+ACCEPTED_PAUSE = 15.0
+
+
+class Waker:
+    """Calls the operator for every deployment that holds requests and has no pod for them, until one accepts.
+
+    Every replica of the operator is asked in turn: the one that does not lead answers 421.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        host: str,
+        port: int,
+        random: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._metrics = metrics
+        self._host = host
+        self._port = port
+        self._random = random
+        self._resolver = Resolver()
+        self._calls: dict[Key, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Watch for held requests, for ever."""
+        try:
+            while True:
+                for backend in self._fleet.backends():
+                    key = backend.deployment.key
+                    if _needs_wake(backend) and key not in self._calls:
+                        task = self._calls[key] = asyncio.create_task(self._until_accepted(backend))
+                        task.add_done_callback(self._forget(key))
+                await asyncio.sleep(TICK_SECONDS)
+        finally:
+            for task in tuple(self._calls.values()):
+                task.cancel()
+
+    def _forget(self, key: Key) -> Callable[[asyncio.Task[None]], None]:
+        def forget(_: asyncio.Task[None]) -> None:
+            self._calls.pop(key, None)
+
+        return forget
+
+    async def _until_accepted(self, backend: Backend) -> None:
+        pause = FIRST_PAUSE
+        while _needs_wake(backend):
+            if await self._call(backend):
+                await asyncio.sleep(ACCEPTED_PAUSE)
+                continue
+            await asyncio.sleep(pause * (0.5 + self._random()))
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    async def _call(self, backend: Backend) -> bool:
+        """Ask every replica of the operator once; True when one accepted."""
+        namespace, name = backend.deployment.key
+        body = msgspec.json.encode({"namespace": namespace, "name": name})
+        for address in await self._resolver.addresses(self._host, self._port):
+            try:
+                async with self._session.post(
+                    f"http://{address}{PATH_WAKE}",
+                    data=body,
+                    headers={"Content-Type": "application/json"},
+                    timeout=TIMEOUT,
+                ) as response:
+                    if response.status < 300:
+                        self._metrics.wakes.labels("accepted").inc()
+                        return True
+                    if response.status != 421:
+                        log.warning(
+                            "operator %s answered %d to a wake of %s/%s", address, response.status, namespace, name
+                        )
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                log.info("operator %s not reached: %r", address, error)
+        self._metrics.wakes.labels("failed").inc()
+        return False
+
+
+def _needs_wake(backend: Backend) -> bool:
+    return len(backend.queue) > 0 and not backend.available()

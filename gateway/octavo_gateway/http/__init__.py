@@ -1,0 +1,1 @@
+"""HTTP: connections, requests to replicas, answers to clients."""

@@ -1,0 +1,290 @@
+"""The two HTTP servers: the OpenAI endpoint for clients, the second port for operator and Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from random import getrandbits
+from time import perf_counter
+
+import msgspec
+from aiohttp import HttpVersion11, web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from octavo_gateway.access.control import Gate
+from octavo_gateway.access.keyring import ANYBODY, Entry
+from octavo_gateway.access.limit_gossip import Word
+from octavo_gateway.http import headers
+from octavo_gateway.http.client_response import error_response
+from octavo_gateway.http.connection import Connection
+from octavo_gateway.http.proxy import Call, Proxy
+from octavo_gateway.metrics import UNKNOWN, Metrics, label
+from octavo_gateway.openai import ApiError, model_list, model_object, most_output, read_head, unknown_model
+from octavo_gateway.pool.model_pool import Backend
+from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.queueing.hold_queue import Terms
+from octavo_protocol import load
+from octavo_protocol.names import PATH_LOAD, PATH_PEERS
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 8 * 1024 * 1024
+BODY_SECONDS = 60.0
+# Metrics only: no answer reached the client.
+CLIENT_GONE = 499
+CHAT = "/v1/chat/completions"
+# Routes that answer without a key; every other one asks for it.
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+
+_ID = web.RequestKey("id", str)
+_MODEL = web.RequestKey("model", str)
+_ENTRY = web.RequestKey("entry", Entry)
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class Status:
+    """Whether the gateway may get traffic.
+
+    `synced`: the first table was read, which sets `ready`. `requests` are those under way; `idle` is set when the last
+    one is over.
+    """
+
+    start_time: float
+    synced: bool = False
+    draining: bool = False
+    requests: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    sequence: int = 0
+
+
+@dataclass(slots=True)
+class Api:
+    """Handlers of the client side."""
+
+    fleet: Fleet
+    proxy: Proxy
+    metrics: Metrics
+    status: Status
+    gate: Gate
+    body_seconds: float = BODY_SECONDS
+    version: str = field(default_factory=lambda: version("octavo"))
+
+    def app(self) -> web.Application:
+        """The application for the public port."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        app.on_response_prepare.append(_anonymous)
+        app.router.add_post(CHAT, self._complete, expect_handler=_later)
+        app.router.add_post("/v1/completions", self._complete, expect_handler=_later)
+        app.router.add_get("/v1/models", self._models, allow_head=False)
+        app.router.add_get("/v1/models/{model:.+}", self._model, allow_head=False)
+        app.router.add_get("/livez", self._alive, allow_head=False)
+        app.router.add_get("/readyz", self._ready, allow_head=False)
+        app.router.add_get("/version", self._version, allow_head=False)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Request id, key and errors of every route, those that do not exist included."""
+        request_id = headers.request_id(request.headers, _fresh_id)
+        request[_ID] = request_id
+        self.status.requests += 1
+        self.status.idle.clear()
+        connection = request.protocol
+        try:
+            if isinstance(connection, Connection):
+                connection.begin(request)
+            self._admit(request)
+            response = await handler(request)
+        except ApiError as error:
+            response = error_response(error, request_id)
+        except web.HTTPException as refused:
+            response = error_response(_refusal(refused, request), request_id)
+            response.headers.update({"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {})
+        except web.RequestPayloadError:
+            malformed = ApiError(400, "the body is not framed as its headers say", close=True)
+            response = error_response(malformed, request_id)
+        except asyncio.CancelledError:
+            self._count(request, CLIENT_GONE)
+            raise
+        except ConnectionError:
+            # The client went away while it was written to; aiohttp drops what is answered now.
+            response = web.Response(status=CLIENT_GONE)
+        except Exception:
+            log.exception("%s: request failed", request_id)
+            response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id)
+        finally:
+            if isinstance(connection, Connection):
+                connection.end()
+            self.status.requests -= 1
+            if not self.status.requests:
+                self.status.idle.set()
+        if self.status.draining:
+            response.force_close()
+        self._count(request, response.status)
+        if not response.prepared:
+            response.headers.setdefault("X-Request-Id", request_id)
+        return response
+
+    def _count(self, request: web.Request, code: int) -> None:
+        if request.method == "POST":
+            self.metrics.requests.labels(request.get(_MODEL, UNKNOWN), str(code)).inc()
+            entry = request.get(_ENTRY, ANYBODY)
+            if entry is not ANYBODY:
+                self.metrics.key_requests.labels(self.metrics.key(entry), str(code)).inc()
+
+    def _admit(self, request: web.Request) -> None:
+        if not request.raw_path.startswith("/"):
+            raise ApiError(400, "the request line must carry a path, not an absolute address", close=True)
+        if request.path not in OPEN_PATHS:
+            request[_ENTRY] = self.gate.identify(request.headers)
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        started = perf_counter()
+        if request.content_type != "application/json":
+            raise ApiError(415, f"Content-Type is {request.content_type}; send application/json")
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
+        body = await _body(request, self.body_seconds)
+        head = read_head(body)
+        backend = self._find(head.model, request[_ENTRY])
+        request[_MODEL] = label(backend)
+        entry = request[_ENTRY]
+        session = request.headers.get(backend.deployment.session_header)
+        prompt = backend.prompt(head.text(chat=request.path == CHAT), entry.tenant, bytes(head.cache_salt), session)
+        visit = self.gate.enter(entry, prompt.tokens, head.priority)
+        try:
+            terms = Terms(entry.tenant, visit.priority, most_output(head))
+            limit = headers.timeout(request.headers)
+            call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit, terms, limit)
+            return await self.proxy.forward(request, backend, call)
+        finally:
+            self.gate.leave(visit)
+
+    def _find(self, model: str, entry: Entry) -> Backend:
+        """The deployment of a model that the caller may use. Raises `ApiError` 404."""
+        backend = self.fleet.find(model)
+        if backend is None or not entry.may_use(backend.deployment.names):
+            raise unknown_model(model)
+        return backend
+
+    async def _models(self, request: web.Request) -> web.Response:
+        entry = request[_ENTRY]
+        return _json(model_list(one for one in self.fleet.deployments() if entry.may_use(one.names)))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        return _json(model_object(name, self._find(name, request[_ENTRY]).deployment))
+
+    async def _alive(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self.status.draining:
+            return web.Response(status=503, text="draining")
+        if not self.status.synced:
+            return web.Response(status=503, text="the list of models is not read yet")
+        return web.Response(text="ok")
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return _json(msgspec.json.encode({"version": self.version}))
+
+
+@dataclass(slots=True)
+class Admin:
+    """Handlers of the second port."""
+
+    fleet: Fleet
+    metrics: Metrics
+    status: Status
+    word: Callable[[], Word]
+
+    def app(self) -> web.Application:
+        """The application for the second port."""
+        app = web.Application(middlewares=[bounded])
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get(PATH_LOAD, self._load)
+        app.router.add_get(PATH_PEERS, self._peers)
+        return app
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _peers(self, _: web.Request) -> web.Response:
+        return _json(msgspec.json.encode(self.word()))
+
+    async def _load(self, _: web.Request) -> web.Response:
+        self.status.sequence += 1
+        report = load.GatewayReport(
+            sequence=self.status.sequence,
+            start_time=self.status.start_time,
+            models=[backend.traffic() for backend in self.fleet.backends()] if self.status.synced else [],
+        )
+        return _json(load.encode(report))
+
+
+async def _later(_: web.Request) -> None:
+    """A client that asks before it sends its body hears `100 Continue` only once it has been let in: see `_body`."""
+
+
+@web.middleware
+async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Tell the connection when its head was complete and when it was answered, as `Api` does with all else."""
+    connection = request.protocol
+    if not isinstance(connection, Connection):
+        return await handler(request)
+    try:
+        connection.begin(request)
+        return await handler(request)
+    except ApiError as error:
+        return error_response(error, _fresh_id())
+    finally:
+        connection.end()
+
+
+async def _body(request: web.Request, seconds: float) -> bytes:
+    """The body. Raises `ApiError` 408 when it comes too slowly, and aiohttp's 413 when it is too long."""
+    if (request.content_length or 0) > MAX_BODY:
+        raise web.HTTPRequestEntityTooLarge(MAX_BODY, request.content_length or 0)
+    expect = request.headers.get("Expect")
+    if expect is not None and request.version >= HttpVersion11:
+        if expect.lower() != "100-continue":
+            raise ApiError(417, "the only expectation that can be met is 100-continue")
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # An interim answer is none: the real one may still become an error.
+        request.writer.output_size = 0
+    if request.content.is_eof():  # Most bodies come with their heads.
+        return await request.read()
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the body was not complete within {seconds:g} s", close=True) from None
+
+
+def _fresh_id() -> str:
+    """A request id: unique, not secret."""
+    return f"{getrandbits(128):032x}"
+
+
+async def _anonymous(_: web.Request, response: web.StreamResponse) -> None:
+    """No name and version of the libraries at work."""
+    response.headers.pop("Server", None)
+
+
+def _json(data: bytes) -> web.Response:
+    return web.Response(body=data, content_type="application/json")
+
+
+def _refusal(refused: web.HTTPException, request: web.Request) -> ApiError:
+    """The own refusals of aiohttp as error objects."""
+    messages = {
+        404: "no such path; the endpoints are /v1/chat/completions, /v1/completions and /v1/models",
+        405: f"{request.method} is not allowed here",
+        413: f"the body is larger than {MAX_BODY} bytes",
+    }
+    return ApiError(refused.status, messages.get(refused.status, refused.reason), code=None)

@@ -1,1 +1,0 @@
-"""The only package of the gateway that talks to Kubernetes."""

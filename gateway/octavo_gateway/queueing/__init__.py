@@ -1,0 +1,1 @@
+"""Requests that wait at the gateway: order, and pace of dispatch."""

@@ -1,0 +1,1 @@
+"""The CPU backend: one call of the native library (`native/`) per step."""

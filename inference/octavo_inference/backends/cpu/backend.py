@@ -1,0 +1,243 @@
+"""The CPU backend: a step is one native call; Python hands over flat arrays by address."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from ctypes import byref
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.library import Kernels, load
+from octavo_inference.backends.cpu.native.packing import ELEMENT_BYTES, WEIGHT_FORMATS, Packed, address, pack
+from octavo_inference.backends.cpu.native.sampling import native_sampling
+from octavo_inference.common.errors import ModelError, SettingsError
+from octavo_inference.common.memory_advice import allocate
+from octavo_inference.config.engine import Dtype
+from octavo_inference.core.model_input import Batch, Float32, StepResult
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Weights
+
+DEFAULT_BLOCK_SIZE = 32
+
+_CHUNK = 32  # keys the attention kernel takes at a time
+_QUANTIZED = 32  # activations that share a scale
+_STEP = 16  # widest vector of any variant
+_LOG = logging.getLogger(__name__)
+
+
+def kv_element_bytes(dtype: str) -> int:
+    """Bytes of one element of the KV pool."""
+    return ELEMENT_BYTES[_float_format(dtype)]
+
+
+class CpuBackend:
+    """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
+
+    `profile` sums the seconds each part of the steps took; `weight_bytes`, `kv_bytes` and `working_bytes` are what is
+    allocated for packed weights, KV pool and buffers; the embedding's bytes are mostly those of a mapped file.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        config: ModelConfig,
+        packed: Packed,
+        team: int,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_batched_tokens: int,
+        max_running: int,
+        max_model_len: int,
+        threads: int,
+        format_: Literal["f32", "bf16"],
+    ) -> None:
+        self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
+        self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
+        self.profile = abi.Profile()
+        self._kernels, self._packed, self._team = kernels, packed, team
+        weakref.finalize(self, kernels.library.octavo_team_destroy, team)
+
+        act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
+        tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
+        first = packed.layers[0]
+        ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
+        for number, layer in enumerate(layers):
+            rope = config.rope(number)
+            layer.rope = None if rope is None else address(ropes[rope])
+            layer.window = config.window(number) or 0
+        block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
+        self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
+        scratch = max(
+            kernels.library.octavo_attention_scratch(config.head_dim),
+            packed.lm_head.rows,
+        )
+        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate)
+        rounded = (max(tokens, max_running) if packed.quantized else 0, -(-widest // _QUANTIZED))
+        buffers: dict[str, NDArray[Any]] = {
+            "kv": self._kv,
+            "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
+            "qkv": _zeros((tokens, first.qkv.rows), np.dtype(np.float32)),
+            "projected": _zeros((tokens if config.output_norms else 0, first.output.rows), np.dtype(np.float32)),
+            "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
+            # The final norm writes one row per sample row, of which there may be more than query tokens.
+            "normed": _zeros((max(tokens, max_running), config.hidden), act),
+            "attended": _zeros((tokens, config.heads * config.head_dim), act),
+            "activated": _zeros((tokens, config.intermediate), act),
+            "quantized": _zeros(rounded, np.dtype((np.void, kernels.info.quantized_block_bytes))),
+            "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
+        }
+        self._buffers = buffers
+        self._logits: Float32 = buffers["logits"]
+        self._layers, self._ropes = layers, ropes
+        self._model = abi.Model(
+            layers=layers,
+            final_norm=packed.final_norm,
+            embedding=packed.embedding,
+            lm_head=packed.lm_head,
+            **{name: address(buffer) for name, buffer in buffers.items()},
+            num_blocks=num_blocks,
+            scratch_floats=scratch,
+            format=abi.FORMATS[format_],
+            num_layers=config.layers,
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.rotary_dim or config.head_dim,
+            intermediate=config.intermediate,
+            vocab=config.vocab,
+            block_size=block_size,
+            activation=abi.ACTIVATIONS[config.activation],
+            norm_eps=config.norm_eps,
+            score_scale=config.score_scale,
+            attention_softcap=config.attention_softcap or 0.0,
+            logit_softcap=config.logit_softcap or 0.0,
+            embedding_scale=config.embedding_scale,
+            residual_scale=config.residual_scale,
+            logit_scale=config.logit_scale,
+        )
+        self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
+        self.kv_bytes = self._kv.nbytes
+        self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv")
+        _LOG.info(
+            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
+            self.name,
+            self.weight_bytes / 1e6,
+            self.kv_bytes / 1e6,
+            num_blocks,
+            block_size,
+            self.working_bytes / 1e6,
+        )
+
+    @classmethod
+    def create(
+        cls,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        max_batched_tokens: int,
+        max_running: int,
+        max_model_len: int,
+        dtype: Dtype = "auto",
+        threads: int | None = None,
+        kernels: Kernels | None = None,
+    ) -> CpuBackend:
+        """Pack the weights and allocate the pool; KV pages are touched when first used.
+
+        `threads` defaults to the cores this process may use, `kernels` to the best variant the machine can run.
+
+        Raises NativeUnavailableError (kernels not built), ModelError (sizes the kernels cannot run), SettingsError.
+        """
+        _check(config, block_size)
+        kernels, format_ = kernels or load(), _float_format(dtype)
+        count = threads or usable_cores()
+        team = kernels.library.octavo_team_create(count)
+        packed = pack(kernels, team, config, weights, WEIGHT_FORMATS[dtype])
+        return cls(
+            kernels,
+            config,
+            packed,
+            team,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_batched_tokens=max_batched_tokens,
+            max_running=max_running,
+            max_model_len=max_model_len,
+            threads=count,
+            format_=format_,
+        )
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model over the batch, store K and V, sample; the result is valid until the next call."""
+        sampling = native_sampling(batch.sample, self.vocab_size)
+        self._run(batch, sampling.structure, choose=True)
+        return sampling.result()
+
+    def logits(self, batch: Batch) -> Float32:
+        """The step without sampling: logits [R, vocab] of the sample rows."""
+        count = len(batch.sample.row)
+        self._run(batch, abi.Sampling(row=address(batch.sample.row), count=count), choose=False)
+        return self._logits[:count, : self.vocab_size].copy()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks (source, destination), all layers."""
+        for origin, target in pairs:
+            self._kv[:, target] = self._kv[:, origin]
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        self._kv[:, list(blocks)] = 0
+
+    def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
+        """A copy of whole blocks, all layers: [block, layer, bytes]."""
+        return np.ascontiguousarray(self._kv[:, list(blocks)].swapaxes(0, 1))
+
+    def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
+        self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
+
+    def _run(self, batch: Batch, sampling: abi.Sampling, *, choose: bool) -> None:
+        native = abi.Batch(
+            tokens=address(batch.tokens),
+            positions=address(batch.positions),
+            slots=address(batch.slots),
+            query_start=address(batch.query_start),
+            seq_len=address(batch.seq_len),
+            block_table=address(batch.block_table),
+            num_tokens=len(batch.tokens),
+            num_seqs=len(batch.seq_len),
+            table_width=batch.block_table.shape[1],
+        )
+        self._kernels.library.octavo_step(
+            self._team, byref(self._model), byref(native), byref(sampling), int(choose), byref(self.profile)
+        )
+
+
+def _float_format(dtype: str) -> Literal["f32", "bf16"]:
+    if dtype not in {"auto", "bfloat16", "float32"}:
+        raise SettingsError(f"dtype is {dtype!r}; the CPU backend knows auto, bfloat16 and float32", "dtype")
+    return "f32" if dtype == "float32" else "bf16"
+
+
+def _check(config: ModelConfig, block_size: int) -> None:
+    if block_size <= 0 or block_size % _CHUNK:
+        raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_CHUNK}", "block_size")
+    for name in ("hidden", "intermediate", "head_dim"):
+        value = getattr(config, name)
+        if value % _STEP:
+            raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
+    if config.heads % config.kv_heads:
+        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+
+
+def _zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return allocate(shape[0] * shape[1] * dtype.itemsize).view(dtype).reshape(shape)

@@ -1,0 +1,107 @@
+// The plain-C structures shared with Python; abi.py mirrors them field by field.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+// Formats of stored tensors (models/weights.py), and of packed matrices: the first two and those of panels.h.
+enum Format : int32_t {
+  FORMAT_F32 = 0,
+  FORMAT_BF16 = 1,
+  FORMAT_Q4_0 = 2,
+  FORMAT_Q4_1 = 3,
+  FORMAT_Q8_0 = 4,
+  FORMAT_Q5_0 = 5,
+  FORMAT_Q5_1 = 6,
+  FORMAT_Q4_K = 7,
+  FORMAT_Q5_K = 8,
+  FORMAT_Q6_K = 9,
+  FORMAT_INT4 = 16,
+  FORMAT_INT6 = 17,
+  FORMAT_INT8 = 18,
+};
+
+struct Info {
+  int32_t abi_version, vector_floats, panel, max_rows, activation_bytes, quantized_block_bytes;
+};
+
+// A tensor as the file has it: rows of `cols` elements, `row_bytes` apart.
+struct Source {
+  const void* data;
+  int64_t rows, cols, row_bytes;
+  int32_t format;
+};
+
+// A packed matrix: panels of PANEL output columns; `rows` is padded to PANEL. Floats stand as
+// [rows/PANEL][cols/GROUP][PANEL][GROUP], quantised weights as panels.h says.
+struct Matrix {
+  void* data;
+  const float* bias;  // [rows] or null
+  int64_t rows, cols;
+  int32_t format;
+};
+
+enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
+
+// Pointers are null where the model has no such thing.
+struct Layer {
+  const float *input_norm, *post_norm;                  // [hidden]
+  const float *q_norm, *k_norm;                         // [head_dim]
+  const float *attention_output_norm, *mlp_output_norm; // [hidden]
+  const float* rope;  // [max_positions][rotary_dim]: cosines of the first half, then sines
+  Matrix qkv, output, gate_up, down;
+  int32_t window;  // tokens a token sees, itself included; 0: all before it
+};
+
+// Row strides of the scratch buffers are the padded row counts of the matrices that write them.
+struct Model {
+  const Layer* layers;
+  const float* final_norm;
+  Source embedding;
+  Matrix lm_head;
+  void* kv;  // [layers][num_blocks] blocks; a block is [kv_heads][K [dim/G][block][G], V [block/G][dim][G]]
+  float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
+  void *normed, *attended, *activated;  // activation type
+  void* quantized;                      // rows of Int8Block: the input of a quantised linear
+  float* scratch;                       // per thread: scratch_floats
+  int64_t num_blocks, scratch_floats;
+  int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
+  float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
+  float embedding_scale, residual_scale, logit_scale;
+};
+
+struct Batch {
+  const int32_t *tokens, *positions, *slots, *query_start, *seq_len, *block_table;
+  int32_t num_tokens, num_seqs, table_width;
+};
+
+// Changes to one row of logits before sampling; empty and neutral (repetition 1) where a row has none.
+struct Adjust {
+  const int32_t *prompt, *output, *banned;
+  int64_t prompt_len, output_len, banned_len;
+  float presence, frequency, repetition;
+};
+
+// How to choose from each of the `count` rows of logits, and where the choices go; see core/model_input.py.
+struct Sampling {
+  const int32_t *row, *position;
+  const uint64_t* seed;
+  const float *temperature, *top_p;
+  const int32_t* top_k;
+  const float* min_p;
+  const int32_t* logprobs;
+  const Adjust* adjust;  // null when no row has any
+  int32_t* tokens;
+  float* logprob;
+  int32_t *rank, *top_ids;  // top_ids, top_logprobs: [count][top_width]
+  float* top_logprobs;
+  int32_t count, top_width;
+};
+
+// Seconds per part, summed over steps; on the calling thread, barriers included.
+struct Profile {
+  double linears, attention, lm_head, elementwise, sampling;
+};
+
+}  // namespace octavo

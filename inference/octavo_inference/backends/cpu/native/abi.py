@@ -1,0 +1,201 @@
+"""The structures of abi.h, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
+from typing import Any, ClassVar, Literal
+
+from octavo_inference.models.config import Activation
+from octavo_inference.models.weights import Format
+
+PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
+VERSION = 4
+FORMATS: dict[Format, int] = {
+    "f32": 0,
+    "bf16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q8_0": 4,
+    "q5_0": 5,
+    "q5_1": 6,
+    "q4_k": 7,
+    "q5_k": 8,
+    "q6_k": 9,
+}
+PACKED: dict[PackedFormat, int] = {"f32": 0, "bf16": 1, "int4": 16, "int6": 17, "int8": 18}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+CONCATENATED, INTERLEAVED = 0, 1
+
+Fields = list[tuple[str, Any]]
+
+
+class Info(ctypes.Structure):
+    """What a variant was built for."""
+
+    _fields_: ClassVar[Fields] = [
+        (name, c_int32)
+        for name in (
+            "abi_version",
+            "vector_floats",
+            "panel",
+            "max_rows",
+            "activation_bytes",
+            "quantized_block_bytes",
+        )
+    ]
+
+
+class Source(ctypes.Structure):
+    """A tensor as the file has it."""
+
+    _fields_: ClassVar[Fields] = [
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("row_bytes", c_int64),
+        ("format", c_int32),
+    ]
+
+
+class Matrix(ctypes.Structure):
+    """A packed matrix; rows are padded to the panel."""
+
+    _fields_: ClassVar[Fields] = [
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("format", c_int32),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """One decoder layer."""
+
+    _fields_: ClassVar[Fields] = [
+        *[
+            (name, c_void_p)
+            for name in (
+                "input_norm",
+                "post_norm",
+                "q_norm",
+                "k_norm",
+                "attention_output_norm",
+                "mlp_output_norm",
+                "rope",
+            )
+        ],
+        *[(name, Matrix) for name in ("qkv", "output", "gate_up", "down")],
+        ("window", c_int32),
+    ]
+
+
+class Model(ctypes.Structure):
+    """Weights, sizes and scratch buffers."""
+
+    _fields_: ClassVar[Fields] = [
+        ("layers", POINTER(Layer)),
+        ("final_norm", c_void_p),
+        ("embedding", Source),
+        ("lm_head", Matrix),
+        *[
+            (name, c_void_p)
+            for name in (
+                "kv",
+                "hidden_state",
+                "qkv",
+                "projected",
+                "logits",
+                "normed",
+                "attended",
+                "activated",
+                "quantized",
+                "scratch",
+            )
+        ],
+        ("num_blocks", c_int64),
+        ("scratch_floats", c_int64),
+        *[
+            (name, c_int32)
+            for name in (
+                "format",
+                "num_layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "rotary_dim",
+                "intermediate",
+                "vocab",
+                "block_size",
+                "activation",
+            )
+        ],
+        *[
+            (name, c_float)
+            for name in (
+                "norm_eps",
+                "score_scale",
+                "attention_softcap",
+                "logit_softcap",
+                "embedding_scale",
+                "residual_scale",
+                "logit_scale",
+            )
+        ],
+    ]
+
+
+class Batch(ctypes.Structure):
+    """One step's work; see core/model_input.py."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table")],
+        *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width")],
+    ]
+
+
+class Adjust(ctypes.Structure):
+    """Changes to one row of logits."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("prompt", "output", "banned")],
+        *[(name, c_int64) for name in ("prompt_len", "output_len", "banned_len")],
+        *[(name, c_float) for name in ("presence", "frequency", "repetition")],
+    ]
+
+
+class Sampling(ctypes.Structure):
+    """How to choose from rows of logits, and where the choices go."""
+
+    _fields_: ClassVar[Fields] = [
+        *[
+            (name, c_void_p)
+            for name in (
+                "row",
+                "position",
+                "seed",
+                "temperature",
+                "top_p",
+                "top_k",
+                "min_p",
+                "logprobs",
+                "adjust",
+                "tokens",
+                "logprob",
+                "rank",
+                "top_ids",
+                "top_logprobs",
+            )
+        ],
+        *[(name, c_int32) for name in ("count", "top_width")],
+    ]
+
+
+class Profile(ctypes.Structure):
+    """Seconds per part, summed over steps."""
+
+    _fields_: ClassVar[Fields] = [
+        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling")
+    ]

@@ -1,0 +1,135 @@
+"""The native kernels: choose the variant this machine can run, load it, call it.
+
+Set OCTAVO_CPU_VARIANT to a variant's name to force it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.build import HERE, object_name
+from octavo_inference.common.errors import OctavoError
+
+# Intel's dot product of bf16 pairs takes longer than the two float32 multiply-adds that it stands for: a prompt takes
+# 1.5 times as long as with exact activations. AMD's is faster than they are.
+SLOW_ON = {"avx512bf16": "GenuineIntel"}
+
+# Best first, with what /proc/cpuinfo must list. The kernel lists only what it also saves on a context switch.
+NEEDS: dict[str, frozenset[str]] = {
+    "avx512bf16": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}),
+    "avx512vnni": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "portable": frozenset(),
+}
+
+
+class NativeUnavailableError(OctavoError):
+    """The native kernels cannot be used here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A loaded variant."""
+
+    variant: str
+    library: ctypes.CDLL
+    info: abi.Info
+
+
+def cpu_flags(cpuinfo: str) -> frozenset[str]:
+    """Vendor and instruction sets of the first CPU in the text of /proc/cpuinfo (x86 `flags`, ARM `Features`)."""
+    found: set[str] = set()
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in {"vendor_id", "flags", "Features"}:
+            found.update(value.split())
+        if key.strip() in {"flags", "Features"}:
+            break
+    return frozenset(found)
+
+
+def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> str:
+    """The best built variant these flags allow, or the forced one. Raises NativeUnavailableError."""
+    if not built:
+        raise NativeUnavailableError(
+            "the native CPU kernels are not built: install a C++ compiler (Debian, Ubuntu: apt-get install g++) "
+            "and run `python -m octavo_inference.backends.cpu.native.build`, or reinstall octavo"
+        )
+    usable = [name for name, needs in NEEDS.items() if name in built and needs <= flags]
+    if forced:
+        if forced not in usable:
+            raise NativeUnavailableError(
+                f"OCTAVO_CPU_VARIANT={forced} cannot be used here; this machine and build can run: {', '.join(usable)}"
+            )
+        return forced
+    return next((name for name in usable if SLOW_ON.get(name) not in flags), usable[0])
+
+
+def available() -> tuple[str, ...]:
+    """Variants that are built and that this machine can run, best first."""
+    built, flags = _built(), machine_flags()
+    return tuple(name for name, needs in NEEDS.items() if name in built and needs <= flags)
+
+
+@cache
+def load(variant: str | None = None) -> Kernels:
+    """Load a variant (default: OCTAVO_CPU_VARIANT or the best). Raises NativeUnavailableError."""
+    forced = variant or os.environ.get("OCTAVO_CPU_VARIANT") or None
+    return open_library(choose(machine_flags(), _built(), forced))
+
+
+def open_library(variant: str, path: Path | None = None) -> Kernels:
+    """Open one shared object and declare its functions. Raises NativeUnavailableError on another ABI version."""
+    library = ctypes.CDLL(str(path or HERE / object_name(variant)))
+    signatures: dict[str, tuple[list[object], object]] = {
+        "octavo_team_create": ([c_int32], c_void_p),
+        "octavo_team_destroy": ([c_void_p], None),
+        "octavo_pack": ([c_void_p, POINTER(abi.Matrix), POINTER(abi.Source), c_int32, c_int32], None),
+        "octavo_quantize": ([c_void_p, c_int64, c_int64, c_void_p], None),
+        "octavo_linear": ([c_void_p, POINTER(abi.Matrix), c_void_p, c_int64, c_void_p], None),
+        "octavo_attention_scratch": ([c_int32], c_int64),
+        "octavo_step": (
+            [
+                c_void_p,
+                POINTER(abi.Model),
+                POINTER(abi.Batch),
+                POINTER(abi.Sampling),
+                c_int32,
+                POINTER(abi.Profile),
+            ],
+            None,
+        ),
+        "octavo_sample": ([POINTER(abi.Sampling), c_void_p, c_int64, c_int64], None),
+    }
+    info = abi.Info()
+    library.octavo_info(byref(info))
+    if info.abi_version != abi.VERSION:
+        raise NativeUnavailableError(
+            f"{object_name(variant)} has ABI version {info.abi_version}, this code needs {abi.VERSION}: "
+            "run `python -m octavo_inference.backends.cpu.native.build`"
+        )
+    for name, (arguments, result) in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return Kernels(variant, library, info)
+
+
+def _built() -> frozenset[str]:
+    return frozenset(name for name in NEEDS if (HERE / object_name(name)).exists())
+
+
+def machine_flags() -> frozenset[str]:
+    """Vendor and instruction sets of this machine."""
+    try:
+        return cpu_flags(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
+    except OSError:
+        # Without /proc only the baseline of the architecture is certain.
+        return frozenset({platform.machine()})

@@ -1,0 +1,170 @@
+"""Canonical weights into the kernels' layout, in C, in parallel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.common.memory_advice import allocate, release
+from octavo_inference.config.engine import Dtype
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Format, Tensor, Weights, dequantize, exact_half
+
+ELEMENT_BYTES = {"f32": 4, "bf16": 2}
+# The smallest packed format that holds a stored one.
+_PACKED: dict[Format, abi.PackedFormat] = {
+    "q4_0": "int4",
+    "q4_1": "int4",
+    "q4_k": "int4",
+    "q5_0": "int6",
+    "q5_1": "int6",
+    "q5_k": "int6",
+    "q6_k": "int6",
+    "q8_0": "int8",
+}
+# What `dtype` means for weights: with "auto" quantised ones stay as they are, and all others become bf16.
+WeightFormat = Literal["auto", "bf16", "f32"]
+WEIGHT_FORMATS: dict[Dtype, WeightFormat] = {"auto": "auto", "bfloat16": "bf16", "float32": "f32"}
+# Bits of a packed weight, its share of the scales included (panels.h).
+BITS: dict[abi.PackedFormat, float] = {"f32": 32, "bf16": 16, "int8": 8.5, "int6": 8, "int4": 5}
+
+
+@dataclass(slots=True)
+class Packed:
+    """Weights the kernels can run. `keep` owns the memory that the structures point into.
+
+    `size` is the bytes of all matrices but the embedding; `quantized` says whether any of them is.
+    """
+
+    layers: list[abi.Layer] = field(default_factory=list)
+    embedding: abi.Source = field(default_factory=abi.Source)
+    lm_head: abi.Matrix = field(default_factory=abi.Matrix)
+    final_norm: int | None = None
+    keep: list[object] = field(default_factory=list)
+    size: int = 0
+    embedding_bytes: int = 0
+    quantized: bool = False
+
+
+def address(array: NDArray[np.generic]) -> int:
+    """Where an array's elements start."""
+    return array.ctypes.data
+
+
+def source(tensor: Tensor) -> abi.Source:
+    """A stored matrix as the kernels read it."""
+    data = tensor.data
+    return abi.Source(address(data), tensor.shape[0], tensor.shape[1], data.strides[0], abi.FORMATS[tensor.format])
+
+
+def packed_format(tensors: Sequence[Tensor], wanted: WeightFormat) -> abi.PackedFormat:
+    """The format of a matrix fused of `tensors`: with "auto" one that holds them as they are, else bf16.
+
+    Formats of up to six bits fit together (Q4_K_M files store V in Q6_K beside Q and K in Q4_K), bytes only among
+    themselves.
+    """
+    if wanted != "auto":
+        return wanted
+    formats = {_PACKED.get(tensor.format, "bf16") for tensor in tensors}
+    if formats == {"int4", "int6"}:
+        return "int6"
+    return formats.pop() if len(formats) == 1 else "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Packs matrices with a team of threads: to floats, or with "auto" to what keeps quantised tensors so."""
+
+    kernels: Kernels
+    team: int
+    weights: WeightFormat
+    into: Packed
+
+    def matrix(
+        self,
+        tensors: Sequence[Tensor],
+        arrangement: int = abi.CONCATENATED,
+        biases: Sequence[Tensor | None] = (),
+    ) -> abi.Matrix:
+        """One packed matrix of the tensors' rows, padded with zero rows to whole panels."""
+        panel = self.kernels.info.panel
+        rows = -(-sum(t.shape[0] for t in tensors) // panel) * panel
+        cols = tensors[0].shape[1]
+        format_ = packed_format(tensors, self.weights)
+        data = allocate(int(rows * cols * BITS[format_] / 8))
+        result = abi.Matrix(address(data), None, rows, cols, abi.PACKED[format_])
+        given = [dequantize(b).ravel() for b in biases if b is not None]
+        if given:
+            result.bias = self.own(self.bias(given, rows, arrangement))
+        known = [exact_half(tensor) for tensor in tensors]
+        sources = (abi.Source * len(known))(*map(source, known))
+        self.kernels.library.octavo_pack(self.team, result, sources, len(known), arrangement)
+        for tensor in tensors:
+            release(tensor.data)  # or the file's pages and their packed copy would be resident together
+        self.own(data)
+        self.into.size += data.nbytes
+        self.into.quantized |= format_ not in ELEMENT_BYTES
+        return result
+
+    def bias(self, values: Sequence[NDArray[np.float32]], rows: int, arrangement: int) -> NDArray[np.float32]:
+        """One value per packed row, arranged as the rows are."""
+        result = np.zeros(rows, np.float32)
+        if arrangement == abi.INTERLEAVED:
+            halves = result.reshape(-1, 2, self.kernels.info.panel // 2)
+            for i, part in enumerate(values):
+                padded = np.zeros(rows // 2, np.float32)
+                padded[: len(part)] = part
+                halves[:, i] = padded.reshape(len(halves), -1)
+        else:
+            result[: sum(map(len, values))] = np.concatenate(values)
+        return result
+
+    def vector(self, tensor: Tensor | None) -> int | None:
+        """Address of a float32 vector, None where there is none."""
+        return None if tensor is None else self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
+
+    def own(self, array: NDArray[np.generic]) -> int:
+        """Keep an array alive as long as the packed weights; its address."""
+        self.into.keep.append(array)
+        return address(array)
+
+
+def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
+    """Bytes that `pack` will allocate for matrices, less the padding of their last panels."""
+    fused = [m for la in weights.layers for m in ((la.q, la.k, la.v), (la.o,), (la.gate, la.up), (la.down,))]
+    bits = sum(
+        math.prod(tensor.shape) * BITS[packed_format(tensors, wanted)]
+        for tensors in [*fused, (weights.lm_head,)]
+        for tensor in tensors
+    )
+    return int(bits / 8)
+
+
+def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
+    """All weights of a decoder. The embedding is read where it lies (a mapped file, usually), unless it is f16."""
+    packed = Packed()
+    packer = Packer(kernels, team, wanted, packed)
+    norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
+    for layer in weights.layers[: config.layers]:
+        packed.layers.append(
+            abi.Layer(
+                qkv=packer.matrix((layer.q, layer.k, layer.v), biases=(layer.q_bias, layer.k_bias, layer.v_bias)),
+                output=packer.matrix((layer.o,), biases=(layer.o_bias,)),
+                gate_up=packer.matrix((layer.gate, layer.up), abi.INTERLEAVED, (layer.gate_bias, layer.up_bias)),
+                down=packer.matrix((layer.down,), biases=(layer.down_bias,)),
+                **{name: packer.vector(getattr(layer, name)) for name in norms},
+            )
+        )
+    packed.final_norm = packer.vector(weights.final_norm)
+    packed.lm_head = packer.matrix((weights.lm_head,))
+    embedding = exact_half(weights.embedding)
+    packed.embedding, packed.embedding_bytes = source(embedding), embedding.data.nbytes
+    packed.keep.append(embedding)
+    return packed

@@ -1,0 +1,227 @@
+// Choosing tokens: the rule of core/sampling.py, without a sort of the vocabulary. The step numbers are that module's.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "abi.h"
+#include "simd.h"
+
+namespace octavo {
+
+constexpr i64 STRETCH = 256;  // elements whose sum is taken in fp32 before it is added in fp64
+
+inline uint64_t mix(uint64_t z) {  // SplitMix64
+  z += 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+inline double uniform(uint64_t seed, int32_t position) {
+  return double(mix(mix(seed) ^ uint64_t(position)) >> 11) * 0x1p-53;
+}
+
+// Step 1, in place. `counts` is all zero before and after.
+static void adjust_logits(float* logits, const Adjust& a, std::vector<int32_t>& counts) {
+  if (a.repetition != 1.0f) {
+    auto once = [&](int32_t id) {
+      if (counts[size_t(id)]++ == 0) logits[id] = logits[id] > 0 ? logits[id] / a.repetition : logits[id] * a.repetition;
+    };
+    std::for_each(a.prompt, a.prompt + a.prompt_len, once);
+    std::for_each(a.output, a.output + a.output_len, once);
+    for (i64 i = 0; i < a.prompt_len; i++) counts[size_t(a.prompt[i])] = 0;
+    for (i64 i = 0; i < a.output_len; i++) counts[size_t(a.output[i])] = 0;
+  }
+  if (a.frequency != 0.0f || a.presence != 0.0f) {
+    for (i64 i = 0; i < a.output_len; i++) counts[size_t(a.output[i])]++;
+    for (i64 i = 0; i < a.output_len; i++) {
+      int32_t& count = counts[size_t(a.output[i])];
+      if (count == 0) continue;
+      logits[a.output[i]] -= a.frequency * float(count);
+      logits[a.output[i]] -= a.presence;
+      count = 0;
+    }
+  }
+  for (i64 i = 0; i < a.banned_len; i++) logits[a.banned[i]] = -std::numeric_limits<float>::infinity();
+}
+
+// Step 3: the lowest id of the largest value, -1 when a value is NaN or the largest is infinite. `n` is a multiple of W
+// everywhere below.
+static i64 argmax(const float* x, i64 n) {
+  Vec best = splat(-std::numeric_limits<float>::infinity());
+  IVec at = lane_numbers(), best_at = at, unordered = {};
+  for (i64 i = 0; i < n; i += W, at += W) {
+    const Vec v = load(x + i);
+    const IVec larger = v > best;
+    best = larger ? v : best;
+    best_at = larger ? at : best_at;
+    unordered |= v != v;
+  }
+  for (int lane = 0; lane < W; lane++)
+    if (unordered[lane]) return -1;
+  const float top = highest(best);
+  if (!std::isfinite(top)) return -1;
+  i64 lowest = n;
+  for (int lane = 0; lane < W; lane++)
+    if (best[lane] == top) lowest = std::min<i64>(lowest, best_at[lane]);
+  return lowest;
+}
+
+// Step 4: out = exp((x - peak) * inverse_temperature), 0 where it would be below 2^-126.
+static void softmax_weights(const float* x, i64 n, float peak, float inverse_temperature, float* out) {
+  const float scale = inverse_temperature * LOG2_E;
+  for (i64 i = 0; i < n; i += W) {
+    const Vec t = (load(x + i) - peak) * scale;
+    store(out + i, t >= splat(-126.0f) ? exp2(t) : Vec{});
+  }
+}
+
+static double total(const float* w, i64 n) {
+  double sum_of_sums = 0;
+  for (i64 i = 0; i < n; i += STRETCH) {
+    Vec s = {};
+    for (i64 j = i; j < std::min(i + STRETCH, n); j += W) s += load(w + j);
+    sum_of_sums += sum(s);
+  }
+  return sum_of_sums;
+}
+
+static void drop_below(float* w, i64 n, float limit) {
+  for (i64 i = 0; i < n; i += W) {
+    const Vec v = load(w + i);
+    store(w + i, v >= splat(limit) ? v : Vec{});
+  }
+}
+
+struct Candidate {
+  float value;
+  int32_t id;
+};
+// Larger values first; of equals the lower id.
+inline bool before(const Candidate& a, const Candidate& b) {
+  return a.value > b.value || (a.value == b.value && a.id < b.id);
+}
+
+// The `count` first candidates in the order of `before`, unsorted, as a heap with the last of them on top.
+static std::vector<Candidate> best_of(const float* x, i64 n, i64 count) {
+  std::vector<Candidate> heap;
+  heap.reserve(size_t(count));
+  for (i64 i = 0; i < n; i += STRETCH) {
+    const i64 end = std::min(i + STRETCH, n);
+    if (i64(heap.size()) == count) {
+      Vec top = load(x + i);
+      for (i64 j = i + W; j < end; j += W) top = max(top, load(x + j));
+      if (highest(top) <= heap.front().value) continue;
+    }
+    for (i64 j = i; j < end; j++) {
+      if (i64(heap.size()) < count) {
+        heap.push_back({x[j], int32_t(j)});
+        std::push_heap(heap.begin(), heap.end(), before);
+      } else if (x[j] > heap.front().value) {
+        std::pop_heap(heap.begin(), heap.end(), before);
+        heap.back() = {x[j], int32_t(j)};
+        std::push_heap(heap.begin(), heap.end(), before);
+      }
+    }
+  }
+  return heap;
+}
+
+// Step 7: zero what is outside the nucleus. Ids lighter than `unlikely` weigh less than (1 - p) of the whole even all
+// together, so the nucleus is complete without them and the heap stays small.
+static void keep_nucleus(float* w, i64 n, float p) {
+  const double whole = total(w, n), goal = double(p) * whole;
+  const float unlikely = float(0.5 * (1.0 - double(p)) * whole / double(n));
+  std::vector<Candidate> heap;
+  for (i64 i = 0; i < n; i++)
+    if (w[i] > unlikely) heap.push_back({w[i], int32_t(i)});
+  auto after = [](const Candidate& a, const Candidate& b) { return before(b, a); };
+  std::make_heap(heap.begin(), heap.end(), after);
+  Candidate last{0.0f, 0};
+  for (double running = 0; !heap.empty() && (running < goal || running == 0);) {
+    last = heap.front();
+    running += last.value;
+    std::pop_heap(heap.begin(), heap.end(), after);
+    heap.pop_back();
+  }
+  for (i64 i = 0; i < n; i++)
+    if (before(last, {w[i], int32_t(i)})) w[i] = 0.0f;
+}
+
+// Step 8.
+static i64 draw(const float* w, i64 n, double u) {
+  const double goal = u * total(w, n);
+  double running = 0;
+  i64 last = 0;
+  for (i64 i = 0; i < n; i += STRETCH) {
+    const i64 end = std::min(i + STRETCH, n);
+    const double stretch = total(w + i, end - i);
+    if (running + stretch <= goal) {
+      running += stretch;
+      if (stretch > 0) last = i;
+      continue;
+    }
+    for (i64 j = i; j < end; j++) {
+      if (w[j] > 0) last = j;
+      running += w[j];
+      if (running > goal) return j;
+    }
+    return last;
+  }
+  for (i64 j = std::min(last + STRETCH, n) - 1; j > last; j--)
+    if (w[j] > 0) return j;
+  return last;
+}
+
+// Step 2 for the chosen token and the row's alternatives.
+static void log_probabilities(const Sampling& s, i64 row, const float* logits, i64 n, i64 vocab, float* scratch) {
+  const int32_t token = s.tokens[row];
+  const float peak = logits[argmax(logits, n)], chosen = logits[token];
+  softmax_weights(logits, n, peak, 1.0f, scratch);
+  const double log_total = double(peak) + std::log(total(scratch, n));
+  s.logprob[row] = float(double(chosen) - log_total);
+  IVec larger = {};
+  for (i64 i = 0; i < n; i += W) larger -= load(logits + i) > splat(chosen);
+  int32_t rank = 1;
+  for (int lane = 0; lane < W; lane++) rank += larger[lane];
+  s.rank[row] = rank;
+  const i64 count = std::min<i64>(s.logprobs[row], vocab);
+  if (count == 0) return;
+  auto best = best_of(logits, n, count);
+  std::sort(best.begin(), best.end(), before);
+  for (size_t i = 0; i < best.size(); i++) {
+    s.top_ids[row * s.top_width + i64(i)] = best[i].id;
+    s.top_logprobs[row * s.top_width + i64(i)] = float(double(best[i].value) - log_total);
+  }
+}
+
+// One row: adjusts `logits` in place and fills the row's results. `n` is the padded vocabulary.
+static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 vocab, float* scratch) {
+  std::fill(logits + vocab, logits + n, -std::numeric_limits<float>::infinity());
+  if (s.adjust) {
+    thread_local std::vector<int32_t> counts;
+    counts.resize(size_t(n));
+    adjust_logits(logits, s.adjust[row], counts);
+  }
+  const i64 top = argmax(logits, n);
+  if (top < 0) {
+    s.tokens[row] = -1;
+    return;
+  }
+  if (s.temperature[row] == 0.0f) {
+    s.tokens[row] = int32_t(top);
+  } else {
+    softmax_weights(logits, n, logits[top], 1.0f / s.temperature[row], scratch);
+    if (s.min_p[row] > 0.0f) drop_below(scratch, n, s.min_p[row]);
+    if (s.top_k[row] > 0 && s.top_k[row] < vocab)
+      drop_below(scratch, n, best_of(scratch, n, s.top_k[row]).front().value);
+    if (s.top_p[row] < 1.0f) keep_nucleus(scratch, n, s.top_p[row]);
+    const i64 token = draw(scratch, n, uniform(s.seed[row], s.position[row]));
+    s.tokens[row] = int32_t(scratch[token] > 0 ? token : top);
+  }
+  if (s.logprobs[row] >= 0) log_probabilities(s, row, logits, n, vocab, scratch);
+}
+
+}  // namespace octavo

@@ -1,0 +1,341 @@
+"""The CUDA backend: row table, `Decoder` and `Sampler` behind the protocol of backends that keep the row table.
+
+Under TRITON_INTERPRET=1 the same code runs on the CPU, its kernels interpreted one program after the other: slow, and
+the proof that everything but the speed is right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.batches import as_rows
+from octavo_inference.backends.cuda.buffers import Limits, allocate, buffer_shapes
+from octavo_inference.backends.cuda.collectives import ALONE, Group
+from octavo_inference.backends.cuda.decoder import Decoder
+from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted, multiplies_fp8, watched
+from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, Shape, first_line, graph_room, shapes
+from octavo_inference.backends.cuda.inputs import Inputs, Size, Stage
+from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
+from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
+from octavo_inference.backends.cuda.packing import Quantization
+from octavo_inference.backends.cuda.pool import allocate_pool
+from octavo_inference.backends.cuda.rows import DeviceRows
+from octavo_inference.backends.cuda.sampling import Chosen, Sampler
+from octavo_inference.backends.cuda.transfer import Transfer
+from octavo_inference.backends.cuda.warmup import rehearsal
+from octavo_inference.backends.cuda.weight_loading import upload
+from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
+from octavo_inference.common.failpoints import Failpoints
+from octavo_inference.config.engine import KvDtype
+from octavo_inference.core.model_input import Batch, Float32, RowSamples, RowStep, StepResult
+from octavo_inference.core.request import MAX_LOGPROBS
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Weights
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BLOCK_SIZE = 16
+_LARGEST_HEAD = 256
+_NO_IDS = np.empty(0, np.int32)
+_NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
+"""A step of no sequences: filled up to a shape it computes as much as one, and leaves nothing behind."""
+
+_KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way, of a backend that `check`s its device after an error."""
+
+    chosen: Chosen
+    check: Callable[[], None]
+
+    def collect(self) -> StepResult:
+        """Wait for it. Raises `DeviceLostError` when the GPU is gone."""
+        with watched(self.check):
+            return self.chosen.collect()
+
+
+class CudaBackend:
+    """`RowBackend` on one GPU. All its memory is allocated when it is made.
+
+    `graphs` are those of decoding steps; None where every step is launched kernel by kernel.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        decoder: Decoder,
+        rows: DeviceRows,
+        sampler: Sampler,
+        failpoints: Failpoints,
+        capture: Capture | None,
+    ) -> None:
+        kind = f", {decoder.pool.data.dtype} KV".replace("torch.", "")
+        self.name = f"cuda ({device.name}{kind})"
+        self.block_size = decoder.limits.block_size
+        self.num_blocks = decoder.pool.data.shape[1]
+        self.vocab_size = decoder.config.vocab
+        self._device = device.torch
+        self._failpoints = failpoints
+        self._decoder = decoder
+        self._rows = rows
+        self._sampler = sampler
+        self._stage = Stage(decoder.buffers["inputs"], decoder.limits)
+        self._transfer = Transfer(decoder.pool)
+        self.graphs: Graphs | None = None
+        if capture is not None:
+            first, later = shapes(decoder.limits)
+            room = graph_room(decoder.limits)
+            self.graphs = Graphs(
+                partial(self._record, capture), first, later, room, agreed=self._agreed, failed=self._capture_failed
+            )
+
+    @classmethod
+    def create(
+        cls,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        device: Device,
+        num_blocks: int,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        max_batched_tokens: int,
+        max_running: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        kv_dtype: KvDtype = "auto",
+        quantization: Quantization = "auto",
+        progress: Callable[[int, int], None] | None = None,
+        failpoints: Failpoints | None = None,
+        group: Group = ALONE,
+        capture: Capture | None = None,
+    ) -> CudaBackend:
+        """Load the weights onto the device and allocate everything else there.
+
+        Of a larger `group`, config and weights are the rank's shard: steps then wait for the other ranks to make them
+        too. `capture` records graphs (`graphs.CudaCapture`). `progress` is told the bytes of weights that are there and
+        that there will be. Raises `ModelError` and `SettingsError` for what the kernels or the card cannot do.
+        """
+        check(config, device, kv_dtype)
+        if device.torch.type == "cuda":
+            # cuBLAS may else add parts of a sum in bfloat16.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
+        ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
+        tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
+        eight, tiles = multiplies_fp8(device, quantization, dtype), find_tiles(device.name)
+        log.info(
+            "tiles of products: %s",
+            f"measured on {tiles.card}" if tiles.card else f"by rule, as no table is of {device.name}",
+        )
+        buffers = allocate(buffer_shapes(config, limits, dtype, eight=eight), device.torch)
+        rows = DeviceRows(buffers["table"], buffers["changes"], limits)
+        decoder = Decoder(
+            config,
+            upload(
+                config,
+                weights,
+                device=device.torch,
+                dtype=dtype,
+                quantization=quantization,
+                progress=progress,
+                eight=buffers["eight"] if eight else None,
+                tiles=tiles,
+            ),
+            allocate_pool(
+                layers=config.layers,
+                num_blocks=num_blocks,
+                kv_heads=config.kv_heads,
+                block_size=block_size,
+                head_dim=config.head_dim,
+                dtype=kv_type(kv_dtype, dtype),
+                device=device.torch,
+            ),
+            tuple(None if rope is None else tables[rope] for rope in map(config.rope, range(config.layers))),
+            buffers,
+            rows.table,
+            limits,
+            group,
+        )
+        sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
+        return cls(device, decoder, rows, sampler, failpoints or Failpoints(""), capture)
+
+    def warm_up(self) -> None:
+        """Have all kernels compiled and loaded, and graphs captured: the first requests are not to wait for that."""
+        for batch in rehearsal(self._decoder.limits):
+            self.step(batch)
+        self.copy_blocks([(0, 1)])
+        self.from_host(self.to_host([0]), [0])
+        if self.graphs is not None:
+            with watched(self._synchronize):
+                self.graphs.start()
+
+    def launch(self, step: RowStep) -> Launched:
+        """Start a step; the ones before it are computed first. Raises `DeviceLostError` when the GPU is gone."""
+        with watched(self._synchronize):
+            self._failpoints.hit("gpu.step")
+            self._rows.apply(step.changes)
+            shape = self._shape(step)
+            size = _size(step) if shape is None else shape.size
+            self._stage.load(step, size)
+            inputs = self._stage.inputs(size)
+            if self.graphs is None or shape is None:
+                self._compute(inputs)
+            else:
+                self.graphs.replay(shape)
+            logits = self._decoder.logits(size.samples)
+            if any(step.sample.penalties):
+                # A graph has no room for them: they change the logits it left, from which tokens are chosen once more.
+                self._sampler.penalize(logits, step.sample)
+                self._sampler.choose(logits, inputs)
+            return Launched(self._sampler.send(logits, inputs, step.sample), self._synchronize)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model over the batch, store K and V, sample. Raises `DeviceLostError` when the GPU is gone.
+
+        The batch is written into the row table from its first row on: not for beside an engine that launches steps.
+        """
+        return self.launch(as_rows(batch)).collect()
+
+    def logits(self, batch: Batch) -> Float32:
+        """The step without sampling: logits [R, vocab] of the sample rows. Overwrites rows as `step` does."""
+        with watched(self._synchronize):
+            step = as_rows(batch)
+            self._rows.apply(step.changes)
+            self._stage.load(step, _size(step))
+            self._decoder.forward(self._stage.inputs(_size(step)))
+            logits: Float32 = self._decoder.logits(len(batch.sample.row)).cpu().numpy().copy()
+            return logits
+
+    def idle(self) -> bool:
+        """Capture a graph more, if some are missing; whether there are others."""
+        with watched(self._synchronize):
+            return self.graphs is not None and self.graphs.idle()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks (source, destination), all layers."""
+        with watched(self._synchronize):
+            pool = self._decoder.pool
+            for together in independent(pairs):
+                on_device = self._on_device(together)
+                for tensor in (pool.data, pool.scales):
+                    if tensor is not None:
+                        copy_blocks(tensor, on_device)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        with watched(self._synchronize):
+            ids = self._on_device(list(blocks))
+            for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
+                if tensor is not None:
+                    # Bytes: torch fills no float8.
+                    tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
+
+    def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
+        """A copy of whole blocks, all layers: [block, bytes]."""
+        with watched(self._synchronize):
+            return self._transfer.to_host(blocks)
+
+    def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
+        with watched(self._synchronize):
+            self._transfer.from_host(saved, blocks)
+
+    def _compute(self, inputs: Inputs) -> None:
+        """All that a graph records."""
+        self._sampler.choose(self._decoder.forward(inputs), inputs)
+
+    def _shape(self, step: RowStep) -> Shape | None:
+        """In which captured shape a step runs."""
+        if self.graphs is None:
+            return None
+        size, counts = _size(step), np.diff(step.query_start)
+        uniform = bool((counts == counts[0]).all())
+        return self.graphs.choose(size.sequences, size.tokens, size.samples, uniform=uniform)
+
+    def _agreed(self, ok: bool) -> bool:
+        """Whether all ranks say so. Waits for them."""
+        votes = torch.full((1,), float(ok), device=self._device)
+        self._decoder.group.all_reduce(votes)
+        return int(votes.item()) == self._decoder.group.size
+
+    def _capture_failed(self, error: RuntimeError) -> None:
+        """Serve on without it, unless the device is gone, or other ranks wait in a step that this one has left."""
+        self._synchronize()
+        if self._decoder.group.size > 1:
+            raise DeviceError(
+                f"a CUDA graph could not be captured ({first_line(error)}), and the GPUs that share the model are now "
+                "out of step; start with --no-cuda-graphs"
+            ) from error
+
+    def _on_device(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> Torch:
+        """Integers from pinned memory: a copy from other memory would wait for the steps on their way."""
+        host = torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return host.to(self._device, non_blocking=True)
+
+    def _record(self, capture: Capture, shape: Shape) -> Graph:
+        self._stage.load(_NOTHING, shape.size)
+        return capture(partial(self._compute, self._stage.inputs(shape.size)))
+
+    def _synchronize(self) -> None:
+        self._failpoints.hit("gpu.sync")
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _size(step: RowStep) -> Size:
+    longer = np.flatnonzero(np.diff(step.query_start) != 1)
+    decodes = int(longer[0]) if len(longer) else len(step.row)
+    return Size(len(step.row), int(step.query_start[-1]), len(step.sample.row), decodes)
+
+
+def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Copies in order, in groups that may run at once: none writes what another of its group reads or writes.
+
+    A block that one copy reads may have been given away since, and be another's target.
+    """
+    group: list[tuple[int, int]] = []
+    for source, target in pairs:
+        if any(target in pair or source == pair[1] for pair in group):
+            yield group
+            group = []
+        group.append((source, target))
+    if group:
+        yield group
+
+
+def limits_of(device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, ranks: int = 1) -> Limits:
+    """The largest step of these settings."""
+    return Limits(tokens, rows, max_model_len, block_size, device.multiprocessors, ranks)
+
+
+def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
+    """What K and V are kept as: "auto" is as activations are."""
+    return dtype if kv_dtype == "auto" else _KV_TYPES[kv_dtype]
+
+
+def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
+    """Refuse what the kernels or the card cannot do. Raises `ModelError` or `SettingsError`."""
+    if config.heads % config.kv_heads:
+        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+    if config.head_dim > _LARGEST_HEAD:
+        raise ModelError(
+            f"the model's heads have {config.head_dim} elements; the GPU kernels go up to {_LARGEST_HEAD}: compute on "
+            "CPUs (--device cpu, resources.gpu.count 0)"
+        )
+    # FP8 weights are unpacked by shifts and need nothing of the card; FP8 keys are read by its own instructions.
+    if kv_dtype == "fp8" and device.torch.type == "cuda" and device.capability < FP8_CAPABILITY:
+        raise SettingsError(
+            f"kv_dtype fp8 needs a card of compute capability {dotted(FP8_CAPABILITY)} (L4, H100 and newer); "
+            f"{device.name} has {dotted(device.capability)}: use int8, or leave it at auto",
+            "kv_dtype",
+        )

@@ -1,0 +1,147 @@
+"""The decoder op by op: Triton kernels and matrix products over buffers that are there already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.buffers import Limits
+from octavo_inference.backends.cuda.collectives import ALONE, Group
+from octavo_inference.backends.cuda.inputs import Inputs
+from octavo_inference.backends.cuda.kernels.activation import gated
+from octavo_inference.backends.cuda.kernels.attention import attend
+from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
+from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
+from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, partial_views
+from octavo_inference.backends.cuda.pool import KvPool
+from octavo_inference.backends.cuda.rows import Table
+from octavo_inference.backends.cuda.weight_loading import DeviceLayer, DeviceWeights
+from octavo_inference.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model, or a rank's part of it (`dist.shard`), on the device with its pool, row table and buffers.
+
+    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` as `buffer_shapes` says.
+    """
+
+    config: ModelConfig
+    weights: DeviceWeights
+    pool: KvPool
+    ropes: tuple[Torch | None, ...]
+    buffers: dict[str, Torch]
+    table: Table
+    limits: Limits
+    group: Group = ALONE
+
+    def forward(self, inputs: Inputs) -> Torch:
+        """Store K and V of all tokens; the `logits` of the sample rows."""
+        config, weights, count = self.config, self.weights, inputs.tokens
+        residual, normed = self._first("residual", count), self._first("normed", count)
+        tokens = self._first("tokens", count)
+        prepare(
+            inputs.row,
+            inputs.query_start,
+            inputs.seq_len,
+            self.table.tokens,
+            self.table.blocks,
+            self.limits.block_size,
+            tokens,
+            self._first("positions", count),
+            self._first("slots", count),
+        )
+        weights.embedding(tokens, residual, scale=config.embedding_scale)
+        rms_norm(residual, weights.layers[0].input_norm, config.norm_eps, normed)
+        for number, layer in enumerate(weights.layers):
+            attended = self._attention(number, layer, normed, inputs)
+            self._add(residual, attended, layer.attention_output_norm, layer.post_norm, normed)
+            mixed = self._mlp(layer, normed)
+            following = weights.layers[number + 1].input_norm if number + 1 < config.layers else weights.final_norm
+            self._add(residual, mixed, layer.mlp_output_norm, following, normed)
+        return self._logits(normed, inputs.query)
+
+    def logits(self, count: int) -> Torch:
+        """Logits [count, vocab] in float32 of the last step's first sample rows, until the next `forward`."""
+        return self._first("logits", count)
+
+    def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
+        config, tokens = self.config, len(x)
+        q, attended = self._first("q", tokens), self._first("attended", tokens)
+        kv, scales = self.pool.layer(number)
+        rope_store(
+            layer.qkv(x, self._first("qkv", tokens)),
+            self._first("positions", tokens),
+            self._first("slots", tokens),
+            self.ropes[number],
+            layer.q_norm,
+            layer.k_norm,
+            config.norm_eps,
+            q,
+            kv,
+            scales,
+        )
+        # Decodes of a mixed step apart: one query token wants few rows a program, and its keys split.
+        decodes = inputs.decodes
+        for first, last, end in ((0, decodes, decodes), (decodes, len(inputs.row), tokens)):
+            if first == last:
+                continue
+            attend(
+                q[first:end],
+                kv,
+                scales,
+                self.table.blocks,
+                inputs.row[first:last],
+                inputs.query_start[first : last + 1],
+                inputs.seq_len[first:last],
+                attended[first:end],
+                scale=config.score_scale,
+                window=config.window(number),
+                softcap=config.attention_softcap,
+                partial=self._partial(end) if last == decodes else None,
+                tile=self.weights.tiles.for_attention(
+                    config.head_dim, config.heads // config.kv_heads, end - first, last - first, q.dtype
+                ),
+            )
+        return self._sum(layer.o(attended.view(tokens, -1), self._first("projected", tokens)))
+
+    def _partial(self, tokens: int) -> Partial | None:
+        """Where the keys of decoding sequences are split; prompts have programs enough."""
+        segments = self.limits.segments(self.config, tokens)
+        if segments == 1:
+            return None
+        heads, dim = self.config.heads, self.config.head_dim
+        return partial_views(self.buffers["partial"], tokens=tokens, heads=heads, head_dim=dim, segments=segments)
+
+    def _mlp(self, layer: DeviceLayer, x: Torch) -> Torch:
+        tokens = len(x)
+        activated = self._first("activated", tokens)
+        gated(layer.gate_up(x, self._first("gate_up", tokens)), activated, self.config.activation)
+        return self._sum(layer.down(activated, self._first("projected", tokens)))
+
+    def _sum(self, x: Torch) -> Torch:
+        """Complete a product of which each rank has one term."""
+        self.group.all_reduce(x)
+        return x
+
+    def _add(self, residual: Torch, x: Torch, x_norm: Torch | None, norm: Torch, out: Torch) -> None:
+        add_rms_norm(residual, x, self.config.residual_scale, norm, self.config.norm_eps, out, x_norm)
+
+    def _logits(self, normed: Torch, rows: Torch) -> Torch:
+        count, config = len(rows), self.config
+        sampled = self._first("sampled", count)
+        torch.index_select(normed, 0, rows, out=sampled)
+        logits, head = self.logits(count), self.weights.lm_head
+        head(sampled, self.group.share(logits, self.buffers["gathered"])[:, : head.rows])
+        self.group.gather(logits, self.buffers["gathered"])
+        if config.logit_scale != 1.0:
+            logits.mul_(config.logit_scale)
+        if config.logit_softcap is not None:
+            logits.div_(config.logit_softcap).tanh_().mul_(config.logit_softcap)
+        return logits
+
+    def _first(self, name: str, count: int) -> Torch:
+        return self.buffers[name][:count]

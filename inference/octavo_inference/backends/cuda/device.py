@@ -1,0 +1,225 @@
+"""The GPU of this process: found and judged before anything is loaded, and asked after an error whether it still works.
+
+What can be wrong with a GPU is decided by `judge` from plain values, so that each sentence is tested without one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from octavo_inference.backends.cuda.aot import driver_stub, kernel_cache
+from octavo_inference.backends.cuda.packing import Quantization
+from octavo_inference.common.errors import DeviceError, DeviceLostError
+
+MIN_CAPABILITY = (8, 0)
+FP8_CAPABILITY = (8, 9)
+INTERPRETER = "interpreter"
+
+# Values of CUresult (cuda.h).
+_SUCCESS, _NO_DEVICE, _MISMATCH, _COMPAT = 0, 100, 803, 804
+# Bytes that everything beside our own tensors takes: the context's growth, cuBLAS's workspace, loaded kernels.
+_RESERVE, _RESERVE_SHARE = 512 * 2**20, 0.02
+# What our own context may have of what is not free.
+_CONTEXT = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device to compute on. Memory in bytes, `free` when the process had nothing there yet but its context."""
+
+    torch: torch.device
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    total: int
+    free: int
+
+    @property
+    def reserve(self) -> int:
+        """Bytes to leave alone."""
+        return 0 if self.name == INTERPRETER else max(_RESERVE, int(self.total * _RESERVE_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What the driver says of itself: None without its library; CUresult of cuInit; 13020 is CUDA 13.2."""
+
+    status: int
+    version: int
+    devices: int
+
+
+def multiplies_fp8(device: Device, quantization: Quantization, dtype: torch.dtype) -> bool:
+    """Whether products of fp8 weights are made of fp8 activations, where there are many: by tensor cores that can."""
+    return quantization == "fp8" and dtype == torch.bfloat16 and device.capability >= FP8_CAPABILITY
+
+
+def find_device(index: int = 0, *, count: int = 1) -> Device:
+    """One of `count` visible GPUs, or with TRITON_INTERPRET=1 the CPU, which then interprets kernels: for tests.
+
+    It becomes torch's current one. Raises `DeviceError` with one sentence for each thing that can be wrong.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return Device(torch.device("cpu"), INTERPRETER, MIN_CAPABILITY, 1, 0, 0)
+    driver = _ask_driver()
+    refusal = judge(driver, torch.version.cuda) or judge_count(0 if driver is None else driver.devices, count)
+    if refusal:
+        raise DeviceError(refusal)
+    try:
+        driver_stub.prepare()
+        kernel_cache.prepare()
+    except driver_stub.CompilerMissingError as error:
+        raise DeviceError(str(error)) from error
+    try:
+        torch.cuda.set_device(index)
+        free, total = torch.cuda.mem_get_info(index)  # makes the context
+        properties = torch.cuda.get_device_properties(index)
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(explain(str(error))) from error
+    capability = (properties.major, properties.minor)
+    refusal = judge_capability(properties.name, capability)
+    if refusal:
+        raise DeviceError(refusal)
+    where = torch.device("cuda", index)
+    return Device(where, properties.name, capability, properties.multi_processor_count, total, free)
+
+
+def judge(driver: Driver | None, wheel: str | None) -> str | None:
+    """Why this driver cannot run a torch built for CUDA `wheel` ("13.2"), None when it can."""
+    if wheel is None:
+        return (
+            "torch was built without CUDA, so it cannot use a GPU: use the image octavo-server, or install torch's "
+            "CUDA build"
+        )
+    if driver is None:
+        return (
+            "no NVIDIA driver: libcuda.so.1 is not there; on Kubernetes ask for a GPU (resources.gpu.count: 1) on a "
+            "node with the NVIDIA container toolkit, elsewhere install the driver, or compute on CPUs (--device cpu)"
+        )
+    # Newer minor versions run on any driver of the same major version (CUDA's minor version compatibility).
+    if driver.status in {_MISMATCH, _COMPAT} or (driver.version and driver.version // 1000 < int(wheel.split(".")[0])):
+        return (
+            f"the NVIDIA driver is too old: it knows CUDA {_version(driver.version)}, and torch was built for CUDA "
+            f"{wheel}; update the node's driver to one for CUDA {wheel.split('.')[0]}"
+        )
+    if driver.status == _NO_DEVICE or (driver.status == _SUCCESS and driver.devices == 0):
+        visible = os.environ.get("NVIDIA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        told = "" if visible is None else f" (visible devices are set to {visible!r})"
+        return (
+            f"the NVIDIA driver sees no GPU{told}: on Kubernetes set resources.gpu.count to 1, elsewhere check "
+            "nvidia-smi, or compute with --device cpu"
+        )
+    if driver.status != _SUCCESS:
+        return f"the NVIDIA driver does not start (cuInit gives {driver.status}): check nvidia-smi on the node"
+    return None
+
+
+def judge_count(found: int, count: int) -> str | None:
+    """Why a model cannot be spread over `count` GPUs, None when it can."""
+    if found >= count:
+        return None
+    return (
+        f"tensor_parallel_size {count} needs as many GPUs, and {found} {'is' if found == 1 else 'are'} visible: set "
+        f"resources.gpu.count to {count}, elsewhere check nvidia-smi and CUDA_VISIBLE_DEVICES, or set "
+        f"tensor_parallel_size to {found}"
+    )
+
+
+def judge_capability(name: str, capability: tuple[int, int]) -> str | None:
+    """Why the kernels cannot run on this card, None when they can."""
+    if capability >= MIN_CAPABILITY:
+        return None
+    return (
+        f"{name} has compute capability {dotted(capability)}, and the kernels need {dotted(MIN_CAPABILITY)} (A100, "
+        "L4, H100 and newer): choose another GPU with resources.gpu.product, or compute with --device cpu"
+    )
+
+
+def explain(message: str) -> str:
+    """One sentence for what torch says when it cannot begin on a GPU that is there."""
+    first = (message.strip().splitlines() or ["no reason given"])[0]
+    if "busy or unavailable" in first:
+        return (
+            "the GPU is taken: another process has it for itself (exclusive compute mode); end that process, or "
+            "choose another GPU; nvidia-smi lists who uses it"
+        )
+    if "out of memory" in first:
+        return "the GPU is taken: other processes left no memory on it, not even for a context; nvidia-smi lists them"
+    return f"the GPU cannot be used: {first}; check nvidia-smi and the node's kernel log for Xid errors"
+
+
+def require_room(device: Device, needed: int, *, kv_memory: int | None = None) -> None:
+    """Refuse a model that does not fit before any of it is loaded. Bytes; `kv_memory` of them were asked for.
+
+    Raises `DeviceError` with the numbers.
+    """
+    if needed <= device.free:
+        return
+    taken = device.total - device.free
+    told = f"{_gib(device.free)} of {_gib(device.total)} GiB are free on {device.name}"
+    if kv_memory is not None and needed - kv_memory <= device.free:
+        raise DeviceError(
+            f"the model needs {_gib(needed)} GiB, {_gib(kv_memory)} of it by --kv-memory, and {told}: make that smaller"
+        )
+    if needed <= device.total * (1 - _RESERVE_SHARE) and taken > _CONTEXT:
+        raise DeviceError(
+            f"the model needs {_gib(needed)} GiB and {told}: other processes hold {_gib(taken)} GiB of it; end them "
+            "(nvidia-smi lists them) or choose another GPU"
+        )
+    raise DeviceError(
+        f"the model needs {_gib(needed)} GiB and {told}: choose a larger GPU (resources.gpu.minMemory), a quantised "
+        "model, fp8 weights (--quantization, engine.quantization), or a smaller --max-batched-tokens"
+    )
+
+
+@contextmanager
+def watched(check: Callable[[], object]) -> Generator[None, None, None]:
+    """Tell errors of a request from the end of the device.
+
+    After an error `check` waits for the device. Errors such as an illegal address or an uncorrectable bit stay: then
+    this fails too, and so would every later step. Raises `DeviceLostError` in that case, else what was raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        try:
+            check()
+        except Exception as still:  # noqa: BLE001 -- whatever it is, the device does not answer
+            first = (str(still).strip().splitlines() or [type(still).__name__])[0]
+            raise DeviceLostError(
+                f"the GPU failed and stays failed: {first}; the process ends so that a new one can begin; if it "
+                "happens again, look for Xid errors in the node's kernel log"
+            ) from error
+        raise
+
+
+def _ask_driver() -> Driver | None:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    status: int = cuda.cuInit(0)
+    version, devices = ctypes.c_int(0), ctypes.c_int(0)
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    if status == _SUCCESS:
+        cuda.cuDeviceGetCount(ctypes.byref(devices))
+    return Driver(status, version.value, devices.value)
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def dotted(capability: tuple[int, int]) -> str:
+    """A compute capability as it is written: 8.9."""
+    return ".".join(map(str, capability))
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"

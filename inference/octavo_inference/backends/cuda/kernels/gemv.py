@@ -1,0 +1,155 @@
+"""Products of very few rows: each weight is read once, in runs of 16 bytes, and multiplied in float32 as it comes.
+
+What a kernel may spend on a weight follows from the card. An H200 reads 4.8e12 bytes a second, and 132 processors x
+4 schedulers x 1.98e9 issue 33.5e12 instructions of a lane: 7 a byte, so 3.5 for a weight of four bits, 7 for one of
+eight and 14 for one of sixteen, or memory waits for arithmetic. Hence what is here:
+
+- An integer becomes a float in place: shifted to the top of a mantissa, under an exponent that makes it 16 + v or
+  256 + v, in one operation for the mask and the exponent. What that adds to the sum is the constant times the sum of x,
+  subtracted once for a group: float32 loses 2**-19 of a sum by it, where bfloat16's x has lost 2**-9.
+- A group's scale multiplies its sum, not its weights; the bits of float8 are read as a float 2**-120 too small.
+- x is unpacked once for all rows of weights of a program, and weights once for all rows of x.
+
+Each further row of x costs another multiplication a weight, while tensor cores take 16 for the price of one: `tiles`
+says up to how many this is for. A thread adds up its own columns, then threads do: shapes alone decide in what order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.bit_unpack import (
+    beside,
+    columns_of,
+    dot_of,
+    floats,
+    nothing,
+    scaled,
+    split4,
+    total_of,
+    unpack_e4m3,
+    unpack_integers,
+)
+from octavo_inference.backends.cuda.kernels.launch_configs import GemvTile, gemv_tile
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["m"])
+def _gemv(x, w, scales, minimums, bias, y, m, n, words, groups, x_stride, y_stride,
+          FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
+          ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WORDS: tl.constexpr):
+    # A word is what a thread takes in one piece of a load: 4 columns of fp8, int8 or bfloat16, 8 of int4.
+    EACH: tl.constexpr = 2 if FORM == "dense" else 4
+    CHUNKS: tl.constexpr = WORDS // EACH
+    first = tl.program_id(0).to(tl.int64) * OUTPUTS
+    # Zero, which compilers cannot know: what they know they copy into a register anew for each use.
+    unknown = tl.minimum(n, 0)
+    acc = nothing()
+    for _ in tl.static_range(ROWS * OUTPUTS):
+        acc = acc + (tl.zeros((CHUNKS,), tl.float32),)
+    for step in range(tl.cdiv(words, WORDS)):
+        word = step * WORDS + tl.arange(0, WORDS)
+        chunk = step * CHUNKS + tl.arange(0, CHUNKS)
+        low, high, low_sum, high_sum = nothing(), nothing(), nothing(), nothing()
+        for r in tl.static_range(ROWS):
+            row = x + tl.minimum(r, m - 1).to(tl.int64) * x_stride
+            if FORM == "int4":
+                # The two halves of a group.
+                at = word // 4 * 8 + word % 4
+                low, high = low + (columns_of(row, at, 2 * words, 4),), high + (columns_of(row, at + 4, 2 * words, 4),)
+                low_sum, high_sum = low_sum + (total_of(low[r]),), high_sum + (total_of(high[r]),)
+            elif FORM == "fp8":
+                low = low + (scaled(columns_of(row, word, words, 4), 2.0**90),)
+            else:
+                low = low + (columns_of(row, word, words, EACH),)
+                if FORM == "int8":
+                    low_sum = low_sum + (total_of(low[r]),)
+        added = nothing()
+        for o in tl.static_range(OUTPUTS):
+            out = tl.minimum(first + o, n - 1)
+            loaded = tl.load(w + out * words + word, mask=word < words, other=0)
+            if GROUP > 0:
+                at = out * groups + chunk // (GROUP // (32 if FORM == "int4" else 16))
+                scale = tl.load(scales + at, mask=chunk * 4 < words, other=0.0).to(tl.float32)
+                if MINIMUM:
+                    minimum = tl.load(minimums + at, mask=chunk * 4 < words, other=0.0).to(tl.float32)
+            if FORM == "dense":
+                pair = tl.split(loaded.reshape(CHUNKS, 2))
+                weights = floats(pair[0]) + floats(pair[1])
+            elif FORM == "fp8":
+                weights = unpack_e4m3(split4(loaded))
+            else:
+                packed = split4(loaded)
+                mask = unknown + (0x78000 if FORM == "int4" else 0x7F8000)
+                weights = unpack_integers(packed, mask, unknown + 0x43800000)
+                if FORM == "int4":
+                    upper = unpack_integers(packed, unknown + 0x780000, unknown + 0x41800000)
+            for r in tl.static_range(ROWS):
+                total = acc[o * ROWS + r]
+                if GROUP == 0:
+                    for i in tl.static_range(len(weights)):
+                        total += weights[i] * low[r][i]
+                else:
+                    product, of_one = dot_of(weights, low[r]) - (256 + ZERO) * low_sum[r], low_sum[r]
+                    if FORM == "int4":
+                        product += dot_of(upper, high[r]) - (16 + ZERO) * high_sum[r]
+                        of_one += high_sum[r]
+                    total += product * scale
+                    if MINIMUM:
+                        total += of_one * minimum
+                added = added + (total,)
+        acc = added
+    sums = tl.sum(beside(acc).reshape(CHUNKS, OUTPUTS * ROWS), 0)
+    index = tl.arange(0, OUTPUTS * ROWS)
+    out, row = first + index // ROWS, index % ROWS
+    known = out < n
+    if FORM == "fp8":
+        sums *= tl.load(scales + out, mask=known, other=0.0) * 2.0**30
+    if BIAS:
+        sums += tl.load(bias + out, mask=known, other=0.0)
+    tl.store(y + row.to(tl.int64) * y_stride + out, sums.to(y.dtype.element_ty), mask=known & (row < m))
+# fmt: on
+
+
+def suits(x: Torch, values: Torch, form: Stored, group: int) -> bool:
+    """Whether `gemv` can take these: dense weights in bfloat16, and rows of whole words of 32 or 64 bits."""
+    starts = (x.shape[1], x.stride(0), x.storage_offset())
+    aligned = x.dtype != torch.bfloat16 or all(int(start) % 4 == 0 for start in starts)
+    whole = values.shape[1] % 4 == 0 and (form != "dense" or values.dtype == torch.bfloat16)
+    return aligned and whole and (form != "int4" or group == 32)
+
+
+def gemv(
+    x: Torch,
+    values: Torch,
+    scales: Torch | None,
+    minimums: Torch | None,
+    bias: Torch | None,
+    out: Torch,
+    *,
+    form: Stored,
+    group: int = 0,
+    zero: int = 0,
+    tile: GemvTile | None = None,
+) -> None:
+    """Write x @ weights.T + bias to `out`, as `linear.linear` does, for few rows of x that `suits` says yes to.
+
+    x [M, K], out [M, N], values [N, K] or [N, K / 2], scales, minimums, bias as there. Weights are not rounded to the
+    type of x, products are float32.
+    """
+    (m, _), n = x.shape, values.shape[0]
+    if m == 0:
+        return
+    words = values.view(torch.int64 if form == "dense" else torch.int32)
+    quads = x.view(torch.int64) if x.dtype == torch.bfloat16 else x
+    tile = tile or gemv_tile(m, n, values.nbytes // n)
+    _gemv[(triton.cdiv(n, tile.outputs),)](
+        quads, words, scales, minimums, bias, out, m, n, words.shape[1], x.shape[1] // group if group else 0,
+        quads.stride(0), out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None,
+        BIAS=bias is not None, ROWS=triton.next_power_of_2(m), OUTPUTS=tile.outputs,
+        WORDS=tile.warps * (64 if form == "dense" else 128), num_warps=tile.warps,
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Log-probabilities of chosen tokens and of the best alternatives: step 2 of the rule in core/sampling.py."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.vocab_reductions import best
+
+_TILE = 8192
+
+
+@triton.jit
+def _log_probabilities(
+    logits, tokens, wanted, integers, floats, logits_stride, report_stride, vocab, width, TILE: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_stride
+    integers += row * report_stride
+    floats += row * report_stride
+    token = tl.load(tokens + row)
+    count = tl.load(wanted + row)
+    lanes = tl.arange(0, TILE)
+    if (token >= 0) & (count >= 0):
+        peak, _ = best(logits, vocab, TILE)
+        chosen = tl.load(logits + token)
+        mass = tl.zeros([TILE], tl.float64)
+        larger = tl.zeros([TILE], tl.int32)
+        for start in range(0, vocab, TILE):
+            x = tl.load(logits + start + lanes, mask=start + lanes < vocab, other=float("-inf"))
+            mass += tl.exp(x - peak).to(tl.float64)
+            larger += (x > chosen).to(tl.int32)
+        total = peak.to(tl.float64) + tl.log(tl.sum(mass))
+        tl.store(floats, (chosen.to(tl.float64) - total).to(tl.float32))
+        tl.store(integers, 1 + tl.sum(larger))
+        # Each alternative is the best of those behind the one before, by logit and then by id.
+        last = peak * 0 + float("inf")
+        last_id = token * 0 - 1
+        for place in range(1, tl.minimum(1 + count, tl.minimum(width, 1 + vocab))):
+            largest = tl.full([TILE], float("-inf"), tl.float32)
+            where = tl.zeros([TILE], tl.int32) + vocab
+            for start in range(0, vocab, TILE):
+                ids = start + lanes
+                x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
+                behind = (ids < vocab) & ((x < last) | ((x == last) & (ids > last_id)))
+                better = behind & ((x > largest) | ((x == largest) & (ids < where)))
+                where = tl.where(better, ids, where)
+                largest = tl.where(better, x, largest)
+            last = tl.max(largest)
+            last_id = tl.min(tl.where(largest == last, where, vocab))
+            tl.store(integers + place, last_id)
+            tl.store(floats + place, (last.to(tl.float64) - total).to(tl.float32))
+
+
+def log_probabilities(
+    logits: Torch, tokens: Torch, wanted: Torch, integers: Torch, floats: Torch, *, tile: int | None = None
+) -> None:
+    """Report on the chosen token of each row that asks.
+
+    logits [R, vocab] float32, adjusted; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for no
+    report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows that ask and have a token:
+    first its rank and log-probability, then id and log-probability of `wanted` alternatives, at most W and vocab.
+    """
+    rows, vocab = logits.shape
+    if rows:
+        size = tile or min(_TILE, triton.next_power_of_2(vocab))
+        _log_probabilities[(rows,)](
+            logits,
+            tokens,
+            wanted,
+            integers,
+            floats,
+            logits.stride(0),
+            integers.stride(0),
+            vocab,
+            integers.shape[1],
+            TILE=size,
+            num_warps=max(1, size // 512),
+        )

@@ -1,0 +1,44 @@
+"""Rows of activations as float8_e4m3fn, for products on tensor cores that take 8 bits."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.rope_and_cache import encode_e4m3
+
+_COLUMNS = 2048
+
+
+@triton.jit
+def _quantize(x, values, scales, x_stride, width, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    largest = tl.zeros((COLUMNS,), tl.float32)
+    spoilt = tl.zeros((COLUMNS,), tl.float32)
+    for step in range(tl.cdiv(width, COLUMNS)):
+        at = step * COLUMNS + tl.arange(0, COLUMNS)
+        value = tl.load(x + at, mask=at < width, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(value))
+        # Not a number has no code: it is kept in the scale, and spoils the row's results as it would have.
+        spoilt += value * 0.0
+    top = tl.max(largest)
+    scale = tl.where(top > 0, top / 448.0, 1.0) + tl.sum(spoilt)
+    tl.store(scales + row, scale)
+    for step in range(tl.cdiv(width, COLUMNS)):
+        at = step * COLUMNS + tl.arange(0, COLUMNS)
+        value = tl.load(x + at, mask=at < width, other=0.0).to(tl.float32)
+        tl.store(values + row * width + at, encode_e4m3(value / scale), mask=at < width)
+
+
+def quantize(x: Torch, values: Torch, scales: Torch) -> None:
+    """Write x as bits of float8_e4m3fn to `values`, and what they are to be multiplied with to `scales`.
+
+    x [M, K] of a float type, its rows at any distance; values [M, K] uint8, contiguous; scales [M] float32: a row's
+    largest magnitude becomes 448, so its elements are off by a sixteenth at most, those below 2**-6 of 1 / 448 of the
+    largest by 2**-10 of that.
+    """
+    rows, width = x.shape
+    if rows:
+        _quantize[(rows,)](x, values, scales, x.stride(0), width, COLUMNS=_COLUMNS, num_warps=4)

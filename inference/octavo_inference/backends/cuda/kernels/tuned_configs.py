@@ -1,0 +1,126 @@
+"""Tiles that were measured on a card, in a file for each: `python bench/gpu tiles` writes it, nothing does at run time.
+
+A shape that a file does not name has the tile of the rules in `tiles`. Which tile a product has depends on its shape
+and the card alone, and changes with the number of rows where that of the rules does: what is rehearsed is all there is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octavo_inference.backends.cuda.kernels.launch_configs import (
+    WORKSPACE,
+    AttentionTile,
+    GemvTile,
+    LinearTile,
+    attention_tile,
+    gemv_rows,
+    gemv_tile,
+    linear_tile,
+)
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+
+TABLES = Path(__file__).with_name("tables")
+ROW_STEPS = (16, 32, 64, 128)
+"""Products of up to so many rows have one tile each; the last stands for all beyond."""
+
+Shape = tuple[str, int, int, int]
+"""Form, rows and width (values, or bytes of two) of the weights, and the most rows of x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles on a `card`, "" where nothing was measured.
+
+    `gemv_rows` says by form up to how many rows `gemv` is for. Attention's are by head dim, heads that share keys, and
+    whether each sequence has one token.
+    """
+
+    card: str = ""
+    gemv_rows: Mapping[str, int] = field(default_factory=dict)
+    gemv: Mapping[Shape, GemvTile] = field(default_factory=dict)
+    linear: Mapping[Shape, LinearTile] = field(default_factory=dict)
+    attention: Mapping[tuple[int, int, bool], AttentionTile] = field(default_factory=dict)
+
+    def few(self, form: Stored) -> int:
+        """Up to how many rows of x are multiplied by `gemv`."""
+        return self.gemv_rows.get(form, gemv_rows(form))
+
+    def for_gemv(self, form: Stored, m: int, values: torch.Tensor) -> GemvTile:
+        """The tile for `m` rows of x and weights `values` [N, width]."""
+        n, width = values.shape
+        return self.gemv.get((form, n, width, power_of_two(m))) or gemv_tile(m, n, width * values.element_size())
+
+    def for_linear(self, form: Stored, m: int, values: torch.Tensor, dtype: torch.dtype) -> LinearTile:
+        """The tile for `m` rows of x in `dtype` and weights `values` [N, width]."""
+        n, width = values.shape
+        found = self.linear.get((form, n, width, row_step(m))) if dtype == torch.bfloat16 else None
+        return found or linear_tile(m, n, width, dtype)
+
+    def for_attention(
+        self, head_dim: int, group: int, tokens: int, sequences: int, dtype: torch.dtype
+    ) -> AttentionTile:
+        """The tile for `tokens` query tokens of `sequences` sequences whose `group` heads share keys."""
+        found = self.attention.get((head_dim, group, tokens <= sequences)) if dtype == torch.bfloat16 else None
+        return found or attention_tile(head_dim, group, tokens, sequences, dtype)
+
+
+def power_of_two(m: int) -> int:
+    """The next one."""
+    return 1 << (m - 1).bit_length()
+
+
+def row_step(m: int) -> int:
+    """Which of `ROW_STEPS` a product of m rows belongs to."""
+    return next((step for step in ROW_STEPS if m <= step), ROW_STEPS[-1])
+
+
+def find_tiles(card: str, folder: Path = TABLES) -> Tiles:
+    """Those of the card's file, or the rules where there is none. Raises ValueError for a file that cannot be."""
+    path = folder / file_name(card)
+    return read_tiles(path) if path.exists() else Tiles()
+
+
+def file_name(card: str) -> str:
+    """Of a card's table: "NVIDIA H200" has nvidia-h200.json."""
+    return re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-") + ".json"
+
+
+def read_tiles(path: Path) -> Tiles:
+    """A file as `python bench/gpu tiles` writes it. Raises ValueError with what is wrong."""
+    table = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        linear = {_shape(row): LinearTile(**row["tile"]) for row in table["linear"]}
+        gemv = {_shape(row): GemvTile(**row["tile"]) for row in table["gemv"]}
+        attention = {
+            (row["head_dim"], row["group"], row["decode"]): AttentionTile(**row["tile"]) for row in table["attention"]
+        }
+        tiles = Tiles(table["card"], table["gemv_rows"], gemv, linear, attention)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no table of tiles ({error!r}): write it anew by python bench/gpu tiles") from error
+    for (_, group, _), narrow in attention.items():
+        if narrow.rows < group:
+            raise ValueError(f"{path}: attention in tiles of {narrow.rows} rows has no room for {group} heads")
+    for (form, n, width, rows), tile in linear.items():
+        if not fits(tile, rows, n):
+            raise ValueError(
+                f"{path}: {form} {n}x{width} is cut into {tile.split} parts for {rows} rows, more than there is room "
+                "for: write it anew by python bench/gpu tiles"
+            )
+    return tiles
+
+
+def fits(tile: LinearTile, rows: int, n: int) -> bool:
+    """Whether its partial sums have room; products of any number of rows are not cut."""
+    return tile.split == 1 or (rows < ROW_STEPS[-1] and tile.split * rows * n <= WORKSPACE)
+
+
+def _shape(row: dict[str, Any]) -> Shape:
+    return row["form"], row["n"], row["width"], row["rows"]

@@ -1,0 +1,136 @@
+"""Matrices on the device: products with activations, and rows of the embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels import embedding as table_kernel
+from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
+from octavo_inference.backends.cuda.kernels.launch_configs import LINEAR8_ROWS
+from octavo_inference.backends.cuda.kernels.linear import linear
+from octavo_inference.backends.cuda.kernels.quantize import quantize
+from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.packing import Form, Layout
+
+_STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
+_LARGEST_E4M3 = 448.0
+RULES = Tiles()
+"""Nothing measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows [rows, cols] in one layout: planes as in `packing`, fp8 as uint8."""
+
+    layout: Layout
+    cols: int
+    values: Torch
+    scales: Torch | None = None
+    minimums: Torch | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many outputs it gives."""
+        return self.values.shape[0]
+
+    @property
+    def form(self) -> Stored:
+        """What the kernels call its layout."""
+        return _STORED[self.layout.form]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x @ weights.T + bias. Matrices in `parts` lie below each other; each has the layout that is smallest for it.
+
+    `biases` are those of the parts: in the weights' type beside dense ones, else float32. `workspace` is shared by all
+    layers of a model: they run one after the other. So is `eight` (uint8, elements of the largest x), where the card
+    multiplies float8 and the weights are: x is then rounded to it, too, once it has `LINEAR8_ROWS` rows.
+    """
+
+    parts: tuple[Matrix, ...]
+    biases: tuple[Torch | None, ...]
+    workspace: Torch
+    eight: Torch | None = None
+    tiles: Tiles = RULES
+
+    @property
+    def rows(self) -> int:
+        """Outputs of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    def __call__(self, x: Torch, out: Torch | None = None) -> Torch:
+        """[M, K] to [M, rows] in the type of `out`, of x where none is given. Rows of `out` may be at a distance."""
+        if out is None:
+            out = torch.empty((len(x), self.rows), dtype=x.dtype, device=x.device)
+        scales = None
+        if self.eight is not None and len(x) >= LINEAR8_ROWS:
+            # No sum is cut then, so the workspace is free.
+            wide, x, scales = x, self.eight[: x.numel()].view(x.shape), self.workspace[: len(x)]
+            quantize(wide, x, scales)
+        start = 0
+        for part, bias in zip(self.parts, self.biases, strict=True):
+            _product(x, scales, part, bias, out[:, start : start + part.rows], self.workspace, self.tiles)
+            start += part.rows
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A table of rows by token."""
+
+    table: Matrix
+
+    def __call__(self, tokens: Torch, out: Torch | None = None, *, scale: float = 1.0) -> Torch:
+        """Rows of tokens [T] times `scale`: [T, hidden] in float32."""
+        table = self.table
+        if out is None:
+            out = torch.empty((len(tokens), table.cols), dtype=torch.float32, device=tokens.device)
+        table_kernel.embed(
+            tokens,
+            table.values,
+            table.scales,
+            table.minimums,
+            out,
+            form=table.form,
+            group=table.layout.group,
+            zero=table.layout.zero,
+            factor=scale,
+        )
+        return out
+
+
+def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
+    """Float rows [rows, cols] to float8_e4m3fn as uint8, and float32 scales [rows]: the largest becomes 448."""
+    wide = rows.to(torch.float32)
+    scales = wide.abs().amax(dim=1) / _LARGEST_E4M3
+    # A row of zeros has no scale of its own.
+    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    return (wide / scales[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
+
+
+def _product(
+    x: Torch, x_scales: Torch | None, part: Matrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles
+) -> None:
+    layout = part.layout
+    planes = (part.values, part.scales, part.minimums)
+    if len(x) <= tiles.few(part.form) and suits(x, part.values, part.form, layout.group):
+        tile = tiles.for_gemv(part.form, len(x), part.values)
+        gemv(x, *planes, bias, out, form=part.form, group=layout.group, zero=layout.zero, tile=tile)
+    elif part.form == "dense" and x.dtype == out.dtype == part.values.dtype:
+        weights = part.values.t()
+        if bias is None:
+            torch.mm(x, weights, out=out)
+        else:
+            torch.addmm(bias, x, weights, out=out)
+    else:
+        # Dense weights come here for outputs of another type: logits are float32, and no library gives them so
+        # everywhere.
+        linear(
+            x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero, x_scales=x_scales,
+            tile=None if x_scales is not None else tiles.for_linear(part.form, len(x), part.values, x.dtype),
+        )  # fmt: skip

@@ -1,0 +1,106 @@
+"""The row table on the device: each running sequence's tokens, block table and sampling parameters.
+
+The host's table (core/input_batch.py) says what changed; tokens that were chosen are written here by the sampler
+itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.buffers import Limits, table_places
+from octavo_inference.backends.cuda.kernels.rows import LONGEST, write_rows
+from octavo_inference.backends.cuda.staging import Staging
+from octavo_inference.core.model_input import Change, Int32
+
+_HEADER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Views in int32: `tokens` [rows + 1, positions], `blocks` [rows + 1, columns], `sampling` [rows + 1, 6].
+
+    Sampling parameters as in `run.batch.SAMPLING`. The last row is nobody's: what a step has only to fill a graph's
+    shape chooses its token into it.
+    """
+
+    tokens: Torch
+    blocks: Torch
+    sampling: Torch
+
+    @classmethod
+    def of(cls, buffer: Torch, limits: Limits) -> Table:
+        """Views of a flat buffer."""
+        rows = limits.rows + 1
+        places = table_places(limits).items()
+        return cls(**{name: buffer[start:][: rows * width].view(rows, width) for name, (start, width) in places})
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Runs of integers that go to the device together: none of them writes where another does."""
+
+    headers: list[tuple[int, int, int]] = field(default_factory=list)
+    values: list[Int32] = field(default_factory=list)
+    size: int = 0
+    written: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+
+class DeviceRows:
+    """Keeps a table in the flat `buffer` as the host's is, by way of `staged`, both int32 on the device.
+
+    Changes of any size pass through `staged`, as much at a time as it holds.
+    """
+
+    def __init__(self, buffer: Torch, staged: Torch, limits: Limits) -> None:
+        self.table = Table.of(buffer, limits)
+        self._buffer = buffer
+        self._staged = staged
+        self._staging = Staging(staged.nbytes, staged.device)
+        self._places = table_places(limits)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Make the changes, in order, before whatever is launched next."""
+        for runs in _together(changes, self._places, len(self._staged)):
+            self._write(runs)
+
+    def _write(self, runs: _Runs) -> None:
+        count = len(runs.headers)
+        begin, end = count * _HEADER, count * _HEADER + runs.size
+        half = self._staging.fill().view(np.int32)
+        headers = half[:begin].reshape(count, _HEADER)
+        headers[:, :2] = np.array([place for place, _, _ in runs.headers], np.int64).view(np.int32).reshape(count, 2)
+        headers[:, 2:] = [(start, length) for _, start, length in runs.headers]
+        np.concatenate(runs.values, out=half[begin:end])
+        self._staging.copy(self._staged[:end])
+        write_rows(self._buffer, self._staged[:begin].view(count, _HEADER), self._staged[begin:end])
+
+
+def _together(changes: Iterable[Change], places: dict[str, tuple[int, int]], room: int) -> Iterator[_Runs]:
+    """Changes cut into runs, and put together as far as they may be made at once and `room` integers hold them."""
+    runs = _Runs()
+    for change in changes:
+        base, width = places[change.field]
+        first, end = change.column, change.column + len(change.values)
+        if end > width:
+            raise ValueError(f"a change of {change.field} up to column {end} of a row; a row has {width}")
+        written = runs.written[change.field, change.row]
+        if runs.headers and any(first < other_end and other < end for other, other_end in written):
+            yield runs
+            runs = _Runs()
+        for start in range(0, end - first, LONGEST):
+            values = change.values[start : start + LONGEST]
+            if (len(runs.headers) + 1) * _HEADER + runs.size + len(values) > room:
+                yield runs
+                runs = _Runs()
+            runs.headers.append((base + change.row * width + first + start, runs.size, len(values)))
+            runs.values.append(values)
+            runs.size += len(values)
+        runs.written[change.field, change.row].append((first, end))
+    if runs.headers:
+        yield runs

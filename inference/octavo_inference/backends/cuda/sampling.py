@@ -1,0 +1,160 @@
+"""The sampler on the device: the rule of core/sampling.py, row by row, in kernels.
+
+Parameters and histories are read from the row table, and chosen tokens are written there. What rows ban takes a copy a
+group of them; one copy brings the tokens back, and one more the log-probabilities where some were asked for. Nothing
+waits for the device before `collect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.buffers import aligned
+from octavo_inference.backends.cuda.inputs import Inputs
+from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
+from octavo_inference.backends.cuda.kernels.penalties import HEADER, penalize
+from octavo_inference.backends.cuda.kernels.sample import choose
+from octavo_inference.backends.cuda.rows import Table
+from octavo_inference.backends.cuda.staging import Ring, Staging
+from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, StepResult
+
+_GROUP = 32  # rows whose penalties are applied at once: each takes a count per id
+_HEADERS = aligned(_GROUP * HEADER)
+_FLIGHTS = 4  # steps whose results the host has room for: two on their way, one being read, and one to spare
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A step's tokens on their way to the host."""
+
+    tokens: Torch
+    report: tuple[Torch, Torch] | None
+    wanted: Int32
+    vocab: int
+    done: torch.cuda.Event | None
+
+    def collect(self) -> StepResult:
+        """Wait for the device, and only for this step. Raises what the device raised since the last wait."""
+        if self.done is not None:
+            self.done.synchronize()
+        rows = len(self.wanted)
+        logprob, rank = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+        top: list[tuple[Int32, Float32] | None] = [None] * rows
+        tokens: Int32 = self.tokens.numpy()
+        if self.report is not None:
+            integers, floats = (part.numpy() for part in self.report)
+            for i in np.flatnonzero((self.wanted >= 0) & (tokens >= 0)):
+                count = 1 + min(int(self.wanted[i]), self.vocab)
+                rank[i], logprob[i] = integers[i, 0], floats[i, 0]
+                top[i] = (integers[i, 1:count], floats[i, 1:count])
+        return StepResult(tokens, logprob, rank, top)
+
+
+class Sampler:
+    """Chooses tokens for up to `max_rows` rows of a row table, with up to `max_logprobs` alternatives each.
+
+    All device memory is taken at once, `sampler_bytes` of it. Kernels and copies go to the current stream.
+    """
+
+    def __init__(self, table: Table, *, vocab: int, max_rows: int, max_logprobs: int) -> None:
+        device = table.tokens.device
+
+        def empty(*shape: int, dtype: torch.dtype) -> Torch:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self._table = table
+        self._vocab = vocab
+        self._gpu = device.type == "cuda"
+        self._chosen = empty(max_rows, dtype=torch.int32)
+        self._weights = empty(max_rows, vocab, dtype=torch.float32)
+        self._counts = empty(_GROUP, vocab, dtype=torch.int32).zero_()
+        self._adjustments = empty(_HEADERS + vocab, dtype=torch.int32)
+        # The report of a row: rank and log-probability of its token, then ids and log-probabilities of the best.
+        self._integers = empty(max_rows, 1 + max_logprobs, dtype=torch.int32)
+        self._floats = empty(max_rows, 1 + max_logprobs, dtype=torch.float32)
+        self._staging = Staging(self._adjustments.nbytes, device)
+        self._rings = [Ring(_FLIGHTS, part.nbytes, device) for part in (self._chosen, self._integers, self._floats)]
+
+    def choose(self, logits: Torch, inputs: Inputs) -> None:
+        """A token for each row of logits [R, vocab] in float32, on the device alone."""
+        choose(
+            logits,
+            self._weights,
+            self._chosen[: len(logits)],
+            row=inputs.sample_row,
+            position=inputs.position,
+            sampling=self._table.sampling,
+            history=self._table.tokens,
+        )
+
+    def penalize(self, logits: Torch, sample: RowSamples) -> None:
+        """Adjust the rows of logits that have penalties or bans, in place."""
+        for group in _groups(sample.penalties, len(self._adjustments) - _HEADERS):
+            packed = _pack(group, sample.row)
+            adjustments = self._adjustments[: len(packed)]
+            self._staging.send(packed, adjustments)
+            headers = adjustments[: len(group) * HEADER].view(len(group), HEADER)
+            penalize(logits, headers, self._table.tokens, adjustments[_HEADERS:], self._counts)
+
+    def send(self, logits: Torch, inputs: Inputs, sample: RowSamples) -> Chosen:
+        """Start what brings the chosen tokens to the host. Two more steps may be launched before they are read."""
+        count = len(sample.row)
+        tokens = self._chosen[:count]
+        tokens_home, integers_home, floats_home = self._rings
+        report = None
+        if sample.logprobs.max(initial=-1) >= 0:
+            integers, floats = self._integers[:count], self._floats[:count]
+            log_probabilities(logits[:count], tokens, inputs.logprobs[:count], integers, floats)
+            report = integers_home.receive(integers), floats_home.receive(floats)
+        done = None
+        host = tokens_home.receive(tokens)
+        if self._gpu:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return Chosen(host, report, sample.logprobs.copy(), self._vocab, done)
+
+
+def sampler_bytes(*, vocab: int, max_rows: int, max_logprobs: int) -> int:
+    """Device memory that a `Sampler` takes, in bytes."""
+    scratch = (max_rows + _GROUP) * vocab + _HEADERS + vocab
+    return 4 * (scratch + max_rows * (1 + 2 * (1 + max_logprobs)))
+
+
+_Numbered = list[tuple[int, Penalty]]
+
+
+def _groups(penalties: Sequence[Penalty | None], capacity: int) -> Iterator[_Numbered]:
+    """The penalised rows in groups of at most `_GROUP`, with at most `capacity` banned ids in each."""
+    group: _Numbered = []
+    size = 0
+    for number, penalty in enumerate(penalties):
+        if penalty is None:
+            continue
+        if group and (len(group) == _GROUP or size + len(penalty.banned) > capacity):
+            yield group
+            group, size = [], 0
+        group.append((number, penalty))
+        size += len(penalty.banned)
+    if group:
+        yield group
+
+
+def _pack(group: _Numbered, rows: Int32) -> Int32:
+    """Headers, then banned ids, as `penalize` reads them. What a penalty does not look at is left out of its range."""
+    packed = np.zeros(_HEADERS + sum(len(penalty.banned) for _, penalty in group), np.int32)
+    at = 0
+    for header, (number, penalty) in zip(packed[: len(group) * HEADER].reshape(-1, HEADER), group, strict=True):
+        factors = (penalty.repetition_penalty, penalty.frequency_penalty, penalty.presence_penalty)
+        prompt = 0 if factors[0] != 1.0 else penalty.prompt_len
+        total = penalty.total if factors != (1.0, 0.0, 0.0) else penalty.prompt_len
+        end = at + len(penalty.banned)
+        header[:7] = (number, rows[number], prompt, penalty.prompt_len, total, at, end)
+        header[7:] = np.array(factors, np.float32).view(np.int32)
+        packed[_HEADERS + at : _HEADERS + end] = penalty.banned
+        at = end
+    return packed

@@ -1,0 +1,318 @@
+"""Weights from mapped files to the device, some rows at a time: the host never holds a copy of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
+from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear, Matrix, quantize_rows
+from octavo_inference.backends.cuda.packing import (
+    Dense,
+    Layout,
+    PlaneType,
+    Quantization,
+    layout_of,
+    pack,
+    plane_shapes,
+)
+from octavo_inference.backends.cuda.staging import Staging
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.common.memory_advice import release
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Format, LayerWeights, Tensor, Weights, dequantize
+
+Progress = Callable[[int, int], None]
+
+_TYPES: dict[PlaneType, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "u8": torch.uint8,
+}
+_FLOATS: dict[Format, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_DENSE: dict[torch.dtype, Dense] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+_NORMS = ("input_norm", "post_norm")
+_OPTIONAL_NORMS = ("q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
+# Weights packed at a time: unpacking takes some bytes of working memory for each.
+_PIECE = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    """A layer: `qkv` has the rows of q, k and v below each other, `gate_up` those of gate and up. Norms in float32."""
+
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    input_norm: Torch
+    post_norm: Torch
+    q_norm: Torch | None
+    k_norm: Torch | None
+    attention_output_norm: Torch | None
+    mlp_output_norm: Torch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A decoder's weights on the device, `nbytes` in all. A tied `lm_head` reads the embedding's memory."""
+
+    embedding: Embedding
+    layers: tuple[DeviceLayer, ...]
+    final_norm: Torch
+    lm_head: Linear
+    nbytes: int
+    tiles: Tiles
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A matrix of the device: `sources` of one layout below each other, `biases` one for each, or None."""
+
+    layout: Layout
+    sources: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(source.shape[0] for source in self.sources)
+
+    @property
+    def cols(self) -> int:
+        return self.sources[0].shape[1]
+
+    @property
+    def bias_type(self) -> torch.dtype | None:
+        # Libraries want a bias in the type of their weights; our kernels add it to float32 sums.
+        if all(bias is None for bias in self.biases):
+            return None
+        return torch.bfloat16 if self.layout.form == "bf16" else torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        planes = plane_shapes(self.layout, self.rows, self.cols).values()
+        bias = 0 if self.bias_type is None else self.rows * self.bias_type.itemsize
+        return sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in planes) + bias
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What will be allocated: the parts of each layer's matrices by name; `head` may be rows of the embedding."""
+
+    embedding: _Part
+    layers: tuple[dict[str, tuple[_Part, ...]], ...]
+    head: _Part | slice
+    vectors: tuple[Tensor, ...]
+
+    @property
+    def parts(self) -> list[_Part]:
+        inside = [part for layer in self.layers for parts in layer.values() for part in parts]
+        return [self.embedding, *inside, *([] if isinstance(self.head, slice) else [self.head])]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts) + sum(4 * math.prod(vector.shape) for vector in self.vectors)
+
+
+def device_bytes(
+    config: ModelConfig, weights: Weights, *, dtype: torch.dtype, quantization: Quantization = "auto"
+) -> int:
+    """Bytes that `upload` will allocate on the device and keep. Reads no weight. Raises SettingsError as it does."""
+    return _plan(config, weights, dtype, quantization).nbytes + 4 * WORKSPACE
+
+
+def upload(
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization = "auto",
+    progress: Progress | None = None,
+    eight: Torch | None = None,
+    tiles: Tiles = RULES,
+) -> DeviceWeights:
+    """All weights of a decoder on the device, `device_bytes` in all; some tens of MB on the host while it goes on.
+
+    Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", embedding and lm_head excepted: they
+    are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense". `eight`
+    is for activations in fp8, as in `Linear`; `tiles` are those of the card.
+    `progress` is told the bytes done, and all of them, after each piece. Pages of mapped files are given back once
+    read. Raises SettingsError for another dtype.
+    """
+    plan = _plan(config, weights, dtype, quantization)
+    workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
+    sender = _Sender(plan, device, progress)
+    table = sender.matrix(plan.embedding)
+    layers = []
+    for layer, matrices in zip(weights.layers, plan.layers, strict=False):
+        linears = {
+            name: Linear(
+                tuple(map(sender.matrix, parts)),
+                tuple(map(sender.bias, parts)),
+                workspace,
+                eight if all(part.layout.form == "fp8" for part in parts) else None,
+                tiles,
+            )
+            for name, parts in matrices.items()
+        }
+        layers.append(
+            DeviceLayer(
+                qkv=linears["qkv"],
+                o=linears["o"],
+                gate_up=linears["gate_up"],
+                down=linears["down"],
+                input_norm=sender.norm(layer.input_norm),
+                post_norm=sender.norm(layer.post_norm),
+                **{name: sender.given_norm(getattr(layer, name)) for name in _OPTIONAL_NORMS},
+            )
+        )
+    final_norm = sender.norm(weights.final_norm)
+    head = _view(table, plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return DeviceWeights(
+        Embedding(table),
+        tuple(layers),
+        final_norm,
+        Linear((head,), (None,), workspace, tiles=tiles),
+        sender.done + workspace.nbytes,
+        tiles,
+    )
+
+
+def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantization: Quantization) -> _Plan:
+    if dtype not in _DENSE:
+        raise SettingsError(f"dtype is {dtype}; the CUDA backend knows auto, bfloat16 and float32", "dtype")
+    dense, layers = _DENSE[dtype], weights.layers[: config.layers]
+
+    def alone(tensor: Tensor) -> _Part:
+        return _Part(layout_of(tensor, dense, "auto" if quantization == "fp8" else quantization), (tensor,), (None,))
+
+    def matrices(layer: LayerWeights) -> dict[str, tuple[_Part, ...]]:
+        return {
+            fused: _parts(
+                [getattr(layer, name) for name in names],
+                [getattr(layer, f"{name}_bias") for name in names],
+                dense,
+                quantization,
+            )
+            for fused, names in _FUSED.items()
+        }
+
+    norms = [getattr(layer, name) for layer in layers for name in (*_NORMS, *_OPTIONAL_NORMS)]
+    return _Plan(
+        alone(weights.embedding),
+        tuple(map(matrices, layers)),
+        _rows_within(weights.embedding, weights.lm_head) or alone(weights.lm_head),
+        (*(norm for norm in norms if norm is not None), weights.final_norm),
+    )
+
+
+def _parts(
+    tensors: Sequence[Tensor], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
+) -> tuple[_Part, ...]:
+    """Neighbours of one layout become one matrix.
+
+    Others stay apart, although each costs a launch: no layout holds both what Q4_K_M files keep of q and k and what
+    they keep of v without growing the first by three quarters.
+    """
+    pairs = zip(tensors, biases, strict=True)
+    return tuple(
+        _Part(layout, *zip(*group, strict=True))
+        for layout, group in groupby(pairs, lambda pair: layout_of(pair[0], dense, quantization))
+    )
+
+
+class _Sender:
+    """Allocates what a plan says and fills it, piece by piece. `done` counts the bytes on the device."""
+
+    def __init__(self, plan: _Plan, device: torch.device, progress: Progress | None) -> None:
+        # Before fp8 is made of them on the device, weights are at most float32.
+        widest = max(max(_PIECE, part.cols) for part in plan.parts) * 4
+        self._staging = Staging(widest, device)
+        self._device = device
+        self._total, self._progress = plan.nbytes, progress
+        self.done = 0
+
+    def matrix(self, part: _Part) -> Matrix:
+        planes = {
+            name: torch.empty(shape, dtype=_TYPES[kind], device=self._device)
+            for name, (kind, shape) in plane_shapes(part.layout, part.rows, part.cols).items()
+        }
+        start, step = 0, max(1, _PIECE // part.cols)
+        for source in part.sources:
+            for first in range(0, source.shape[0], step):
+                piece = _rows(source, first, first + step)
+                rows = {name: plane[start : start + piece.shape[0]] for name, plane in planes.items()}
+                if part.layout.form == "fp8":
+                    self._quantize(piece, rows)
+                else:
+                    for name, array in pack(piece, part.layout).items():
+                        self._staging.send(array, rows[name])
+                release(piece.data)
+                start += piece.shape[0]
+                self._count(*rows.values())
+            # Once more in one piece: pages that two pieces share are in none of them.
+            release(source.data)
+        return Matrix(part.layout, part.cols, **planes)
+
+    def bias(self, part: _Part) -> Torch | None:
+        if part.bias_type is None:
+            return None
+        values = [
+            np.zeros(source.shape[0], np.float32) if bias is None else dequantize(bias).reshape(-1)
+            for source, bias in zip(part.sources, part.biases, strict=True)
+        ]
+        return self._vector(np.concatenate(values), part.bias_type)
+
+    def norm(self, tensor: Tensor) -> Torch:
+        return self._vector(dequantize(tensor).reshape(-1).copy(), torch.float32)
+
+    def given_norm(self, tensor: Tensor | None) -> Torch | None:
+        return None if tensor is None else self.norm(tensor)
+
+    def _vector(self, values: NDArray[np.float32], dtype: torch.dtype) -> Torch:
+        result = torch.from_numpy(values).to(self._device, dtype)
+        self._count(result)
+        return result
+
+    def _quantize(self, piece: Tensor, rows: dict[str, Torch]) -> None:
+        dense = torch.empty(piece.shape, dtype=_FLOATS[piece.format], device=self._device)
+        self._staging.send(piece.data, dense)
+        for name, result in zip(("values", "scales"), quantize_rows(dense), strict=True):
+            rows[name].copy_(result)
+
+    def _count(self, *finished: Torch) -> None:
+        self.done += sum(tensor.nbytes for tensor in finished)
+        if self._progress is not None:
+            self._progress(self.done, self._total)
+
+
+def _rows_within(whole: Tensor, part: Tensor) -> slice | None:
+    """Which rows of a matrix another one is, if it has no memory of its own: a tied head, or a rank's share of it."""
+    pitch = whole.data.strides[0]
+    first, rest = divmod(part.data.ctypes.data - whole.data.ctypes.data, pitch)
+    end = first + part.shape[0]
+    same = (part.format, part.shape[1:], part.data.strides) == (whole.format, whole.shape[1:], whole.data.strides)
+    return slice(first, end) if same and rest == 0 and 0 <= first < end <= whole.shape[0] else None
+
+
+def _view(matrix: Matrix, rows: slice) -> Matrix:
+    scales, minimums = (None if plane is None else plane[rows] for plane in (matrix.scales, matrix.minimums))
+    return Matrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)
+
+
+def _rows(tensor: Tensor, start: int, end: int) -> Tensor:
+    data = tensor.data[start:end]
+    return Tensor(tensor.format, (len(data), *tensor.shape[1:]), data)

@@ -1,0 +1,97 @@
+"""The transformers backend: a torch module over the paged KV pool. Slower than native kernels, and far more models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo_inference.backends.transformers import attention
+from octavo_inference.backends.transformers.attention import KvShape
+from octavo_inference.core.model_input import Batch, Float32, Int32, StepResult
+from octavo_inference.core.sampling import sample
+
+DEFAULT_BLOCK_SIZE = 32
+
+
+class TransformersBackend:
+    """`Backend` over a module of transformers. `shapes` are what its attention calls store, in order."""
+
+    def __init__(
+        self, name: str, module: Any, shapes: Sequence[KvShape], *, vocab: int, num_blocks: int, block_size: int
+    ) -> None:
+        self.name = name
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab
+        self._module = module
+        self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        slots = num_blocks * block_size
+        self._pools = [
+            (
+                torch.zeros(slots, shape.heads, shape.key_dim, dtype=module.dtype),
+                torch.zeros(slots, shape.heads, shape.value_dim, dtype=module.dtype),
+            )
+            for shape in shapes
+        ]
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model and sample."""
+        return sample(self.logits(batch), batch.sample)
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Float32:
+        """Logits [R, vocab] of the sample rows; K and V of all query tokens are stored."""
+        rows = torch.from_numpy(batch.sample.row.astype(np.int64))
+        step = attention.paged_step(batch, self.block_size, self._pools)
+        positions = torch.from_numpy(batch.positions.astype(np.int64))[None]
+        arguments = {"logits_to_keep": rows} if self._selects_rows else {}
+        with attention.running(step):
+            found = forward(self._module, batch.tokens, position_ids=positions, **arguments)
+        if step.calls != len(self._pools):
+            raise RuntimeError(f"{step.calls} attention calls in a step, expected {len(self._pools)}")
+        chosen = found[0] if self._selects_rows else found[0, rows]
+        return np.ascontiguousarray(chosen[:, : self.vocab_size].float().numpy())
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks, all layers."""
+        size = self.block_size
+        for source, target in pairs:
+            for pool in (tensor for layer in self._pools for tensor in layer):
+                pool[target * size : (target + 1) * size] = pool[source * size : (source + 1) * size]
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        for pool in (tensor for layer in self._pools for tensor in layer):
+            pool.view(self.num_blocks, -1)[list(blocks)] = 0
+
+    def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
+        """A copy of whole blocks, all layers: [block, bytes]."""
+        parts = [
+            pool.view(self.num_blocks, -1)[list(blocks)].view(torch.uint8) for pair in self._pools for pool in pair
+        ]
+        saved: NDArray[np.uint8] = torch.cat(parts, dim=1).numpy()
+        return saved
+
+    def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
+        """Copy rows of what `to_host` gave back into as many blocks."""
+        start = 0
+        for pool in (tensor for pair in self._pools for tensor in pair):
+            by_block = pool.view(self.num_blocks, -1)
+            end = start + by_block.shape[1] * pool.element_size()
+            by_block[list(blocks)] = torch.from_numpy(saved[:, start:end].copy()).view(pool.dtype)
+            start = end
+
+
+def forward(module: Any, tokens: Int32, **arguments: Tensor) -> Tensor:
+    """Logits [rows, tokens, width] of token ids [rows, tokens] or [tokens]."""
+    ids = torch.from_numpy(np.atleast_2d(tokens).astype(np.int64))
+    # The mask says "no padding": without it transformers would look for sequences in the positions by itself.
+    result = module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **arguments)
+    logits: Tensor = result.logits
+    return logits

@@ -1,0 +1,100 @@
+"""What a module stores and whether it can be served: its logits over paged KV against its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from octavo_inference.backends.transformers import attention
+from octavo_inference.backends.transformers.attention import KvShape
+from octavo_inference.backends.transformers.backend import TransformersBackend, forward
+from octavo_inference.checkpoints.transformers_config import ForeignConfig
+from octavo_inference.common.errors import ModelError
+from octavo_inference.core.model_input import Batch, Float32, Int32, SampleRows
+
+# Of the norm of the logits, per data type. What is wrong in kind is wrong by its whole size.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+_PROBE_TOKENS = 40
+_PROBE_BLOCK = 8
+
+
+def prepare(module: Any, config: ForeignConfig, folder: Path) -> tuple[ForeignConfig, list[KvShape]]:
+    """Put Octavo's attention into a module and find what its calls store; the description with that.
+
+    The paged path is compared with the module's own. Raises `ModelError` when they differ, so that what this backend
+    cannot follow is refused and not served wrong.
+    """
+    try:
+        shapes = _probe(module, config.vocab, config.max_positions)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {config.architecture} cannot be served: {error}") from error
+    return dataclasses.replace(config, kv_elements=sum(shape.elements for shape in shapes)), shapes
+
+
+@torch.inference_mode()
+def _probe(module: Any, vocab: int, max_positions: int) -> list[KvShape]:
+    """Two sequences, one of them in two chunks, against the same without a cache."""
+    count = min(_PROBE_TOKENS, max_positions)
+    tokens = np.random.default_rng(0).integers(0, vocab, (2, count)).astype(np.int32)
+    try:
+        wanted = forward(module, tokens)[..., :vocab].reshape(-1, vocab).float().numpy()
+        shapes = _shapes(module, tokens[0])
+        found = _paged_logits(module, shapes, vocab, tokens)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"its computation of two short sequences fails: {type(error).__name__}: {error}") from error
+    difference = float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) or 1.0))
+    if not difference <= TOLERANCE[module.dtype]:
+        raise ModelError(
+            f"its logits over paged KV differ from its own by {difference:.2g} of their size; something in it depends "
+            "on more than tokens, positions and softmax attention"
+        )
+    return shapes
+
+
+def _shapes(module: Any, tokens: Int32) -> list[KvShape]:
+    attention.register()
+    module.set_attn_implementation(attention.NAME)
+    with attention.running(attention.probe_step(len(tokens))) as step:
+        forward(module, tokens, position_ids=torch.arange(len(tokens))[None])
+    if not step.shapes:
+        raise ModelError("it computes attention outside transformers' attention interface, so its KV cannot be paged")
+    return step.shapes
+
+
+def _paged_logits(module: Any, shapes: Sequence[KvShape], vocab: int, tokens: Int32) -> Float32:
+    """Logits of every token of two sequences: half of the first, then the rest of it and the second together."""
+    count = tokens.shape[1]
+    per_sequence = -(-count // _PROBE_BLOCK)
+    backend = TransformersBackend(
+        "probe", module, shapes, vocab=vocab, num_blocks=2 * per_sequence, block_size=_PROBE_BLOCK
+    )
+    # Interleaved, so that a context is nowhere one piece of the pool.
+    table = np.arange(2 * per_sequence, dtype=np.int32).reshape(per_sequence, 2).T[:, ::-1]
+    half = count // 2
+    first = backend.logits(_probe_batch(tokens, table, [(0, 0, half)]))
+    rest = backend.logits(_probe_batch(tokens, table, [(0, half, count), (1, 0, count)]))
+    return np.concatenate([first, rest])
+
+
+def _probe_batch(tokens: Int32, table: Int32, parts: list[tuple[int, int, int]]) -> Batch:
+    """Tokens [start, end) of the sequences named, all of them sampled."""
+    positions = np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in parts])
+    owners = np.concatenate([np.full(end - start, i, np.int32) for i, start, end in parts])
+    rows = len(positions)
+    ends = np.cumsum([0, *(end - start for _, start, end in parts)])
+    return Batch(
+        tokens=tokens[owners, positions],
+        positions=positions,
+        slots=table[owners, positions // _PROBE_BLOCK] * _PROBE_BLOCK + positions % _PROBE_BLOCK,
+        query_start=ends.astype(np.int32),
+        seq_len=np.array([end for _, _, end in parts], np.int32),
+        block_table=table[[i for i, _, _ in parts]],
+        sample=SampleRows.greedy(np.arange(rows, dtype=np.int32), positions + 1),
+    )

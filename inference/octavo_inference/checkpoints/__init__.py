@@ -1,0 +1,1 @@
+"""Checkpoint formats (GGUF, safetensors): headers, configuration, weights in the canonical layout, sizes."""

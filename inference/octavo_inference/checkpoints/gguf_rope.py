@@ -1,0 +1,75 @@
+"""Rotary parameters of a GGUF file: metadata, or tensors of divisors (Llama 3, LongRoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.checkpoints.gguf import GgufFile
+from octavo_inference.common.errors import ModelError
+from octavo_inference.models.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Scaling,
+    YarnScaling,
+    long_magnitude,
+    yarn_magnitude,
+)
+
+# Llama 3's scaling constants: GGUF keeps only the resulting factors, never these.
+_LOW_FREQUENCY, _HIGH_FREQUENCY, _ORIGINAL_POSITIONS = 1.0, 4.0, 8192
+
+Number = Callable[..., float]
+Divisors = Callable[[str], NDArray[np.float32] | None]
+
+
+def read_scaling(file: GgufFile, number: Number, divisors: Divisors, theta: float, dim: int) -> Scaling | None:
+    """`number` reads a key of the architecture; `divisors` a vector of dim / 2 numbers, None when it is not there.
+
+    Raises ModelError for a scaling that is not known or not complete.
+    """
+    architecture = file.metadata.get("general.architecture")
+    given = divisors("rope_freqs.weight")
+    if given is not None:
+        return _llama3(file, given, theta, dim)
+    original = int(number("rope.scaling.original_context_length", number("context_length")))
+    if original <= 1:
+        raise ModelError(f"{file.path}: {architecture}.rope.scaling.original_context_length is {original}")
+    short, long = divisors("rope_factors_short.weight"), divisors("rope_factors_long.weight")
+    if short is not None and long is not None:
+        grown = number("context_length") / original
+        return LongScaling(
+            short=tuple(short.tolist()),
+            long=tuple(long.tolist()),
+            original_max_position=original,
+            magnitude=number("rope.scaling.attn_factor", long_magnitude(grown, original)),
+        )
+    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "linear")
+    factor = number("rope.scaling.factor", number("rope.scale_linear", 1.0))
+    if factor <= 0:
+        raise ModelError(f"{file.path}: {architecture}.rope.scaling.factor is {factor}, expected more than 0")
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return None
+    if kind == "linear":
+        return LinearScaling(factor)
+    if kind == "yarn":
+        return YarnScaling(
+            factor=factor,
+            original_max_position=original,
+            magnitude=number("rope.scaling.attn_factor", 1.0) * yarn_magnitude(factor),
+            beta_fast=number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=number("rope.scaling.yarn_beta_slow", 1.0),
+        )
+    raise ModelError(f"{file.path}: rope scaling {kind!r} is not supported or not complete")
+
+
+def _llama3(file: GgufFile, divisors: NDArray[np.float32], theta: float, dim: int) -> Llama3Scaling:
+    """Recovered from the per-frequency divisors llama.cpp stores."""
+    scaling = Llama3Scaling(float(divisors.max()), _LOW_FREQUENCY, _HIGH_FREQUENCY, _ORIGINAL_POSITIONS)
+    plain = theta ** (-np.arange(0, dim, 2) / dim)
+    if not np.allclose(plain / scaling.apply(plain, 0), divisors, rtol=1e-3):
+        raise ModelError(f"{file.path}: rope_freqs.weight is not Llama 3's rope scaling")
+    return scaling

@@ -1,0 +1,34 @@
+"""JSON that others wrote, decoded into a type or refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo_inference.common.errors import ModelError
+
+T = TypeVar("T")
+
+
+def decode_json(data: bytes, kind: type[T], path: Path, what: str) -> T:
+    """Decode `data`, which came from `path`. Raises `ModelError` saying that it is no `what`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{path}: not {what}: {error}") from error
+
+
+def read_json(path: Path, kind: type[T], what: str) -> T:
+    """`decode_json` of a whole file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    return decode_json(data, kind, path, what)
+
+
+def optional_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} when there is no such file."""
+    return read_json(path, dict[str, Any], "a JSON object") if path.exists() else {}

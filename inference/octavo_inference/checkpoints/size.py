@@ -1,0 +1,122 @@
+"""How much memory a model takes, from the heads of its files: no weight is read.
+
+The same sums as `build` makes of loaded weights and `CpuBackend` allocates, in terms that somebody can multiply who
+knows nothing of decoders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from octavo_inference.backends.cpu.native.packing import BITS, WEIGHT_FORMATS, packed_format
+from octavo_inference.checkpoints.from_gguf import FORMATS
+from octavo_inference.checkpoints.from_hf import language_prefix
+from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
+from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor, read_checkpoint
+from octavo_inference.config.engine import Dtype
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor
+
+# Matrices of a layer that the kernels multiply as one.
+_FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
+_DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
+_QUANTIZED_BLOCK = 48  # Int8Block of int8.h
+_PANEL = 32  # the widest of any variant
+_NOTHING = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes. `weights` by dtype, the embedding included; `token` and `row` are working memory for one of each.
+
+    A thread takes as much as a row.
+    """
+
+    parameters: int
+    weights: dict[str, int]
+    kv_elements: int
+    token: int
+    row: int
+
+
+def measure(path: str, config: ModelConfig) -> Size:
+    """The size of the model at `path`, which `config` describes. Raises `ModelError` for damaged files."""
+    source = find_model(path)
+    if source.is_file():
+        parameters, weights = _gguf(read_gguf(source), config)
+    else:
+        parameters, weights = _folder(read_checkpoint(source), config)
+    return Size(parameters, weights, config.kv_bytes_per_token(1), *_working(config))
+
+
+def count_elements(folder: Path) -> int:
+    """Numbers in the weights of a safetensors folder."""
+    return sum(math.prod(tensor.shape) for tensor in read_checkpoint(folder).tensors.values())
+
+
+def _gguf(file: GgufFile, config: ModelConfig) -> tuple[int, dict[str, int]]:
+    def packed(names: Iterable[str]) -> list[Tensor]:
+        found = [file.tensors[name] for name in names if name in file.tensors]
+        return [Tensor(FORMATS.get(tensor.type_name, "bf16"), tensor.shape, _NOTHING) for tensor in found]
+
+    embedding = file.tensors["token_embd.weight"]
+    layers = range(config.layers)
+    groups = [packed(f"blk.{layer}.{name}.weight" for name in fused) for layer in layers for fused in _FUSED]
+    groups.append(packed(["token_embd.weight" if config.tied_embeddings else "output.weight"]))
+    parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    return parameters, _by_dtype(groups, embedding.data.nbytes)
+
+
+def _folder(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, dict[str, int]]:
+    prefix = language_prefix(checkpoint)
+    embedding = checkpoint.tensors[prefix + "embed_tokens.weight"]
+    head = embedding if config.tied_embeddings else checkpoint.tensors["lm_head.weight"]
+    inside = [t for t in checkpoint.tensors.values() if t.name.startswith(f"{prefix}layers.") and len(t.shape) == 2]
+    groups = [[Tensor("bf16", tensor.shape, _NOTHING)] for tensor in [*inside, head]]
+    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    return parameters, _by_dtype(groups, _stored(embedding))
+
+
+def _stored(embedding: RawTensor) -> int:
+    # Half precision is kept as it is only where nothing of it would be lost.
+    return 2 * embedding.data.nbytes if embedding.dtype == "F16" else embedding.data.nbytes
+
+
+def _by_dtype(groups: Iterable[list[Tensor]], embedding: int) -> dict[str, int]:
+    matrices = [group for group in groups if group]
+    return {
+        dtype: embedding
+        + int(
+            sum(
+                math.prod(tensor.shape) * BITS[packed_format(group, WEIGHT_FORMATS[dtype])]
+                for group in matrices
+                for tensor in group
+            )
+            / 8
+        )
+        for dtype in _DTYPES
+    }
+
+
+def _working(config: ModelConfig) -> tuple[int, int]:
+    """Buffers of the CPU backend for one token of a step, and for one running request or thread.
+
+    Which variant of the kernels a pod will run shows when it starts, so this is the most that any takes: activations
+    in float32 (AVX-512 BF16 keeps them in half of that) and rounded rows even where no weight is quantised.
+    """
+    attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
+    written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
+    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate
+    widest = max(config.hidden, attended, config.intermediate)
+    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * _padded(config.vocab)
+
+
+def _padded(rows: int) -> int:
+    """The rows of a packed matrix."""
+    return math.ceil(rows / _PANEL) * _PANEL

@@ -1,0 +1,109 @@
+"""Models that the native decoder does not describe: what their files say of them, and why some cannot be served.
+
+No torch here: the API process reads the words of a model and never its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo_inference.checkpoints.from_hf import eos_token_ids
+from octavo_inference.checkpoints.jsonfile import optional_json
+from octavo_inference.common.errors import ModelError, UnsupportedModelError
+
+# Attention that reads keys by their positions alone; other kinds of layers carry state or choose keys by content.
+_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_ALIBI = frozenset({"bloom", "mpt"})
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignConfig:
+    """A decoder as config.json describes it, without its inner sizes.
+
+    `missing` says what the native decoder lacks for it. `kv_elements` counts the numbers of K and V that a token takes
+    over all layers; it is 0 until the model is loaded.
+    """
+
+    architecture: str
+    missing: str
+    vocab: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    digest: str
+    kv_elements: int = 0
+
+    def kv_bytes_per_token(self, bytes_per_element: int) -> int:
+        """Size of one token's K and V over all layers."""
+        return self.kv_elements * bytes_per_element
+
+
+def describe(folder: Path, digest: str, missing: str) -> ForeignConfig:
+    """Read config.json. Raises `ModelError` for models that cannot be served at all, with the reason."""
+    path = folder / "config.json"
+    data = optional_json(path)
+    names = data.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelError(f"{path}: architectures is {names!r}, expected a list with the name of the model's class")
+    _refuse(path, names[0], data)
+    return ForeignConfig(
+        architecture=names[0],
+        missing=missing,
+        vocab=_count(path, data, ("vocab_size",)),
+        max_positions=_longest(data, _count(path, data, _POSITIONS)),
+        eos_token_ids=eos_token_ids(folder, data),
+        digest=digest,
+    )
+
+
+def _refuse(path: Path, name: str, data: dict[str, Any]) -> None:
+    def refuse(reason: str) -> ModelError:
+        return UnsupportedModelError(f"{path}: {name} cannot be served: {reason}")
+
+    quantisation = data.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
+        raise refuse(f"its weights are quantised ({method}); use bf16, f16 or f32 weights or a GGUF file")
+    if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
+        raise refuse("it is an encoder with a decoder; Octavo serves decoders alone")
+    if data.get("alibi") or data.get("model_type") in _ALIBI:
+        raise refuse("its positions are a bias on the attention scores (ALiBi), which paged attention does not have")
+    layers = data.get("layer_types") or data.get("layers_block_type") or []
+    kinds = sorted({str(kind) for kind in layers} - _LAYERS) if isinstance(layers, list) else [str(layers)]
+    if kinds:
+        raise refuse(f"it has layers that are not softmax attention ({', '.join(kinds)}); their state cannot be paged")
+    if any(_rope_kind(rope) == "dynamic" for rope in _ropes(data)):
+        raise refuse("its rotary frequencies change with the length of the batch (rope type dynamic)")
+
+
+def _longest(data: dict[str, Any], positions: int) -> int:
+    """With longrope, frequencies change beyond the original length, for all tokens before as well: end there."""
+    for rope in _ropes(data):
+        original = rope.get("original_max_position_embeddings", data.get("original_max_position_embeddings"))
+        if _rope_kind(rope) == "longrope" and isinstance(original, int) and 0 < original < positions:
+            return original
+    return positions
+
+
+def _ropes(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rotary parameters: one set, or one for each type of layer."""
+    rope = data.get("rope_parameters") or data.get("rope_scaling")
+    if not isinstance(rope, dict):
+        return []
+    return [rope, *(entry for entry in rope.values() if isinstance(entry, dict))]
+
+
+def _rope_kind(rope: dict[str, Any]) -> object:
+    return rope.get("rope_type", rope.get("type"))
+
+
+def _count(path: Path, data: dict[str, Any], keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = data.get(key)
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+                raise ModelError(f"{path}: {key} is {value!r}, expected a positive number")
+            return value
+    raise ModelError(f"{path}: {' or '.join(keys)} is missing")

@@ -1,0 +1,71 @@
+"""What a request must be to be served at all; the same text reaches HTTP clients and callers of `LLM`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from octavo_inference.common.errors import RequestError
+from octavo_inference.core.model_input import Int32
+from octavo_inference.core.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_TIMEOUT, Request, SamplingParams
+
+MAX_SEQUENCES = 128
+
+
+def check_sampling(sampling: SamplingParams, vocab: int) -> None:
+    """Raise `RequestError` naming the first parameter out of bounds."""
+    _within("n", sampling.n, 1, MAX_SEQUENCES)
+    _within("temperature", sampling.temperature, 0.0, 100.0)
+    _within("top_p", sampling.top_p, 0.0, 1.0)
+    if sampling.top_p == 0.0:
+        raise RequestError("top_p must be above 0: it keeps the most likely tokens up to that share", "top_p")
+    _within("top_k", sampling.top_k, -1, vocab)
+    _within("min_p", sampling.min_p, 0.0, 1.0)
+    _within("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
+    _within("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
+    _within("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0)
+    if sampling.seed is not None:
+        _within("seed", sampling.seed, -(2**63), 2**64 - 1)
+    if sampling.max_tokens is not None:
+        _within("max_tokens", sampling.max_tokens, 1, 2**31 - 1)
+    most = 2**31 - 1 if sampling.max_tokens is None else sampling.max_tokens
+    _within("min_tokens", sampling.min_tokens, 0, most)
+    if sampling.logprobs is not None:
+        _within("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, vocab))
+    for token in sampling.stop_token_ids:
+        _within("stop_token_ids", token, 0, vocab - 1)
+
+
+def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
+    """The prompt as an array. Raises `RequestError` when prompt and answer can never fit."""
+    _within("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if request.timeout is not None:
+        _within("timeout", request.timeout, 0.001, MAX_TIMEOUT)
+    if not request.tokens:
+        raise RequestError("the prompt is empty: at least one token is needed", "prompt")
+    try:
+        tokens = np.array(request.tokens, np.int32)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise RequestError(f"the prompt is not a list of token ids: {error}", "prompt") from None
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab:
+        raise RequestError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab}", "prompt")
+    if len(tokens) >= max_model_len:
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens; this model serves {max_model_len} of prompt and answer together",
+            "prompt",
+        )
+    answer = request.sampling.max_tokens
+    if answer is not None and len(tokens) + answer > max_model_len:
+        raise RequestError(
+            f"{len(tokens)} prompt tokens and max_tokens {answer} are {len(tokens) + answer}; this model serves "
+            f"{max_model_len} of both together: at most {max_model_len - len(tokens)} fit",
+            "max_tokens",
+        )
+    return tokens
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise RequestError(f"{name} is {value}, it must be from {low} to {high}", name)

@@ -1,0 +1,215 @@
+"""Rank 0's side of its group: it starts the other ranks, tells them every call, and ends with the first that ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn, TypeVar
+
+from octavo_inference.common import logs
+from octavo_inference.common.errors import DeviceLostError, RankLostError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.core.kv_cache_sizing import Sizes
+from octavo_inference.distributed.messages import (
+    Begin,
+    Call,
+    Failed,
+    Found,
+    Made,
+    Make,
+    Reader,
+    decode_from_rank,
+    encode,
+)
+from octavo_inference.engine.ipc import EXIT_RANK_LOST
+
+log = logging.getLogger(__name__)
+
+End = Callable[[str, int], NoReturn]
+"""Ends this process, from any thread and whatever it is doing: a sentence that says why, and the exit status."""
+
+Answer = TypeVar("Answer", Found, Made)
+
+_SOCKET_BUFFER = 1 << 20
+# A process whose socket has closed is on its way out.
+_EXIT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    rank: int
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    answers: SimpleQueue[Found | Made] = field(default_factory=SimpleQueue)
+
+    @property
+    def name(self) -> str:
+        return f"tensor-parallel rank {self.rank} (pid {self.process.pid})"
+
+    def fate(self) -> str:
+        """How it ended, now that its socket has closed."""
+        try:
+            status = self.process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"{self.name} closed its connection"
+        return (
+            f"{self.name} was killed by signal {-status}" if status < 0 else f"{self.name} ended with status {status}"
+        )
+
+
+class Ranks:
+    """Ranks 1 to `size` - 1, children of this process, which is rank 0.
+
+    `end` is called by a thread of this object as soon as one of them is gone, for this process may be waiting for it in
+    a collective. They in turn end when this process does, however it does.
+    """
+
+    def __init__(self, size: int, end: End) -> None:
+        self.size = size
+        self.folder = Path(tempfile.mkdtemp(prefix="octavo-ranks-"))
+        """Where they meet; for this user alone."""
+        self._end = end
+        self._closing = False
+        self._peers = [_start(rank, self.folder) for rank in range(1, size)]
+        self._watcher = threading.Thread(target=self._watch, name="octavo-ranks", daemon=True)
+        self._watcher.start()
+        atexit.register(self.close)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of ranks 1 and up."""
+        return tuple(peer.process.pid for peer in self._peers)
+
+    def begin(self, settings: EngineSettings, digest: str) -> None:
+        """Have every rank read the model, which has `digest`, find its device and join."""
+        for peer in self._peers:
+            begin = Begin(settings=settings, digest=digest, rank=peer.rank, log_format=logs.form())
+            self._send(peer, encode(begin))
+
+    def found(self) -> list[Found]:
+        """The devices of ranks 1 and up."""
+        return [self._answer(peer, Found) for peer in self._peers]
+
+    def make(self, sizes: Sizes) -> None:
+        """Have every rank load its part, which waits for rank 0 to do the same."""
+        self.tell(Make(sizes=sizes))
+
+    def made(self) -> None:
+        """Wait until every rank takes calls."""
+        for peer in self._peers:
+            self._answer(peer, Made)
+
+    def tell(self, call: Make | Call) -> None:
+        """Send a call to every rank. Raises `RankLostError`."""
+        frame = encode(call)
+        for peer in self._peers:
+            self._send(peer, frame)
+
+    @contextlib.contextmanager
+    def in_step(self) -> Generator[None]:
+        """Around rank 0's part of a call that was told. One that fails in it is out of step with the others for good.
+
+        Raises `RankLostError` for whatever was raised.
+        """
+        try:
+            yield
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            # If another rank's end is the reason, the watcher ends this process once it knows how that one ended.
+            self._watcher.join(2 * _EXIT_SECONDS)
+            log.exception("rank 0 failed")
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise RankLostError(
+                f"tensor-parallel rank 0 (pid {os.getpid()}) failed in a step and is out of step with the others: "
+                f"{first}"
+            ) from error
+
+    def close(self) -> None:
+        """End the others."""
+        self._closing = True
+        for peer in self._peers:
+            with contextlib.suppress(OSError):
+                peer.connection.shutdown(socket.SHUT_RDWR)
+        self._watcher.join()
+        for peer in self._peers:
+            try:
+                peer.process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                peer.process.kill()
+                peer.process.wait()
+            peer.connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.close)
+
+    def _send(self, peer: _Peer, frame: bytes) -> None:
+        try:
+            peer.connection.sendall(frame)
+        except OSError as error:
+            self._watcher.join(2 * _EXIT_SECONDS)
+            raise RankLostError(peer.fate()) from error
+
+    def _answer(self, peer: _Peer, kind: type[Answer]) -> Answer:
+        # A rank that cannot answer ends this process.
+        answer = peer.answers.get()
+        if not isinstance(answer, kind):
+            raise RankLostError(f"{peer.name} answered {answer} instead of {kind.__name__}")
+        return answer
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers:
+                selector.register(peer.connection, selectors.EVENT_READ, (peer, Reader(peer.connection)))
+            while not self._closing:
+                for key, _ in selector.select():
+                    peer, reader = key.data
+                    self._hear(peer, reader)
+
+    def _hear(self, peer: _Peer, reader: Reader) -> None:
+        try:
+            for frame in reader.read():
+                message = decode_from_rank(frame)
+                if isinstance(message, Failed):
+                    self._finish(f"{peer.name}: {message.message}", message.status)
+                else:
+                    peer.answers.put(message)
+        except EOFError:
+            if not self._closing:
+                self._finish(peer.fate(), EXIT_RANK_LOST)
+
+    def _finish(self, message: str, status: int) -> NoReturn:
+        for peer in self._peers:
+            peer.process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._end(message, status)
+
+
+def end_process(message: str, status: int) -> NoReturn:
+    """How a process ends that has nobody to tell: with a line on stderr."""
+    sys.stderr.write(f"octavo: {message}\n")
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _start(rank: int, folder: Path) -> _Peer:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+    # -P: the working directory's files are not modules.
+    command = [sys.executable, "-P", "-m", "octavo_inference.distributed.worker", str(theirs.fileno()), str(folder)]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    theirs.close()
+    return _Peer(rank, process, ours)

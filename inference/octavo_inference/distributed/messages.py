@@ -1,0 +1,136 @@
+"""What ranks say to each other: MessagePack, framed as in `ipc`, arrays as their shape and their bytes.
+
+Rank 0 sends `Begin` and is told `Found`; it sends `Make` and is told `Made`; from then on it sends calls, which are not
+answered. `Failed` may come at any time and is a rank's last word.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.core.kv_cache_sizing import Sizes
+from octavo_inference.core.model_input import Batch, RowStep
+from octavo_inference.engine.ipc import LENGTH_BYTES, FrameReader
+
+_RECEIVE_BYTES = 1 << 20
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """What to load, and what rank 0 found there; which rank the peer is, and how to write its log."""
+
+    settings: EngineSettings
+    digest: str
+    rank: int
+    log_format: Literal["text", "json"]
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """The device of a rank. Memory in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+class Make(msgspec.Struct, frozen=True, tag="make"):
+    """Sizes that hold for all ranks."""
+
+    sizes: Sizes
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """The rank waits for calls."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Why the rank ends; `status` is the exit status its replica is to end with."""
+
+    message: str
+    status: int
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """`Backend.step`."""
+
+    batch: Batch
+
+
+class Logits(msgspec.Struct, frozen=True, tag="logits"):
+    """`Backend.logits`."""
+
+    batch: Batch
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """`RowBackend.launch`."""
+
+    step: RowStep
+
+
+class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
+    """`Backend.copy_blocks`."""
+
+    pairs: list[tuple[int, int]]
+
+
+class ClearBlocks(msgspec.Struct, frozen=True, tag="clear"):
+    """`Backend.clear_blocks`."""
+
+    blocks: list[int]
+
+
+class Idle(msgspec.Struct, frozen=True, tag="idle"):
+    """`RowBackend.idle`."""
+
+
+Call = Step | Logits | Launch | CopyBlocks | ClearBlocks | Idle
+ToRank = Begin | Make | Call
+FromRank = Found | Made | Failed
+
+
+def encode(message: ToRank | FromRank) -> bytes:
+    """A message with its length in front."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def _flatten(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.shape, value.tobytes()
+    raise TypeError(f"{type(value).__name__} is not part of a message between ranks")
+
+
+def _restore(kind: Any, value: Any) -> Any:
+    """An array of the type that its field says: NDArray[x] is ndarray[shape, dtype[x]]."""
+    shape, data = value
+    (dtype,) = get_args(get_args(kind)[1])
+    return np.frombuffer(data, dtype).reshape(shape).copy()  # writable, which torch wants
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_flatten)
+decode_to_rank = msgspec.msgpack.Decoder(ToRank, dec_hook=_restore).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank, dec_hook=_restore).decode
+
+
+class Reader:
+    """The frames that a socket brings."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = FrameReader()
+
+    def read(self) -> Iterator[bytes]:
+        """Frames completed by what arrives next, which may be none. Raises `EOFError` when the peer has closed."""
+        try:
+            data = self._connection.recv(_RECEIVE_BYTES)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise EOFError
+        return self._reader.feed(data)

@@ -1,0 +1,46 @@
+"""How the ranks come together: each finds its GPU, all join, and rank 0 learns what the smallest has left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from octavo_inference.backends.cuda.collectives import Group, join
+from octavo_inference.backends.cuda.device import Device, find_device
+from octavo_inference.common.errors import DeviceError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.distributed.executor import Ranks
+from octavo_inference.distributed.messages import Found
+
+
+def enter(rank: int, size: int, folder: Path) -> tuple[Group, Device]:
+    """Become a rank on its GPU. What is free there is so with the group's own memory taken."""
+    device = find_device(rank, count=size)
+    group = join(folder, rank=rank, size=size, device=device.torch)
+    return group, find_device(rank, count=size)
+
+
+def meet(settings: EngineSettings, digest: str, ranks: Ranks) -> tuple[Group, Device]:
+    """Become rank 0. The device is its own, with no more memory than any rank has: sizes are to be the same for all.
+
+    Raises `DeviceError` when the GPUs are not of one kind.
+    """
+    ranks.begin(settings, digest)
+    group, device = enter(0, ranks.size, ranks.folder)
+    return group, least(device, ranks.found())
+
+
+def least(own: Device, others: list[Found]) -> Device:
+    """`own` with the memory of the smallest. Raises `DeviceError` for others of another kind."""
+    for rank, other in enumerate(others, 1):
+        if other.name != own.name:
+            raise DeviceError(
+                f"the ranks of a model need GPUs of one kind, or they would choose different tokens: rank 0 has "
+                f"{own.name} and rank {rank} has {other.name}; choose one kind with resources.gpu.product, elsewhere "
+                "with CUDA_VISIBLE_DEVICES"
+            )
+    return replace(
+        own,
+        total=min(own.total, *(other.total for other in others)),
+        free=min(own.free, *(other.free for other in others)),
+    )

@@ -1,0 +1,87 @@
+"""The backend of a model that is spread over several GPUs, as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.core.backend import HostBlocks, Launched, RowBackend
+from octavo_inference.core.model_input import Batch, Float32, RowStep, StepResult
+from octavo_inference.distributed.executor import Ranks
+from octavo_inference.distributed.messages import ClearBlocks, CopyBlocks, Idle, Launch, Logits, Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    own: Launched
+    ranks: Ranks
+
+    def collect(self) -> StepResult:
+        with self.ranks.in_step():
+            return self.own.collect()
+
+
+class TensorParallel:
+    """`RowBackend` over `own`, that of rank 0, and the other ranks, which hold the rest of each layer.
+
+    The others are told a call before rank 0 makes it. Everything they decide follows from the calls, so collectives
+    match; all choose the same tokens, and rank 0's are the answer. Raises `RankLostError` when they no longer go
+    together.
+    """
+
+    def __init__(self, own: RowBackend, ranks: Ranks) -> None:
+        self.name = f"{own.name}, {ranks.size} ranks"
+        self.block_size = own.block_size
+        self.num_blocks = own.num_blocks
+        self.vocab_size = own.vocab_size
+        self._own = own
+        self._ranks = ranks
+
+    def launch(self, step: RowStep) -> Launched:
+        """Start a step on all ranks."""
+        self._ranks.tell(Launch(step=step))
+        with self._ranks.in_step():
+            return _Flight(self._own.launch(step), self._ranks)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Run the model over the batch."""
+        self._ranks.tell(Step(batch=batch))
+        with self._ranks.in_step():
+            return self._own.step(batch)
+
+    def logits(self, batch: Batch) -> Float32:
+        """The step without sampling: logits [R, vocab] of the sample rows."""
+        self._ranks.tell(Logits(batch=batch))
+        with self._ranks.in_step():
+            return self._own.logits(batch)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV of whole blocks (source, destination), all layers."""
+        self._ranks.tell(CopyBlocks(pairs=list(pairs)))
+        with self._ranks.in_step():
+            self._own.copy_blocks(pairs)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Write zeros to whole blocks, all layers."""
+        self._ranks.tell(ClearBlocks(blocks=list(blocks)))
+        with self._ranks.in_step():
+            self._own.clear_blocks(blocks)
+
+    def idle(self) -> bool:
+        """Let every rank prepare the same for later steps; whether more is left to prepare."""
+        self._ranks.tell(Idle())
+        with self._ranks.in_step():
+            return self._own.idle()
+
+    def to_host(self, blocks: Sequence[int]) -> HostBlocks:
+        """Raises `SettingsError`: a block's KV is spread over processes, and none keeps it in RAM."""
+        raise _no_swap(len(blocks))
+
+    def from_host(self, saved: HostBlocks, blocks: Sequence[int]) -> None:  # noqa: ARG002 -- there are none
+        """Raises `SettingsError`, as `to_host` does."""
+        raise _no_swap(len(blocks))
+
+
+def _no_swap(blocks: int) -> SettingsError:
+    return SettingsError(f"{blocks} blocks cannot move to RAM and back with tensor_parallel_size above 1", "preemption")

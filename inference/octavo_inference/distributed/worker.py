@@ -1,0 +1,174 @@
+"""A rank above 0: `python -m octavo_inference.distributed.worker FD FOLDER`, which `ranks` starts.
+
+FD is one end of a socket pair, FOLDER where the ranks meet. It loads its part of the model and makes every call that
+rank 0 makes. Idle, it waits in `recv` and uses no CPU.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from octavo_inference.common import logs
+from octavo_inference.common.errors import DeviceLostError, ModelError, OctavoError
+from octavo_inference.common.failpoints import Failpoints
+from octavo_inference.common.parent_watchdog import live_with
+from octavo_inference.core.backend import Launched, RowBackend
+from octavo_inference.distributed.messages import (
+    Begin,
+    ClearBlocks,
+    CopyBlocks,
+    Failed,
+    Found,
+    FromRank,
+    Idle,
+    Launch,
+    Logits,
+    Made,
+    Make,
+    Reader,
+    Step,
+    ToRank,
+    decode_to_rank,
+    encode,
+)
+from octavo_inference.engine.ipc import DUMP_SIGNAL, EXIT_RANK_LOST
+from octavo_inference.model_loader import ForeignModel, load_model
+
+log = logging.getLogger("octavo.rank")
+
+# A step is collected once the next one is launched, or when none comes for so long: what it raised is to be known.
+_QUIET_SECONDS = 0.1
+
+
+class Inbox:
+    """Messages of rank 0 in order."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = Reader(connection)
+        self._frames: deque[bytes] = deque()
+
+    def next(self) -> ToRank:
+        """The next message; waits for it. Raises `EOFError` when rank 0 is gone."""
+        while not self._frames:
+            self._frames.extend(self._reader.read())
+        message: ToRank = decode_to_rank(self._frames.popleft())
+        return message
+
+    def quiet(self, seconds: float) -> bool:
+        """Whether nothing comes for so long."""
+        return not self._frames and not select.select([self._connection], [], [], seconds)[0]
+
+
+def serve(connection: socket.socket, folder: Path) -> int:
+    """Be a rank until rank 0 goes; the ranks meet in `folder`. Returns the exit status."""
+    inbox = Inbox(connection)
+
+    def answer(message: FromRank) -> None:
+        connection.sendall(encode(message))
+
+    made = False
+    try:
+        backend = _load(inbox, answer, folder)
+        gc.freeze()
+        gc.enable()
+        answer(Made())
+        made = True
+        follow(backend, inbox, Failpoints.from_environment())
+    except (EOFError, BrokenPipeError):
+        return 0
+    except Exception as error:
+        known = isinstance(error, OctavoError)
+        if not known:
+            log.exception("the rank failed")
+        first = (str(error).strip().splitlines() or ["no reason given"])[0]
+        message = str(error) if known else f"{type(error).__name__}: {first}"
+        # What cannot begin is refused as on one GPU; what was serving ends as a replica that lost a rank.
+        refused = not made and not isinstance(error, DeviceLostError)
+        status = 1 if refused else EXIT_RANK_LOST
+        try:
+            answer(Failed(message=message, status=status))
+        except OSError:
+            log.error("%s", message)  # noqa: TRY400 -- the error is `error`; that nobody hears it is no second one
+        return status
+
+
+def follow(backend: RowBackend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
+    """Make the calls of rank 0, in order. Raises `EOFError` when it is gone, else what a call raised."""
+    launched: deque[Launched] = deque()
+    while True:
+        while launched and inbox.quiet(_QUIET_SECONDS):
+            launched.popleft().collect()
+        call = inbox.next()
+        failpoints.hit("rank.call")
+        if isinstance(call, Launch):
+            launched.append(backend.launch(call.step))
+            if len(launched) > 1:
+                launched.popleft().collect()
+        elif isinstance(call, Step):
+            backend.step(call.batch)
+        elif isinstance(call, Logits):
+            backend.logits(call.batch)
+        elif isinstance(call, CopyBlocks):
+            backend.copy_blocks(call.pairs)
+        elif isinstance(call, ClearBlocks):
+            backend.clear_blocks(call.blocks)
+        elif isinstance(call, Idle):
+            backend.idle()
+        else:
+            raise TypeError(f"{type(call).__name__} is no call")
+
+
+def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> RowBackend:
+    begin = inbox.next()
+    if not isinstance(begin, Begin):
+        raise TypeError(f"{type(begin).__name__} before begin")
+    logs.configure(begin.log_format)
+    from octavo_inference.backends.cuda.factory import build_rank  # noqa: PLC0415 -- torch, which is there by now
+    from octavo_inference.distributed.rendezvous import enter  # noqa: PLC0415
+
+    settings = begin.settings
+    model = load_model(settings.model)
+    if isinstance(model, ForeignModel) or model.config.digest != begin.digest:
+        raise ModelError(f"{settings.model} is not what rank 0 read there; let nothing change it while it is loaded")
+    group, device = enter(begin.rank, settings.tensor_parallel_size, folder)
+    answer(Found(name=device.name, total=device.total, free=device.free))
+    make = inbox.next()
+    if not isinstance(make, Make):
+        raise TypeError(f"{type(make).__name__} before make")
+    return build_rank(settings, model, device, group, make.sizes)
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    # Rank 0 decides when to end: a signal to the group must not cut answers that may finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.disable()
+    connection, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
+    live_with(connection, lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Most of what it needs, while rank 0 still reads the model's head.
+    importlib.import_module("octavo_inference.backends.cuda.factory")
+    status = serve(connection, folder)
+    # As in the engine's process: nothing is left to save.
+    logging.shutdown()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Models from hubs and buckets: downloaded whole and checked, or inspected by their headers."""

@@ -1,0 +1,297 @@
+"""A model of a hub or bucket, complete and checked.
+
+Interrupted downloads go on where they stopped. A target is hf://ORG/REPO[@REVISION], whose files are compared with the
+size and the hash that the hub gives (sha256 for large files, git's blob hash for small ones; token in HF_TOKEN, address
+in HF_ENDPOINT), or s3:// or gs:// (object_store.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.message import Message
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+
+from octavo_inference.download.transfer import (
+    BrokenError,
+    CorruptError,
+    PrefetchError,
+    Remote,
+    RemoteFile,
+    complete,
+    disk_full,
+    wait,
+)
+
+HUB = "https://huggingface.co"
+PROGRESS_SECONDS = 5.0
+_CHUNK = 1 << 20
+_TIMEOUT = 60.0
+_INDEX = "model.safetensors.index.json"
+_TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class _KeepTokenHome(HTTPRedirectHandler):
+    """Follows redirects to other hosts without the token: files lie in storage that signs its own addresses."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if following is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+            following.remove_header("Authorization")
+        return following
+
+
+class Hub:
+    """One hub, spoken to with or without a token."""
+
+    def __init__(self, endpoint: str, token: str | None, sleep: Callable[[float], None] = time.sleep) -> None:
+        if urlsplit(endpoint).scheme not in ("http", "https"):
+            raise PrefetchError(f"HF_ENDPOINT: {endpoint!r} must be an http:// or https:// address")
+        self._endpoint = endpoint.rstrip("/")
+        self._headers = {"User-Agent": "octavo-prefetch"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._opener: OpenerDirector = build_opener(_KeepTokenHome)
+        self._sleep = sleep
+
+    def commit(self, repo: str, revision: str) -> str:
+        """The commit that a branch, tag or commit names."""
+        url = f"{self._endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}"
+        return str(self._json(url, f"{repo}@{revision}")[0]["sha"])
+
+    def files(self, repo: str, commit: str) -> list[RemoteFile]:
+        """The files at the top of the repository. What lies in folders are other formats of the same weights."""
+        found: list[RemoteFile] = []
+        url: str | None = f"{self._endpoint}/api/models/{repo}/tree/{commit}"
+        while url is not None:
+            entries, url = self._json(url, repo)
+            for entry in entries:
+                if entry["type"] == "file" and "/" not in entry["path"]:
+                    lfs = entry.get("lfs") or {}
+                    blob = None if lfs else entry.get("oid")
+                    found.append(RemoteFile(entry["path"], lfs.get("size", entry["size"]), lfs.get("oid"), blob))
+        return found
+
+    def download(self, repo: str, commit: str, file: RemoteFile, folder: Path, tell: Callable[[int], None]) -> None:
+        """Have `file` complete and checked in `folder`. `tell` is given the bytes of each piece."""
+        complete(file, folder, lambda part: self._continue(repo, commit, file, part, tell), self._sleep)
+
+    def head(self, repo: str, commit: str, file: RemoteFile, count: int) -> bytes:
+        """The first `count` bytes of a file."""
+        url = f"{self._endpoint}/{repo}/resolve/{commit}/{quote(file.name)}"
+        attempts = 0
+        while True:
+            try:
+                with self._open(url, f"{repo}/{file.name}", {"Range": f"bytes=0-{count - 1}"}) as answer:
+                    return _exactly(answer, count)
+            except (BrokenError, OSError, http.client.HTTPException) as error:
+                attempts += 1
+                wait(attempts, attempts, error, file.name, self._sleep)
+
+    def _continue(self, repo: str, commit: str, file: RemoteFile, part: Path, tell: Callable[[int], None]) -> None:
+        digest = _digest(file)
+        start = 0
+        if part.exists():
+            with part.open("rb") as have:
+                for piece in _pieces(have):
+                    digest.update(piece)
+                    start += len(piece)
+        if start < file.size:
+            url = f"{self._endpoint}/{repo}/resolve/{commit}/{quote(file.name)}"
+            headers = {"Range": f"bytes={start}-"} if start else {}
+            with self._open(url, f"{repo}/{file.name}", headers) as answer:
+                if start and answer.status != http.client.PARTIAL_CONTENT:
+                    digest, start = _digest(file), 0
+                with part.open("ab" if start else "wb") as out:
+                    for piece in _pieces(answer):
+                        out.write(piece)
+                        digest.update(piece)
+                        start += len(piece)
+                        tell(len(piece))
+        if start < file.size:
+            raise BrokenError(f"the connection ended after {start} of {file.size} bytes")
+        if start > file.size or digest.hexdigest() != (file.sha256 or file.blob):
+            part.unlink()
+            raise CorruptError("what came has another hash than the hub says")
+
+    def _json(self, url: str, what: str) -> tuple[Any, str | None]:
+        """An answer of the hub's API, and the address of its next page."""
+        attempts = 0
+        while True:
+            try:
+                with self._open(url, what, {}) as answer:
+                    link = re.search(r'<([^>]+)>;\s*rel="next"', answer.headers.get("Link") or "")
+                    return json.load(answer), link.group(1) if link else None
+            except (BrokenError, OSError, http.client.HTTPException, ValueError) as error:
+                attempts += 1
+                wait(attempts, attempts - 1, error, url, self._sleep)
+
+    def _open(self, url: str, what: str, headers: Mapping[str, str]) -> Any:
+        request = Request(url, headers={**self._headers, **headers})  # noqa: S310 - http or https, checked above
+        try:
+            return self._opener.open(request, timeout=_TIMEOUT)
+        except HTTPError as error:
+            with error:
+                if error.code in (401, 403):
+                    raise PrefetchError(
+                        f"{what}: the hub refuses access ({error.code}); the model is private or gated: set "
+                        "spec.model.credentialsSecretRef to a Secret with a token that may read it",
+                        "Unauthorized",
+                    ) from error
+                if error.code == 404:
+                    message = f"{what}: the hub has no such model, revision or file (404)"
+                    raise PrefetchError(message, "ModelNotFound") from error
+                reason = "RateLimited" if error.code == 429 else "DownloadFailed"
+                raise BrokenError(f"the hub answered {error.code}", reason, _retry_after(error.headers)) from error
+        except URLError as error:
+            raise BrokenError(f"the hub cannot be reached: {error.reason}", "SourceUnreachable") from error
+
+
+def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[RemoteFile]:
+    """The weights in one format, and everything the tokenizer may need.
+
+    `shards` are the files that the weights' index names, None without an index. Raises PrefetchError when the weights
+    are not there or not clear.
+    """
+    texts = [file for file in files if file.name.endswith(_TEXT_SUFFIXES)]
+    tensors = [file for file in files if file.name.endswith(".safetensors")]
+    if shards is not None:
+        missing = shards - {file.name for file in tensors}
+        if missing:
+            raise PrefetchError(f"{_INDEX} names {', '.join(sorted(missing)[:3])}, which the repository does not have")
+        return texts + [file for file in tensors if file.name in shards]
+    if tensors:
+        whole = [file for file in tensors if file.name == "model.safetensors"]
+        return texts + (whole or tensors)
+    ggufs = [file for file in files if file.name.endswith(".gguf")]
+    if len(ggufs) == 1:
+        return texts + ggufs
+    if ggufs:
+        listed = ", ".join(file.name for file in ggufs[:3])
+        raise PrefetchError(
+            f"the repository has {len(ggufs)} GGUF files ({listed}, …) and not one: put the one you want into an image "
+            "(oci://) or onto a volume (pvc://)"
+        )
+    raise PrefetchError("the repository has no *.safetensors and no *.gguf at its top")
+
+
+def prefetch(
+    remote: Remote, repo: str, revision: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
+) -> None:
+    """Have the model complete in `folder`."""
+    commit = remote.commit(repo, revision)
+    say(f"{repo}@{revision} is revision {commit}" if revision else f"{repo} is revision {commit}")
+    fetch(remote, repo, commit, folder, say, clock)
+
+
+def fetch(
+    remote: Remote, repo: str, commit: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
+) -> None:
+    """Have the model of a commit complete in `folder`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PrefetchError(f"{folder} cannot be made: {error.strerror}", "CacheNotWritable") from error
+    files = remote.files(repo, commit)
+    shards = None
+    index = next((file for file in files if file.name == _INDEX), None)
+    if index is not None:
+        _fetch_all(remote, repo, commit, [index], folder, say, clock)
+        shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+    _fetch_all(remote, repo, commit, choose(files, shards), folder, say, clock)
+    say("complete")
+
+
+def _fetch_all(
+    remote: Remote,
+    repo: str,
+    commit: str,
+    files: Sequence[RemoteFile],
+    folder: Path,
+    say: Callable[[str], None],
+    clock: Callable[[], float],
+) -> None:
+    wanted = [file for file in files if not _have(file, folder)]
+    total = sum(file.size for file in wanted)
+    partial = sum(part.stat().st_size for file in wanted if (part := folder / f"{file.name}.part").exists())
+    free = shutil.disk_usage(folder).free
+    if total - partial > free:
+        raise disk_full(folder, total - partial)
+    done, began, said = partial, clock(), clock()
+
+    def tell(size: int) -> None:
+        nonlocal done, said
+        done += size
+        now = clock()
+        if now - said >= PROGRESS_SECONDS:
+            said = now
+            speed = (done - partial) / (now - began) / 1e6
+            say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {speed:.0f} MB/s")
+
+    for file in wanted:
+        remote.download(repo, commit, file, folder, tell)
+        say(f"{file.name}: {file.size / 1e6:.1f} MB")
+
+
+def _retry_after(headers: Message) -> float:
+    """Seconds; a date, which is also allowed, is as good as nothing."""
+    value = headers.get("Retry-After") or ""
+    return float(value) if value.isdigit() else 0.0
+
+
+def _have(file: RemoteFile, folder: Path) -> bool:
+    """Whether the file is there; only what was checked ever gets this name."""
+    path = folder / file.name
+    return path.exists() and path.stat().st_size == file.size
+
+
+def _digest(file: RemoteFile) -> _Hash:
+    if file.sha256 is not None:
+        return hashlib.sha256()
+    blob = hashlib.sha1(usedforsecurity=False)
+    blob.update(f"blob {file.size}\0".encode())
+    return blob
+
+
+def _exactly(source: BinaryIO, count: int) -> bytes:
+    data = source.read(count)
+    if len(data) < count:
+        raise BrokenError(f"the connection ended after {len(data)} of {count} bytes")
+    return data
+
+
+def _pieces(source: BinaryIO) -> Iterator[bytes]:
+    while piece := source.read(_CHUNK):
+        yield piece
+
+
+def parse(target: str) -> tuple[str, str]:
+    """Repository and revision of `hf://ORG/REPO[@REVISION]`."""
+    match = re.fullmatch(r"hf://([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@([A-Za-z0-9._/-]+))?", target)
+    if match is None:
+        raise PrefetchError(f"{target!r} must be hf://ORGANISATION/REPOSITORY or hf://ORGANISATION/REPOSITORY@REVISION")
+    return match.group(1), match.group(2) or "main"
+
+
+def connect(target: str) -> tuple[Remote, str, str]:
+    """Where a target lies, with the way and the credentials of the environment; repository and revision there."""
+    if target.startswith(("s3://", "gs://")):
+        # Only those who need it pay for the library.
+        from octavo_inference.download.object_store import open_bucket  # noqa: PLC0415
+
+        return open_bucket(target)
+    repo, revision = parse(target)
+    return Hub(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN")), repo, revision

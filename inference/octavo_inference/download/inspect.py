@@ -1,0 +1,155 @@
+"""What a model is and what it takes, without loading it.
+
+A target is a file or folder, or hf://ORG/REPO[@REVISION], s3://BUCKET/PREFIX or gs://BUCKET/PREFIX: of these only the
+descriptions and the heads of the weights are fetched, into sparse files that have the right size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from octavo_inference.checkpoints.gguf_header import read_header
+from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.size import count_elements, measure
+from octavo_inference.checkpoints.transformers_config import ForeignConfig
+from octavo_inference.common.errors import ModelError, UnsupportedModelError
+from octavo_inference.download.hub import choose, connect, fetch
+from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
+from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
+from octavo_inference.models.config import ModelConfig
+from octavo_protocol.model import ModelFailure, ModelReport
+
+_INDEX = "model.safetensors.index.json"
+_DESCRIPTIONS = frozenset({"config.json", "generation_config.json", _INDEX})
+_FIRST_BYTES = 1 << 20
+_LAST_BYTES = 1 << 27
+
+
+def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
+    """What the model in a file or folder is. Raises `ModelError` for what cannot be served.
+
+    With `any_architecture`, what this version does not know is not refused: another one will serve it.
+    """
+    try:
+        text = load_text(path)
+    except UnsupportedModelError:
+        if any_architecture:
+            return ModelReport()
+        raise
+    config = text.config
+    if isinstance(config, ModelConfig):
+        with refusing(path):
+            size = measure(path, config)
+        return ModelReport(
+            architecture=config.architecture,
+            parameters=size.parameters,
+            weights=size.weights,
+            kv_elements_per_token=size.kv_elements,
+            max_length=config.max_positions,
+            token_bytes=size.token,
+            row_bytes=size.row,
+        )
+    elements = count_elements(text.path)
+    if isinstance(config, ForeignConfig) and not any_architecture:
+        try:
+            require_transformers(ForeignModel(text, config, text.path, elements))
+        except ModelError as error:
+            raise UnsupportedModelError(str(error)) from error
+    return ModelReport(
+        architecture=config.architecture,
+        parameters=elements,
+        weights={"bfloat16": 2 * elements, "float32": 4 * elements},
+        max_length=config.max_positions,
+    )
+
+
+def inspect_remote(
+    remote: Remote, repo: str, revision: str, folder: Path, *, any_architecture: bool = False
+) -> ModelReport:
+    """What a model of a hub or bucket is. `folder` takes files of the right sizes that hold a few megabytes."""
+    commit = remote.commit(repo, revision)
+    files = {file.name: file for file in remote.files(repo, commit)}
+    shards = None
+    if _INDEX in files:
+        _take(remote, repo, commit, files[_INDEX], folder, files[_INDEX].size)
+        shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+    for file in choose(list(files.values()), shards):
+        if file.name in _DESCRIPTIONS:
+            _take(remote, repo, commit, file, folder, file.size)
+        elif file.name.endswith(".safetensors"):
+            head = _take(remote, repo, commit, file, folder, _FIRST_BYTES)
+            length = 8 + int.from_bytes(head[:8], "little")
+            if len(head) < min(length, file.size, _LAST_BYTES):
+                _take(remote, repo, commit, file, folder, length)
+        elif file.name.endswith(".gguf"):
+            _take_gguf_head(remote, repo, commit, file, folder)
+        else:
+            _take(remote, repo, commit, file, folder, 0)
+    found = inspect(str(folder), any_architecture=any_architecture)
+    return msgspec.structs.replace(found, revision=commit)
+
+
+def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path, count: int) -> bytes:
+    """A file of the right size whose first `count` bytes are the real ones."""
+    head = remote.head(repo, commit, file, min(count, file.size, _LAST_BYTES)) if count else b""
+    with (folder / file.name).open("wb") as out:
+        out.write(head)
+        out.truncate(file.size)
+    return head
+
+
+def _take_gguf_head(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
+    """The header says nowhere how long it is: more and more is taken until it can be read from what is there."""
+    count = _FIRST_BYTES
+    while True:
+        have = len(_take(remote, repo, commit, file, folder, count))
+        with contextlib.suppress(ModelError):
+            if read_header(folder / file.name).size <= have:
+                return
+        if have >= min(file.size, _LAST_BYTES):
+            return
+        count *= 4
+
+
+def fill(remote: Remote, repo: str, revision: str, cache: Path, *, any_architecture: bool = False) -> ModelReport:
+    """Have a model complete in a folder of `cache` that has its revision in its name; what it is.
+
+    It is looked at first: gigabytes of what cannot be served are not worth the way.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = inspect_remote(remote, repo, revision, Path(folder), any_architecture=any_architecture)
+    # A name has at most 255 bytes; two long prefixes that begin alike still differ in their revisions.
+    path = f"{repo.replace('/', '--')[:200]}/{found.revision}"
+    fetch(remote, repo, found.revision, cache / path, _say, time.monotonic)
+    inspect(str(cache / path), any_architecture=any_architecture)
+    return msgspec.structs.replace(found, path=path)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelReport | ModelFailure:
+    """What to report of a target, which is downloaded when there is a `cache`."""
+    try:
+        if not target.startswith(("hf://", "s3://", "gs://")):
+            return inspect(target, any_architecture=any_architecture)
+        remote, repo, revision = connect(target)
+        if cache is not None:
+            return fill(remote, repo, revision, cache, any_architecture=any_architecture)
+        with tempfile.TemporaryDirectory() as folder:
+            return inspect_remote(remote, repo, revision, Path(folder), any_architecture=any_architecture)
+    except PrefetchError as error:
+        return ModelFailure(reason=error.reason, message=str(error))
+    except UnsupportedModelError as error:
+        return ModelFailure(reason="UnknownArchitecture", message=str(error))
+    except ModelError as error:
+        return ModelFailure(reason="InvalidModel", message=str(error))

@@ -1,0 +1,131 @@
+"""What hubs and buckets share: files with sizes, downloads that go on where they stopped, and when to give up."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from octavo_inference.common.errors import OctavoError
+
+ATTEMPTS = 6
+# A source that asks for more than this is asked again by the next start of the container.
+_PATIENCE = 300.0
+
+
+class PrefetchError(OctavoError):
+    """The model cannot be had; the message says why and what to do, `reason` the same in one word."""
+
+    def __init__(self, message: str, reason: str = "DownloadFailed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class BrokenError(Exception):
+    """A download that is worth another attempt, `after` seconds at the earliest."""
+
+    def __init__(self, message: str, reason: str = "DownloadFailed", after: float = 0.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.after = after
+
+
+class CorruptError(BrokenError):
+    """All bytes came, and they are wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of the repository. A hub gives `sha256` for large files and `blob` (git's SHA-1) for the others.
+
+    A bucket gives `etag`, which changes with the content and says nothing about it.
+    """
+
+    name: str
+    size: int
+    sha256: str | None
+    blob: str | None
+    etag: str | None = None
+
+
+class Remote(Protocol):
+    """A hub or a bucket. `repo` is what it calls a model, `commit` the one state of it that is meant."""
+
+    def commit(self, repo: str, revision: str, /) -> str:
+        """The state that a revision names now."""
+        ...
+
+    def files(self, repo: str, commit: str, /) -> Sequence[RemoteFile]:
+        """The files at the top of the model."""
+        ...
+
+    def head(self, repo: str, commit: str, file: RemoteFile, count: int, /) -> bytes:
+        """The first `count` bytes of a file."""
+        ...
+
+    def download(self, repo: str, commit: str, file: RemoteFile, folder: Path, tell: Callable[[int], None], /) -> None:
+        """Have a file complete and checked in `folder`. `tell` is given the bytes of each piece."""
+        ...
+
+
+def complete(file: RemoteFile, folder: Path, attempt: Callable[[Path], None], sleep: Callable[[float], None]) -> None:
+    """Have `file` in `folder`, once an `attempt` to go on with the part of it that is there comes to its end."""
+    part = folder / f"{file.name}.part"
+    attempts = corrupt = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            attempt(part)
+        except (BrokenError, OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise disk_full(folder, file.size - before) from error
+            # An attempt that brought something does not count: a slow line is no failure.
+            moved = part.exists() and part.stat().st_size > before
+            attempts = 0 if moved else attempts + 1
+            corrupt += isinstance(error, CorruptError)
+            wait(max(attempts, corrupt), attempts, error, file.name, sleep)
+        else:
+            part.rename(folder / file.name)
+            return
+
+
+def wait(tried: int, doubled: int, error: Exception, what: str, sleep: Callable[[float], None]) -> None:
+    """Sleep before the next attempt: longer each time, and as long as the source asks for. Raises when it is over."""
+    after = error.after if isinstance(error, BrokenError) else 0.0
+    if tried >= ATTEMPTS or after > _PATIENCE:
+        reason = error.reason if isinstance(error, BrokenError) else "DownloadFailed"
+        told = f", and asks for {after:.0f} s of patience" if after > _PATIENCE else ""
+        raise PrefetchError(f"{what}: {error}{told} ({tried} attempts)", reason) from error
+    sleep(max(after, min(2.0**doubled, 60.0)))
+
+
+def disk_full(folder: Path, needed: int) -> PrefetchError:
+    """What to say when `needed` bytes do not fit."""
+    free = shutil.disk_usage(folder).free
+    return PrefetchError(f"{folder} has {free / 1e9:.2f} GB free and the model needs {needed / 1e9:.2f} GB", "DiskFull")
+
+
+def until_terminated(program: Callable[[], int]) -> NoReturn:
+    """Run a program as the process of a container: it ends when `program` does, or at once by SIGTERM.
+
+    The first process of a container ignores what it does not handle, and a deleted pod would wait for its grace period.
+    Python runs a handler between two steps of the main thread: `program` gets another one, for it may wait for a source
+    in code that is not Python.
+    """
+    codes = [1]
+
+    def run() -> None:
+        codes.append(program())
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    sys.exit(codes[-1])

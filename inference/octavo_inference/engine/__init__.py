@@ -1,0 +1,1 @@
+"""The engine as a process: built from settings, run in a loop, reached over a socket."""

@@ -1,0 +1,236 @@
+"""The API's end of an engine: in a child process for serving, in a thread for tests. One interface for both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
+
+from octavo_inference.core.request import Abort, Request, ResetCache
+from octavo_inference.engine.ipc import (
+    DUMP_SIGNAL,
+    EngineInfo,
+    Failure,
+    FrameReader,
+    Ready,
+    Step,
+    decode_from_engine,
+    encode_frame,
+)
+from octavo_inference.engine.kv_events import CacheJournal
+from octavo_inference.engine.loop import Engine, EngineLoop, report
+from octavo_inference.engine.output_router import EXIT_STALLED, EngineDiedError, StreamHub
+from octavo_inference.engine.spawn import EngineProcess
+
+_EXIT_SECONDS = 5.0
+
+
+class EngineClient(Protocol):
+    """What serving needs. Used in the event loop only."""
+
+    hub: StreamHub
+
+    async def start(self) -> EngineInfo:
+        """Wait until the model is loaded. Raises `EngineDiedError` when it cannot be."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine."""
+        ...
+
+
+class ProcessClient(asyncio.Protocol):
+    """An engine in a child process. The child's end, however it comes, ends every stream with its cause.
+
+    `stall_seconds`: with work pending and no word from the child for so long, its stacks are dumped and it is killed.
+    """
+
+    def __init__(self, child: EngineProcess, *, stall_seconds: float) -> None:
+        self.hub = StreamHub(self._send, _journal())
+        self._child = child
+        self._stall_seconds = stall_seconds
+        self._reader = FrameReader()
+        self._outbox: list[Request | Abort | ResetCache] = []
+        self._transport: asyncio.WriteTransport | None = None
+        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._last_words: Failure | None = None
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> EngineInfo:
+        """Wait until the model is loaded. Raises `EngineDiedError` when it cannot be."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=self._child.connection)
+        info = await self._ready
+        self._spawn(self._watch(info.rank_pids))
+        return info
+
+    async def close(self) -> None:
+        """Close the socket, which ends the child, and wait for it; kill it when it does not go."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        if self._transport is not None:
+            self._transport.close()
+        else:
+            self._child.connection.close()
+        if not self._ready.done() or self._ready.cancelled():
+            self._child.process.kill()  # busy with loading, it would not notice the closed socket for a while
+        await asyncio.to_thread(self._reap)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        # uvloop's transports have the methods of asyncio's without being of its classes.
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        for frame in self._reader.feed(data):
+            message = decode_from_engine(frame)
+            if isinstance(message, Step):
+                self.hub.deliver(message)
+            elif isinstance(message, Ready):
+                self.hub.loaded(message.report)
+                if not self._ready.done():  # whoever waited may have given up
+                    self._ready.set_result(message.info)
+            elif isinstance(message, Failure):
+                self._last_words = message
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the exit status says more
+        """Called by asyncio: the child is gone, or we closed."""
+        if not self._closing:
+            self._spawn(self._bury())
+
+    def _send(self, message: Request | Abort | ResetCache) -> None:
+        # All that one turn of the event loop has to say goes in one frame.
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            self._transport.write(encode_frame(self._outbox))
+        self._outbox.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bury(self) -> None:
+        status = await asyncio.to_thread(self._reap)
+        words = self._last_words or Failure(message=_cause(status))
+        error = EngineDiedError(words.message, words.status)
+        self.hub.fail(error)
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _reap(self) -> int:
+        try:
+            return self._child.process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.process.kill()
+            return self._child.process.wait()
+
+    async def _watch(self, ranks: tuple[int, ...]) -> None:
+        """Count the time without a sign of life while work is pending, in ticks: a suspended host is not a hang.
+
+        `ranks` are other processes for which the child may be waiting.
+        """
+        tick = self._stall_seconds / 10
+        quiet = 0.0
+        heartbeat = self.hub.heartbeat
+        while True:
+            await asyncio.sleep(tick)
+            if self.hub.heartbeat != heartbeat or not self.hub.sequences:
+                heartbeat, quiet = self.hub.heartbeat, 0.0
+                continue
+            quiet += tick
+            if quiet >= self._stall_seconds:
+                break
+        pending = self.hub.sequences
+        self._child.process.send_signal(DUMP_SIGNAL)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, DUMP_SIGNAL)
+        await asyncio.sleep(0.5)  # for the dump to be written
+        self._child.process.kill()
+        self.hub.fail(
+            EngineDiedError(
+                f"the engine made no step for {self._stall_seconds:g} s with {pending} sequences pending; "
+                "its stacks are in the log above",
+                EXIT_STALLED,
+            )
+        )
+
+
+def _journal() -> CacheJournal:
+    # Microseconds: no process changes blocks faster than that, so a later one begins above all that it gave out.
+    return CacheJournal(time.time_ns() // 1000)
+
+
+def _cause(status: int) -> str:
+    if status >= 0:
+        return f"the engine process ended with status {status}; its log above says why"
+    name = signal.Signals(-status).name
+    hint = (
+        "; the memory limit is the usual cause: lower --kv-memory, on a GPU --swap-memory" if name == "SIGKILL" else ""
+    )
+    return f"the engine process was killed by {name}{hint}"
+
+
+class InProcessClient:
+    """An engine in a thread of this process: for tests and tools, where one interpreter lock is enough."""
+
+    def __init__(self, engine: Engine, info: EngineInfo) -> None:
+        self.hub = StreamHub(self._send, _journal())
+        self._engine = engine
+        self._info = info
+        self._inbox: list[Request | Abort | ResetCache] = []
+        self._condition = threading.Condition()
+        self._stop = False
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> EngineInfo:
+        """Start the thread."""
+        self.hub.loaded(report(self._engine))
+        self._thread = threading.Thread(
+            target=self._run, args=(asyncio.get_running_loop(),), name="octavo-engine", daemon=True
+        )
+        self._thread.start()
+        return self._info
+
+    async def close(self) -> None:
+        """Stop after the step that runs now."""
+        with self._condition:
+            self._stop = True
+            self._condition.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _send(self, message: Request | Abort | ResetCache) -> None:
+        with self._condition:
+            self._inbox.append(message)
+            self._condition.notify()
+
+    def _run(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        loop = EngineLoop(self._engine)
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._stop or self._inbox or loop.pause() == 0, loop.pause())
+                if self._stop:
+                    return
+                messages, self._inbox = self._inbox, []
+            try:
+                event_loop.call_soon_threadsafe(self.hub.deliver, loop.turn(messages))
+                while loop.pause() is None and loop.rest() and not (self._inbox or self._stop):
+                    pass
+            except Exception as error:  # noqa: BLE001 -- whatever ended the engine ends the streams, with its cause
+                event_loop.call_soon_threadsafe(self.hub.fail, EngineDiedError(f"{type(error).__name__}: {error}"))
+                return

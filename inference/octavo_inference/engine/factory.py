@@ -1,0 +1,312 @@
+"""From settings to a loaded engine: model, backend, and the sizes that fit the memory at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
+from octavo_inference.common.errors import DeviceError, SettingsError
+from octavo_inference.common.failpoints import Failpoints
+from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
+from octavo_inference.config.engine import PROFILES, BackendName, Dtype, EngineSettings
+from octavo_inference.core.backend import Backend
+from octavo_inference.core.built import Built
+from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.kv_cache_sizing import Sizes, fit
+from octavo_inference.distributed.executor import End, Ranks, end_process
+from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
+from octavo_inference.models.info import Description
+from octavo_inference.models.shard import require_shards
+from octavo_inference.models.weights import Weights
+
+log = logging.getLogger(__name__)
+
+# Of the memory still free before weights are packed: a machine is shared, and packing takes its part too.
+_KV_SHARE = 0.25
+# A token in the row table.
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A ready engine and what was settled on the way: no field of `settings` is None.
+
+    `dtype` stays "auto" where weights are kept as the file stores them. `captured` CUDA graphs took `capture_seconds`.
+    """
+
+    engine: Engine
+    text: TextModel
+    settings: EngineSettings
+    memory: MemoryPlan | None
+    rank_pids: tuple[int, ...] = ()
+    captured: int = 0
+    capture_seconds: float = 0.0
+
+
+def load_engine(
+    settings: EngineSettings, clock: Callable[[], float] = time.monotonic, *, end: End = end_process
+) -> LoadedEngine:
+    """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault.
+
+    `end` ends this process when another one that shares its model is gone.
+    """
+    model = load_model(settings.model, native=settings.backend != "transformers")
+    return engine_for(settings, model, clock, end=end)
+
+
+def engine_for(
+    settings: EngineSettings,
+    model: LoadedModel | ForeignModel,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    end: End = end_process,
+) -> LoadedEngine:
+    """As `load_engine`, of a model that is loaded already; only other ranks look at `settings.model`."""
+    built = _build(settings, model, end)
+    sizes = built.sizes
+    limits = EngineLimits(
+        max_model_len=sizes.max_model_len,
+        max_running=sizes.max_running,
+        max_batched_tokens=sizes.max_batched_tokens,
+        max_queued=settings.max_queued_requests,
+        chunked_prefill=settings.chunked_prefill,
+        prefix_caching=settings.prefix_caching,
+        static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
+        prefill_slowdown=settings.prefill_slowdown,
+        host_blocks=sizes.host_blocks,
+        cache_policy=settings.cache_policy,
+        overlap=settings.overlap is not False,
+    )
+    engine = Engine(built.backend, built.config, limits, clock=clock, failpoints=Failpoints.from_environment())
+    resolved = dataclasses.replace(
+        settings,
+        backend=built.name,
+        dtype=built.dtype,
+        max_model_len=sizes.max_model_len,
+        kv_memory=sizes.kv_memory,
+        block_size=sizes.block_size,
+        max_running_requests=sizes.max_running,
+        max_batched_tokens=sizes.max_batched_tokens,
+        overlap=engine.overlaps,
+        cuda_graphs=built.captured > 0,
+        threads=built.threads,
+        swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
+    )
+    return LoadedEngine(
+        engine, model.text, resolved, built.memory, built.rank_pids, built.captured, built.capture_seconds
+    )
+
+
+def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
+    if settings.backend == "cuda" or (settings.backend == "auto" and isinstance(model, LoadedModel) and gpu_visible()):
+        absent = absent_libraries()
+        if absent:
+            raise SettingsError(
+                f"device cuda needs {' and '.join(absent)}, not installed here: use the image octavo-server instead of "
+                "octavo-server-cpu, or pip install 'octavo[inference]'",
+                "device",
+            )
+        if settings.tensor_parallel_size > 1:
+            return _build_spread(settings, model, end)
+        from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
+        from octavo_inference.backends.cuda.factory import build_cuda  # noqa: PLC0415 -- imports torch
+
+        try:
+            device = find_device()
+        except DeviceError as error:
+            if settings.backend == "cuda":
+                raise
+            log.warning("computing on the CPU although a GPU is there: %s", error)
+        else:
+            return build_cuda(settings, model, device)
+    for field in ("quantization", "kv_dtype"):
+        value = getattr(settings, field)
+        if value != "auto":
+            raise SettingsError(f"{field} {value} needs a GPU (device cuda); without one leave it at auto", field)
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"tensor_parallel_size {settings.tensor_parallel_size} needs as many GPUs (device cuda): the cores of a "
+            "CPU share its memory already; leave it at 1",
+            "tensor_parallel_size",
+        )
+    if settings.overlap:
+        raise SettingsError("overlap needs a GPU (device cuda): a CPU plans and computes on the same cores", "overlap")
+    if settings.cuda_graphs:
+        raise SettingsError("cuda_graphs needs a GPU (device cuda): without one leave it out", "cuda_graphs")
+    return _build_foreign(settings, model) if isinstance(model, ForeignModel) else _build_native(settings, model)
+
+
+def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
+    """A model over several GPUs, whose processes import what they need while this one does."""
+    size = settings.tensor_parallel_size
+    if settings.preemption == "swap":
+        raise SettingsError(
+            f"preemption swap keeps blocks of one GPU in RAM, and tensor_parallel_size {size} spreads each over more: "
+            "use recompute",
+            "preemption",
+        )
+    if isinstance(model, LoadedModel):
+        require_shards(model.config, model.weights, size)
+    ranks = Ranks(size, end)
+    try:
+        from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
+        from octavo_inference.backends.cuda.factory import build_cuda  # noqa: PLC0415 -- imports torch
+
+        return build_cuda(settings, model, find_device(count=size), ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
+    name = _choose_backend(settings.backend)
+    dtype = _choose_dtype(settings, name)
+    element_bytes, default_block = _element_bytes(name, dtype)
+    free = available_memory()
+    require_memory(model.text.path, _weight_bytes(model.weights, name, dtype), free)
+    sizes = _fit(settings, model.config, element_bytes, default_block, free)
+    # The reference's tiles are too small to share: forks and joins cost more than they save.
+    threads = settings.threads or (1 if name == "reference" else usable_cores())
+    process = resident_memory(os.getpid())
+    backend = _create(name, dtype, threads, model, sizes)
+    memory = _plan(backend, sizes, process, free)
+    return Built(backend, model.config, sizes, name, dtype, threads, memory)
+
+
+def _plan(backend: Backend, sizes: Sizes, process: int, free: int) -> MemoryPlan | None:
+    """What will be in use; None for the reference, which takes what it needs as it goes."""
+    from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
+
+    if not isinstance(backend, CpuBackend):
+        return None
+    rows = sizes.max_running * sizes.max_model_len * _TOKEN_BYTES
+    return MemoryPlan(
+        weights=backend.weight_bytes + backend.embedding_bytes,
+        kv_pool=backend.kv_bytes,
+        activations=backend.working_bytes + rows,
+        swap=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
+        process=process,
+        available=free,
+    )
+
+
+def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
+    """A model that only transformers describes. Its KV is sized by what its attention stores in a probe."""
+    if settings.backend == "reference":
+        raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
+    require_transformers(model)
+    dtype = _choose_foreign_dtype() if settings.dtype == "auto" else settings.dtype
+    element_bytes = 2 if dtype == "bfloat16" else 4
+    require_memory(model.folder, model.elements * element_bytes, available_memory())
+    import torch  # noqa: PLC0415 -- seconds, and not in every image
+
+    from octavo_inference.backends.transformers import backend as hf  # noqa: PLC0415
+    from octavo_inference.backends.transformers.load import load_module  # noqa: PLC0415
+    from octavo_inference.backends.transformers.probe import prepare  # noqa: PLC0415
+
+    threads = settings.threads or usable_cores()
+    torch.set_num_threads(threads)
+    module = load_module(model.folder, model.config, getattr(torch, dtype))
+    config, shapes = prepare(module, model.config, model.folder)
+    sizes = _fit(settings, config, element_bytes, hf.DEFAULT_BLOCK_SIZE, available_memory())
+    name = f"transformers ({config.architecture}, {dtype}, {threads} thread{'s' if threads > 1 else ''})"
+    log.warning("%s is computed by transformers, slower than native kernels: %s", model.text.name, config.missing)
+    backend = hf.TransformersBackend(
+        name, module, shapes, vocab=config.vocab, num_blocks=sizes.num_blocks, block_size=sizes.block_size
+    )
+    return Built(backend, config, sizes, "transformers", dtype, threads)
+
+
+def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
+    """bfloat16 where the processor multiplies it; elsewhere torch emulates that, at a fraction of float32's speed."""
+    from octavo_inference.backends.cpu.native.library import machine_flags  # noqa: PLC0415 -- reads /proc/cpuinfo
+
+    return "bfloat16" if machine_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"  # the last is ARM's
+
+
+def _fit(settings: EngineSettings, config: Description, element_bytes: int, block_size: int, free: int) -> Sizes:
+    return fit(
+        settings,
+        PROFILES[settings.profile],
+        max_positions=config.max_positions,
+        token_bytes=config.kv_bytes_per_token(element_bytes),
+        block_size=block_size,
+        room=lambda *_: int(free * _KV_SHARE),
+    )
+
+
+def _choose_backend(wanted: BackendName) -> Literal["cpu", "reference"]:
+    if wanted == "reference":
+        return wanted
+    from octavo_inference.backends.cpu.native.library import NativeUnavailableError, load  # noqa: PLC0415 -- opens the kernels
+
+    try:
+        load()
+    except NativeUnavailableError as error:
+        if wanted == "cpu":
+            raise
+        log.warning("using the slow reference backend: %s", error)
+        return "reference"
+    return "cpu"
+
+
+def _choose_dtype(settings: EngineSettings, backend: str) -> Dtype:
+    if backend == "reference":
+        if settings.dtype == "bfloat16":
+            raise SettingsError("the reference backend computes in float32 only", "dtype")
+        return "float32"
+    return settings.dtype
+
+
+def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
+    """Bytes of one element of K or V, and the backend's own block size."""
+    if backend == "reference":
+        from octavo_inference.backends import reference  # noqa: PLC0415 -- imports torch
+
+        return reference.KV_ELEMENT_BYTES, reference.DEFAULT_BLOCK_SIZE
+    from octavo_inference.backends.cpu import backend as cpu  # noqa: PLC0415 -- loads the kernels
+
+    return cpu.kv_element_bytes(dtype), cpu.DEFAULT_BLOCK_SIZE
+
+
+def _weight_bytes(weights: Weights, backend: str, dtype: Dtype) -> int:
+    """Bytes that a backend will hold of the weights, beside the mapped files."""
+    from octavo_inference.backends.cpu.native.packing import WEIGHT_FORMATS, packed_bytes  # noqa: PLC0415 -- loads no kernels
+
+    return packed_bytes(weights, "f32" if backend == "reference" else WEIGHT_FORMATS[dtype])
+
+
+def _create(backend: str, dtype: Dtype, threads: int, model: LoadedModel, sizes: Sizes) -> Backend:
+    if backend == "reference":
+        import torch  # noqa: PLC0415 -- only the reference needs it
+
+        from octavo_inference.backends.reference import ReferenceBackend  # noqa: PLC0415
+
+        torch.set_num_threads(threads)
+        return ReferenceBackend(
+            model.config,
+            model.weights,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            max_model_len=sizes.max_model_len,
+        )
+    from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
+
+    return CpuBackend.create(
+        model.config,
+        model.weights,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_batched_tokens=sizes.max_batched_tokens,
+        max_running=sizes.max_running,
+        max_model_len=sizes.max_model_len,
+        dtype=dtype,
+        threads=threads,
+    )

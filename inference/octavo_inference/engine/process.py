@@ -1,0 +1,259 @@
+"""The engine in a process of its own: `python -m octavo_inference.engine.process FD`, which `client` starts.
+
+The interpreter lock of a busy HTTP loop would starve the step loop (measured: 438 to 2.6 tokens/s), so they do not
+share one. FD is one end of a socket pair: no path, no name, nobody else can connect. Idle, the process waits in `recv`
+and uses no CPU; between steps it takes what has arrived without waiting. When the API process goes, `recv` says so and
+the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+from octavo_inference.common import logs
+from octavo_inference.common.errors import DeviceLostError, OctavoError, RankLostError
+from octavo_inference.common.parent_watchdog import live_with
+from octavo_inference.common.timeline import Timeline
+from octavo_inference.config.engine import PROFILES, EngineSettings
+from octavo_inference.config.server import Settings
+from octavo_inference.core.block_pool import PoolError
+from octavo_inference.core.request import Abort, Request, ResetCache
+from octavo_inference.distributed.executor import End
+from octavo_inference.engine.ipc import (
+    DUMP_SIGNAL,
+    EXIT_CORRUPT,
+    EXIT_DEVICE_LOST,
+    EXIT_RANK_LOST,
+    EngineInfo,
+    Failure,
+    FrameReader,
+    Ready,
+    decode_start,
+    decode_to_engine,
+    encode_frame,
+)
+from octavo_inference.engine.loop import Engine, EngineLoop, report
+
+_RECEIVE_BYTES = 1 << 20
+_LAST_WORDS_SECONDS = 2.0
+log = logging.getLogger("octavo.engine")
+
+Loader = Callable[[Settings], tuple[Engine, EngineInfo]]
+
+
+class _PeerGoneError(Exception):
+    pass
+
+
+class Channel:
+    """The engine's end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = FrameReader()
+        self._sending = threading.Lock()
+
+    def receive(self, wait: float | None) -> list[bytes]:
+        """Frames that have arrived, in order; at least one if need be after up to `wait` seconds, None for ever.
+
+        Raises when the peer has closed.
+        """
+        frames: list[bytes] = []
+        if wait:
+            select.select([self._connection], [], [], wait)
+        while True:
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES, 0 if wait is None and not frames else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return frames
+            except ConnectionResetError:
+                raise _PeerGoneError from None
+            if not data:
+                raise _PeerGoneError
+            frames += self._reader.feed(data)
+
+    def send(self, frame: bytes) -> None:
+        """Send a whole frame; waits while the peer does not read."""
+        try:
+            with self._sending:
+                self._connection.sendall(frame)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _PeerGoneError from None
+
+    def end(self, message: str, status: int) -> NoReturn:
+        """End this process from any thread, whatever the others are doing, and say why."""
+        log.error("%s", message)
+        # Another thread that sends is done in a moment, or the peer does not read anyway.
+        if self._sending.acquire(timeout=_LAST_WORDS_SECONDS):
+            with contextlib.suppress(OSError):
+                self._connection.sendall(encode_frame(Failure(message=message, status=status)))
+        os._exit(status)
+
+
+def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda: None) -> int:
+    """Load what the peer asks for and run it until the peer goes. Returns the exit status.
+
+    `prepare` needs no settings and runs before they come.
+    """
+    try:
+        prepare()
+        _load_and_run(channel, load)
+    except _PeerGoneError:
+        return 0
+    except RankLostError as error:
+        _last_words(channel, str(error), EXIT_RANK_LOST)
+        return EXIT_RANK_LOST
+    except DeviceLostError as error:
+        log.exception("the GPU is lost")
+        _last_words(channel, str(error), EXIT_DEVICE_LOST)
+        return EXIT_DEVICE_LOST
+    except OctavoError as error:
+        _last_words(channel, str(error))
+    except PoolError as error:
+        log.exception("the block pool's books are wrong")
+        _last_words(channel, f"the block pool's books are wrong, so answers could mix: {error}", EXIT_CORRUPT)
+        return EXIT_CORRUPT
+    except Exception as error:
+        # Not foreseen: the peer gets one line, the log the traceback.
+        log.exception("the engine failed")
+        _last_words(channel, f"{type(error).__name__}: {error}")
+    return 1
+
+
+def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
+    first, *early = channel.receive(None)
+    engine, info = load(decode_start(first).settings)
+    channel.send(encode_frame(Ready(info=info, report=report(engine))))
+    _run(EngineLoop(engine), channel, early)
+
+
+def _last_words(channel: Channel, message: str, status: int = 1) -> None:
+    with contextlib.suppress(_PeerGoneError):
+        channel.send(encode_frame(Failure(message=message, status=status)))
+
+
+def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
+    frames = early
+    while True:
+        messages: list[Request | Abort | ResetCache] = [
+            message for frame in frames for message in decode_to_engine(frame)
+        ]
+        if messages or loop.pause() == 0:
+            channel.send(encode_frame(loop.turn(messages)))
+        pause = loop.pause()
+        if pause is None and loop.rest():
+            pause = 0.0
+        frames = channel.receive(pause)
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """A server's settings as its engine takes them: a server bounds how much prompts slow its answers."""
+    return EngineSettings(
+        model=settings.model,
+        backend=settings.device,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
+        max_model_len=settings.max_model_len,
+        kv_memory=settings.kv_memory,
+        block_size=settings.block_size,
+        prefix_caching=settings.prefix_caching,
+        max_running_requests=settings.max_running_requests,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        chunked_prefill=settings.chunked_prefill,
+        prefill_slowdown=settings.prefill_slowdown or PROFILES[settings.profile].prefill_slowdown,
+        overlap=settings.overlap,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        cuda_graphs=settings.cuda_graphs,
+        threads=settings.threads,
+        profile=settings.profile,
+        batching=settings.batching,
+        static_wait_ms=settings.static_wait_ms,
+        preemption=settings.preemption,
+        swap_memory=settings.swap_memory,
+        cache_policy=settings.cache_policy,
+    )
+
+
+def load_model(settings: Settings, end: End) -> tuple[Engine, EngineInfo]:
+    """The real engine; see `octavo_inference.engine.factory`, also for `end`."""
+    logs.configure(settings.log_format)
+    timeline = Timeline.of_process()
+    imported = timeline.now()
+    from octavo_inference.engine.factory import load_engine  # noqa: PLC0415
+
+    loaded = load_engine(engine_settings(settings), end=end)
+    # What is there now stays: the collector need not walk it again and again.
+    gc.freeze()
+    gc.enable()
+    limits, backend = loaded.engine.limits, loaded.engine.backend
+    phases = [("imports", imported), ("weights and kernels", timeline.now() - imported - loaded.capture_seconds)]
+    if loaded.captured:
+        phases.append((f"{loaded.captured} CUDA graphs", loaded.capture_seconds))
+    info = EngineInfo(
+        backend=backend.name,
+        max_model_len=limits.max_model_len,
+        vocab_size=backend.vocab_size,
+        block_size=backend.block_size,
+        num_blocks=backend.num_blocks,
+        kv_bytes=loaded.settings.kv_memory or 0,
+        max_running_requests=limits.max_running,
+        max_batched_tokens=limits.max_batched_tokens,
+        threads=loaded.settings.threads or 0,
+        profile=settings.profile,
+        batching=settings.batching,
+        prefill_slowdown=limits.prefill_slowdown or 0.0,
+        preemption=settings.preemption,
+        cache_policy=settings.cache_policy,
+        prefix_caching=limits.prefix_caching,
+        overlap=loaded.engine.overlaps,
+        cuda_graphs=loaded.captured,
+        model_digest=loaded.engine.config.digest,
+        swap_bytes=loaded.settings.swap_memory or 0,
+        memory=loaded.memory,
+        pid=os.getpid(),
+        rank_pids=loaded.rank_pids,
+        phases=tuple(phases),
+    )
+    return loaded.engine, info
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    # The API process decides when to end: a Ctrl+C or a SIGTERM to the group must not cut answers that may finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Nothing made while loading becomes garbage, so looking for it only costs time.
+    gc.disable()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    live_with(connection)
+    channel = Channel(connection)
+    status = serve(channel, partial(load_model, end=channel.end), _prepare)
+    # Nothing is left to save, and what libraries do at the end may wait for devices and processes that are gone.
+    logging.shutdown()
+    os._exit(status)
+
+
+def _prepare() -> None:
+    # numpy and the engine: most of what the process imports, while the other one still reads its settings.
+    importlib.import_module("octavo_inference.engine.factory")
+
+
+if __name__ == "__main__":
+    main()

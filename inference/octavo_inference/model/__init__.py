@@ -1,1 +1,0 @@
-"""Model descriptions and weights."""

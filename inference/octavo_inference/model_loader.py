@@ -1,0 +1,191 @@
+"""From a path to a model: description, canonical weights, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from octavo_inference.checkpoints.from_gguf import config_from_gguf, weights_from_gguf
+from octavo_inference.checkpoints.from_hf import config_from_hf, weights_from_hf
+from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
+from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.checkpoints.safetensors import Checkpoint, read_checkpoint
+from octavo_inference.checkpoints.transformers_config import ForeignConfig, describe
+from octavo_inference.common.errors import ModelError, SettingsError, UnsupportedModelError
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.info import Description
+from octavo_inference.models.weights import Weights
+from octavo_inference.tokenizer.assets import Words, check_vocabulary, gguf_words, hf_words
+
+_SAMPLES, _SAMPLE_BYTES = 256, 4096
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model without its weights. `name` is the file's or folder's, for people.
+
+    Its words are read when first asked for: the engine does without them, and they take longer than all else here.
+    """
+
+    name: str
+    path: Path
+    config: Description
+    read_words: Callable[[], Words]
+
+    @cached_property
+    def words(self) -> Words:
+        """Tokenizer and chat template. Raises `ModelError`, also when the tokenizer has more tokens than the model."""
+        with refusing(self.path):
+            words = self.read_words()
+        check_vocabulary(words.tokenizer, self.config.vocab, self.path)
+        return words
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns text into tokens and back."""
+        return self.words.tokenizer
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source."""
+        return self.words.chat_template
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A whole model, for the native decoder."""
+
+    text: TextModel
+    config: ModelConfig
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """A model that transformers computes; its weights, `elements` numbers, are still in `folder`."""
+
+    text: TextModel
+    config: ForeignConfig
+    folder: Path
+    elements: int
+
+
+def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
+    """Load a folder (GGUF, or safetensors with config.json and tokenizer.json), a .gguf file, or `smollm2`.
+
+    Weights stay in the mapped files where their format allows. A folder that the native decoder does not describe, or
+    any folder without `native`, is left to transformers. Raises `ModelError` saying what is missing or wrong.
+    """
+    source = find_model(path)
+    if source.is_file():
+        if not native:
+            raise SettingsError(f"{source}: the transformers backend reads safetensors folders, not GGUF", "backend")
+        file = read_gguf(source)
+        with refusing(source):
+            text, described = _gguf_text(file)
+            return LoadedModel(text, described, weights_from_gguf(file, described))
+    checkpoint = read_checkpoint(source)
+    with refusing(source):
+        text, config = _hf_text(source, checkpoint, native=native)
+        if isinstance(config, ModelConfig):
+            return LoadedModel(text, config, weights_from_hf(source, checkpoint, config))
+    elements = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    return ForeignModel(text, config, source, elements)
+
+
+def require_transformers(model: ForeignModel) -> None:
+    """Raises `ModelError` saying what to install when transformers or torch is not there."""
+    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ModelError(
+            f"{model.config.missing}; transformers could compute it, but {' and '.join(absent)} is not installed: "
+            "use the image octavo-server instead of octavo-server-cpu, or pip install 'octavo[inference]'"
+        )
+
+
+def load_text(path: str) -> TextModel:
+    """As `load_model`, without touching the weights."""
+    source = find_model(path)
+    with refusing(source):
+        return _gguf_text(read_gguf(source))[0] if source.is_file() else _hf_text(source, read_checkpoint(source))[0]
+
+
+def _gguf_text(file: GgufFile) -> tuple[TextModel, ModelConfig]:
+    config = config_from_gguf(file, _digest([file.header], [file.buffer]))
+    model = TextModel(_gguf_name(file), file.path, config, lambda: gguf_words(file))
+    _check(model)
+    return model, config
+
+
+def _gguf_name(file: GgufFile) -> str:
+    # In an image volume the file is plainly called model.gguf; its metadata says more.
+    name = file.metadata.get("general.name")
+    return name if file.path.stem == "model" and isinstance(name, str) else file.path.stem
+
+
+def _hf_text(
+    folder: Path, checkpoint: Checkpoint, *, native: bool = True
+) -> tuple[TextModel, ModelConfig | ForeignConfig]:
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).exists():
+            raise ModelError(f"{folder}: {name} is missing beside the safetensors files")
+    identity = np.frombuffer((folder / "config.json").read_bytes(), np.uint8)
+    digest = _digest([identity, *checkpoint.headers], checkpoint.buffers)
+    config: ModelConfig | ForeignConfig
+    try:
+        config = config_from_hf(folder, checkpoint, digest) if native else describe(folder, digest, "by request")
+    except UnsupportedModelError as error:
+        config = describe(folder, digest, str(error))
+    model = TextModel(folder.resolve().name, folder, config, lambda: hf_words(folder))
+    _check(model)
+    return model, config
+
+
+def _digest(headers: Iterable[NDArray[np.uint8]], buffers: Iterable[NDArray[np.uint8]]) -> str:
+    """Identity of the weights: headers, sizes and evenly spread samples of the data.
+
+    It separates prefix caches of different models that would otherwise share block hashes; it is no integrity check.
+    Samples keep it at milliseconds where hashing whole files would read every byte before the first request.
+    """
+    h = hashlib.blake2b(digest_size=16)
+    for header in headers:
+        h.update(len(header).to_bytes(8, "little"))
+        h.update(header.tobytes())
+    for buffer in buffers:
+        h.update(len(buffer).to_bytes(8, "little"))
+        last = max(0, len(buffer) - _SAMPLE_BYTES)
+        for start in np.linspace(0, last, _SAMPLES, dtype=np.int64):
+            h.update(buffer[start : start + _SAMPLE_BYTES].tobytes())
+    return h.hexdigest()
+
+
+def _check(model: TextModel) -> None:
+    config = model.config
+    if isinstance(config, ModelConfig) and not _fits(config):
+        raise ModelError(
+            f"{model.path}: {config.heads} heads over {config.kv_heads} key/value heads of {config.head_dim} do not fit"
+        )
+    if isinstance(config, ModelConfig) and not (0 <= config.norm_eps < 1 < config.rope_theta < math.inf):
+        raise ModelError(
+            f"{model.path}: a norm's epsilon of {config.norm_eps} and a rotary base of {config.rope_theta}: expected "
+            "one from 0 to 1 and one above 1"
+        )
+    if config.max_positions < 1 or config.vocab < 1:
+        raise ModelError(f"{model.path}: a context of {config.max_positions} tokens, a vocabulary of {config.vocab}")
+    for token in config.eos_token_ids:
+        if not 0 <= token < config.vocab:
+            raise ModelError(f"{model.path}: end-of-sequence token {token} is outside the vocabulary of {config.vocab}")
+
+
+def _fits(config: ModelConfig) -> bool:
+    return config.kv_heads > 0 and config.heads % config.kv_heads == 0 and config.head_dim > 0 == config.head_dim % 2

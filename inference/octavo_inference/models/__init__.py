@@ -1,0 +1,1 @@
+"""What a decoder is: its configuration and its weights, whatever file they came from."""

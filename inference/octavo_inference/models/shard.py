@@ -1,0 +1,138 @@
+"""A rank's part of a model: views of the whole, nothing is copied. Pure.
+
+    q, k, v, gate, up   rows: each rank computes some heads, and some of the MLP's inner elements
+    o, down             columns: each rank has one term of a sum that `Group.all_reduce` completes
+    lm_head             rows: `Group.gather` puts the logits together
+    embedding, norms    whole
+
+Key-value heads of which there are fewer than ranks are on several of them. The cut is that of Shoeybi et al. 2019
+(Megatron-LM), section 3: two sums a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights
+
+# Sizes that a refusal offers.
+_OFFERED = range(1, 9)
+# A rank's share of the logits begins at a multiple of 16 tokens: kernels then find each row of it aligned.
+_VOCAB_STEP = 16
+_FIELD = "tensor_parallel_size"
+
+
+def shard(config: ModelConfig, weights: Weights, *, rank: int, size: int) -> tuple[ModelConfig, Weights]:
+    """What `rank` of `size` computes with. `vocab` stays that of the whole: every rank gets all logits.
+
+    Raises `SettingsError` for a size that the model cannot be cut into.
+    """
+    if size == 1:
+        return config, weights
+    require_shards(config, weights, size)
+    replicas = max(1, size // config.kv_heads)
+    part = replace(
+        config,
+        heads=config.heads // size,
+        kv_heads=max(1, config.kv_heads // size),
+        intermediate=config.intermediate // size,
+    )
+    step = vocab_share(config.vocab, size)
+    head = weights.lm_head
+    return part, replace(
+        weights,
+        layers=tuple(_layer(layer, rank, size, replicas) for layer in weights.layers),
+        lm_head=_rows(head, rank * step, min((rank + 1) * step, head.shape[0])),
+    )
+
+
+def vocab_share(vocab: int, size: int) -> int:
+    """Logits that each of `size` ranks computes for a token; the last rank computes what is left."""
+    return -(-vocab // (size * _VOCAB_STEP)) * _VOCAB_STEP
+
+
+def require_shards(config: ModelConfig, weights: Weights, size: int) -> None:
+    """Raises `SettingsError` saying what cannot be cut into `size` parts, and which sizes can be had."""
+    reason = _refusal(config, weights, size)
+    if reason is not None:
+        offered = ", ".join(str(n) for n in _OFFERED if _refusal(config, weights, n) is None)
+        raise SettingsError(f"{_FIELD} {size}: {reason}; use {offered}", _FIELD)
+
+
+def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
+    if size == 1:
+        return None
+    for count, what in ((config.heads, "attention heads"), (config.intermediate, "inner elements of its MLP")):
+        if count % size:
+            return f"the model has {count} {what}, which {size} does not divide"
+    if config.kv_heads % size and size % config.kv_heads:
+        return f"the model has {config.kv_heads} key-value heads, which {size} neither divides nor is a multiple of"
+    if vocab_share(config.vocab, size) * (size - 1) >= config.vocab:
+        return f"a vocabulary of {config.vocab} tokens leaves the last of {size} ranks without one"
+    return next(filter(None, (_block_refusal(m, size) for m in _summed(weights.layers))), None)
+
+
+def _summed(layers: Iterable[LayerWeights]) -> Iterable[Tensor]:
+    return (matrix for layer in layers for matrix in (layer.o, layer.down))
+
+
+def _block_refusal(matrix: Tensor, size: int) -> str | None:
+    """Quantised weights share their scales in blocks along the columns, which no two ranks can share."""
+    if matrix.format in ("f32", "bf16", "f16"):
+        return None
+    block, columns = 256 if matrix.format.endswith("_k") else 32, matrix.shape[1]
+    if columns // size % block == 0:
+        return None
+    return f"{columns} columns in {matrix.format} blocks of {block} cannot be cut into {size} runs of whole blocks"
+
+
+def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWeights:
+    def rows(tensor: Tensor) -> Tensor:
+        return _part(tensor, rank, size)
+
+    def shared(tensor: Tensor) -> Tensor:
+        return _part(tensor, rank // replicas, size // replicas)
+
+    def bias(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else rows(tensor)
+
+    def shared_bias(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else shared(tensor)
+
+    return replace(
+        layer,
+        q=rows(layer.q),
+        k=shared(layer.k),
+        v=shared(layer.v),
+        o=_columns(layer.o, rank, size),
+        gate=rows(layer.gate),
+        up=rows(layer.up),
+        down=_columns(layer.down, rank, size),
+        q_bias=bias(layer.q_bias),
+        k_bias=shared_bias(layer.k_bias),
+        v_bias=shared_bias(layer.v_bias),
+        gate_bias=bias(layer.gate_bias),
+        up_bias=bias(layer.up_bias),
+        # Added once to a sum, not once by each rank.
+        o_bias=layer.o_bias if rank == 0 else None,
+        down_bias=layer.down_bias if rank == 0 else None,
+    )
+
+
+def _part(tensor: Tensor, rank: int, size: int) -> Tensor:
+    count = tensor.shape[0] // size
+    return _rows(tensor, rank * count, (rank + 1) * count)
+
+
+def _rows(tensor: Tensor, start: int, end: int) -> Tensor:
+    return Tensor(tensor.format, (end - start, *tensor.shape[1:]), tensor.data[start:end])
+
+
+def _columns(tensor: Tensor, rank: int, size: int) -> Tensor:
+    # Of floats one entry of `data` a column, of blocks as many bytes as they take: both in equal parts.
+    rows, columns = tensor.shape
+    width = tensor.data.shape[1] // size
+    return Tensor(tensor.format, (rows, columns // size), tensor.data[:, rank * width : (rank + 1) * width])

@@ -1,0 +1,1 @@
+"""The server: its life, its ports and its HTTP surface."""

@@ -1,0 +1,249 @@
+"""The HTTP shell around the routes: request ids, keys, bodies, error objects, event streams, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo_inference.server.auth import Keys, presented_key
+from octavo_inference.server.openai.errors import ApiError, internal
+from octavo_inference.server.sse import event
+from octavo_protocol.names import HEADER_REQUEST_ID
+
+log = logging.getLogger("octavo.http")
+
+MAX_BODY = 8 * 2**20
+BODY_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 15.0
+# A body that is too large is read on, and thrown away, up to this many limits: a connection closed on a client that is
+# still sending loses it the answer.
+_DISCARD = 4
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+# What the routes find in `request.scope` about the request at hand.
+REQUEST_ID = "octavo.request_id"
+TENANT = "octavo.tenant"
+SEND = "octavo.send"
+"""The server's own `send`."""
+NOTES = "octavo.notes"
+"""A dict of numbers for the access log: tokens, never text."""
+
+
+class Gate:
+    """Outermost ASGI layer of a port: no request passes without an id, a key where one is needed, and an answer.
+
+    `open_paths` need no key. Paths are compared literally, so whatever a client does to a path, only these are open.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys | None,
+        open_paths: frozenset[str] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = open_paths
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        started = self._clock()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        notes: dict[str, int] = {}
+        scope.update({REQUEST_ID: request_id, TENANT: "", NOTES: notes, SEND: send, "app": self})
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (HEADER_REQUEST_ID.lower().encode(), request_id.encode())]
+            await send(message)
+
+        try:
+            error = await self._answer(scope, receive, send_with_id, headers)
+            if error is not None and not status:
+                await respond_error(error, scope, receive, send_with_id)
+        except Exception:
+            log.exception("request failed", extra={"request_id": request_id})
+            if not status:
+                await respond_error(internal(request_id), scope, receive, send_with_id)
+        finally:
+            if scope["path"] not in self._open_paths:
+                _log_access(scope, status, self._clock() - started, request_id, notes)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: dict[str, str]) -> ApiError | None:
+        try:
+            self._authorize(scope, headers)
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            return error
+        except HTTPException as error:
+            return _from_starlette(error, scope)
+        return None
+
+    def _authorize(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> None:
+        if self._keys is None or scope["path"] in self._open_paths:
+            return
+        tenant = self._keys.tenant(presented_key(headers))
+        if tenant is None:
+            raise ApiError(
+                401,
+                "Missing or wrong API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        scope[TENANT] = tenant
+
+
+def json_response(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response of ready-made JSON."""
+    return Response(body, status, headers, media_type="application/json")
+
+
+async def respond_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an error object."""
+    await json_response(error.body, error.status, error.headers)(scope, receive, send)
+
+
+async def read_json(request: Request, *, limit: int = MAX_BODY, seconds: float = BODY_SECONDS) -> bytes:
+    """The body, bounded while it is read. Raises `ApiError` 415, 413 or 408."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(
+            415, "Send the body as plain JSON, with 'Content-Type: application/json'.", code="unsupported_type"
+        )
+    too_large = ApiError(
+        413, f"The body is larger than {limit} bytes.", code="request_too_large", headers={"Connection": "close"}
+    )
+    declared = request.headers.get("content-length", "0")
+    chunks: list[bytes] = []
+    size = 0
+    too_much = declared.isdigit() and int(declared) > limit
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                too_much |= size > limit
+                if not too_much:
+                    chunks.append(chunk)
+                elif size > _DISCARD * limit:
+                    raise too_large
+    except TimeoutError:
+        if too_much:
+            raise too_large from None
+        raise ApiError(
+            408, f"The body did not arrive within {seconds:g} s.", code="timeout", headers={"Connection": "close"}
+        ) from None
+    if too_much:
+        raise too_large
+    return b"".join(chunks)
+
+
+Result = TypeVar("Result")
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Run `work`, but cancel it when the client goes; None then."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for pending in (watcher, task):
+            pending.cancel()
+        await asyncio.gather(watcher, task, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events: `data: {json}` each, comments while nothing comes, an error event when it ends badly.
+
+    `events` yields one or more events at a time, as they are sent (`api.events`); None asks for a comment, which keeps
+    proxies from closing a silent connection.
+    Headers go out with the first event, so an error before it is still an HTTP error.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes | None], headers: dict[str, str]) -> None:
+        self._events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; the client going away closes `events` at once."""
+        await until_disconnect(receive, self._send(scope, send))
+
+    async def _send(self, scope: Scope, send: Send) -> None:
+        started = False
+        # Past the layers that only care for a response's start: this is sent for every token.
+        write: Send = scope[SEND]
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                async for data in events:
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    await _send_chunk(write, b": keep-alive\n\n" if data is None else data)
+            await _send_chunk(write, b"data: [DONE]\n\n")
+        except ApiError as error:
+            if not started:
+                raise
+            await _send_chunk(write, event(error.body))
+        except Exception:
+            if not started:
+                raise
+            request_id = scope[REQUEST_ID]
+            log.exception("stream failed", extra={"request_id": request_id})
+            await _send_chunk(write, event(internal(request_id).body))
+        await write({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_chunk(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _from_starlette(error: HTTPException, scope: Scope) -> ApiError:
+    method, path = scope["method"], scope["path"][:256]
+    if error.status_code == 404:
+        return ApiError(404, f"There is no {path!r} here.", code="unknown_url")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return ApiError(405, f"{path} takes no {method}.", code="method_not_allowed", headers={"Allow": allowed})
+    return ApiError(error.status_code, str(error.detail))
+
+
+def _log_access(scope: Scope, status: int, seconds: float, request_id: str, notes: dict[str, int]) -> None:
+    if log.isEnabledFor(logging.INFO):
+        fields = {"status": status, "ms": round(seconds * 1000, 1), "request_id": request_id, **notes}
+        # A path is what a stranger wrote: JSON-escaped it cannot forge a line in any log format.
+        path = json.dumps(scope["path"][:256])
+        log.info("%s %s", scope["method"], path, extra={"fields": fields})

@@ -1,0 +1,317 @@
+"""A serving process from start to end: ports, engine, readiness, drain, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Generator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from octavo_inference.common.errors import ModelError, OctavoError
+from octavo_inference.common.memory_plan import resident_memory
+from octavo_inference.common.timeline import Timeline
+from octavo_inference.config.server import Settings
+from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.engine.client import EngineClient, ProcessClient
+from octavo_inference.engine.ipc import EngineInfo
+from octavo_inference.engine.output_router import EngineDiedError
+from octavo_inference.engine.spawn import EngineProcess
+from octavo_inference.server.auth import Keys
+from octavo_inference.server.routes import admin_app, public_app
+from octavo_inference.server.service import Loaded, Service, TextModel
+from octavo_inference.server.sockets import Sockets
+from octavo_inference.tokenizer.assets import check_vocabulary, load_words
+
+log = logging.getLogger("octavo.server")
+
+# Time for the last events to reach the clients.
+_SHUTDOWN_SECONDS = 5
+# While serving, the API process gives way: a moment of the engine is worth more than a moment of HTTP.
+_NICENESS = 10
+
+
+def run(
+    settings: Settings,
+    sockets: Sockets,
+    keys: Keys | None,
+    admin_keys: Keys | None,
+    child: EngineProcess,
+    timeline: Timeline,
+) -> int:
+    """Serve until told to stop. Returns the exit status: 0 drained, 1 the engine could not load or died, 70 it hung."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main(settings, sockets, child, timeline, keys, admin_keys))
+
+
+async def _main(
+    settings: Settings,
+    sockets: Sockets,
+    child: EngineProcess,
+    timeline: Timeline,
+    keys: Keys | None,
+    admin_keys: Keys | None,
+) -> int:
+    client = ProcessClient(child, stall_seconds=settings.stall_seconds)
+    service = Service(
+        names=settings.served_model_names or (_default_name(settings.model),),
+        client=client,
+        max_queued_requests=settings.max_queued_requests,
+        start_time=time.time() - timeline.now(),
+        tenant_header=settings.tenant_header,
+    )
+    process = _Process(service, settings.drain_timeout)
+    servers = [
+        HttpServer(public_app(service, keys, version("octavo")), sockets.api),
+        HttpServer(admin_app(service, admin_keys, process.drain), sockets.admin),
+    ]
+    process.handle_signals()
+    serving = [asyncio.create_task(server.run()) for server in servers]
+    timeline.mark("HTTP")
+    cause: OctavoError | None = None
+    try:
+        starting = asyncio.create_task(_start(service, settings, timeline, sockets))
+        status = await process.wait(starting)
+    except OctavoError as error:
+        cause, status = error, error.status if isinstance(error, EngineDiedError) else 1
+    for server in servers:
+        server.should_exit = True
+    await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)
+    await client.close()
+    service.executor.shutdown(wait=False, cancel_futures=True)
+    if cause is not None:
+        log.error("%s", cause)  # when the engine's process has ended too: the last line is the one that says why
+    return status
+
+
+class _Process:
+    """When to stop. The first SIGTERM or SIGINT drains and then ends; the second ends at once."""
+
+    def __init__(self, service: Service, drain_timeout: float) -> None:
+        self._service = service
+        self._drain_timeout = drain_timeout
+        self._terminate = asyncio.Event()
+        self._now = asyncio.Event()
+
+    def handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def drain(self) -> None:
+        """Take no new requests. What runs goes on; the process stays until it is told to end."""
+        if not self._service.draining:
+            self._service.draining = True
+            log.info("draining: %d sequences to finish", self._service.client.hub.sequences)
+
+    def _signalled(self, number: int) -> None:
+        if self._terminate.is_set():
+            self._now.set()
+            return
+        log.info("%s received", signal.Signals(number).name)
+        self._terminate.set()
+        self.drain()
+
+    async def wait(self, starting: asyncio.Task[None]) -> int:
+        """Returns after a drain. Raises what ended the start or the engine otherwise."""
+        failed = asyncio.create_task(self._service.client.hub.failed())
+        terminate = asyncio.create_task(self._terminate.wait())
+        waiting: set[asyncio.Task[Any]] = {starting, failed, terminate}
+        try:
+            while not terminate.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if starting in done:
+                    starting.result()
+                if failed in done:
+                    raise failed.result()
+            await self._finish(failed)
+        finally:
+            tasks = (starting, failed, terminate)
+            for task in tasks:
+                task.cancel()
+            # A mistake ends several of them at once: the first is raised, the others are not to be printed.
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return 0
+
+    async def _finish(self, failed: asyncio.Task[EngineDiedError]) -> None:
+        hub = self._service.client.hub
+        if not await _until(lambda: not hub.sequences or self._now.is_set() or failed.done(), self._drain_timeout):
+            log.warning("drain timeout of %g s: %d sequences are cut", self._drain_timeout, hub.sequences)
+        if failed.done():
+            raise failed.result()
+        hub.fail(EngineDiedError("The server is shutting down.", 0))
+
+
+async def _start(service: Service, settings: Settings, timeline: Timeline, sockets: Sockets) -> None:
+    """Load the words here and the weights there, generate one token, be ready."""
+    # Both fail on a path that is not there. `gather` raises the first and keeps the second quiet.
+    (text, longest), info = await asyncio.gather(
+        asyncio.to_thread(_load_text, settings.model), _start_engine(service.client, timeline)
+    )
+    check_vocabulary(text.tokenizer, info.vocab_size, settings.model)
+    timeline.mark("tokenizer")
+    await _warm_up(service.client, info)
+    timeline.mark("first token")
+    service.loaded = Loaded(text, info, longest)
+    service.cold_start = timeline.now()
+    # What is there now stays: the collector need not walk it again and again.
+    gc.freeze()
+    gc.enable()
+    service.own_memory = resident_memory(os.getpid())
+    service.ready = True
+    os.nice(_NICENESS)
+    _greet(service, settings, info, timeline, sockets)
+
+
+async def _start_engine(client: EngineClient, timeline: Timeline) -> EngineInfo:
+    info = await client.start()
+    timeline.mark("engine ready")
+    for name, seconds in info.phases:
+        timeline.note(name, seconds)
+    return info
+
+
+def _load_text(model: str) -> tuple[TextModel, int]:
+    from octavo_inference.tokenizer.chat_template import ChatTemplate  # noqa: PLC0415 -- jinja: while the engine loads, not before
+
+    words = load_words(model)
+    template = None
+    if words.chat_template is not None:
+        try:
+            template = ChatTemplate(
+                words.chat_template, words.tokenizer, bos_token=words.bos_token, eos_token=words.eos_token
+            )
+        except ModelError as error:
+            raise ModelError(f"{model}: {error}") from None
+    text = TextModel(words.tokenizer, template)
+    return text, text.longest_token
+
+
+async def _warm_up(client: EngineClient, info: EngineInfo) -> None:
+    """One token through the real path: nothing is ready before."""
+    stream = client.hub.open_stream()
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    stream.submit(Request(id="warm-up", tokens=[min(1, info.vocab_size - 1)], sampling=sampling))
+    while stream.open:
+        for output in await stream.outputs():
+            if output.error is not None:
+                raise EngineDiedError(f"the first token could not be generated: {output.error}")
+
+
+def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:
+    log.info("start-up: %s", timeline)
+    log.info(
+        "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB); profile %s: %d running, "
+        "%d tokens a step, %s batching%s, %g times longer for a prompt; preemption by %s%s; prefixes kept as for %s",
+        info.backend,
+        info.threads,
+        info.max_model_len,
+        info.num_blocks,
+        info.block_size,
+        info.kv_bytes / 2**20,
+        info.profile,
+        info.max_running_requests,
+        info.max_batched_tokens,
+        info.batching,
+        ", host and device at once" if info.overlap else "",
+        info.prefill_slowdown,
+        info.preemption,
+        f" ({info.swap_bytes / 2**20:.0f} MiB)" if info.swap_bytes else "",
+        info.cache_policy,
+    )
+    if info.rank_pids:
+        others = ", ".join(f"{rank} (pid {pid})" for rank, pid in enumerate((info.pid, *info.rank_pids)))
+        log.info("tensor parallelism: ranks %s; sizes are those of each", others)
+    memory = {part: f"{size / 2**20:,.0f} MiB" for part, size in service.memory().items()}
+    if memory:
+        log.info(
+            "memory of %s: weights %s, KV pool %s, activations %s, swap %s, processes %s; %s when all is in use; "
+            "reserve %s",
+            (info.memory and info.memory.device) or "the host",
+            *(memory[part] for part in ("weights", "kv_pool", "activations", "swap", "processes", "in_all", "reserve")),
+        )
+    key = " -H 'Authorization: Bearer KEY'" if settings.api_key_file else ""
+    log.info("%s is ready at %s/v1", service.names[0], sockets.url)
+    log.info(
+        "try: curl -N %s/v1/chat/completions -H 'Content-Type: application/json'%s -d "
+        '\'{"model":"%s","stream":true,"messages":[{"role":"user","content":"Name the capital of France."}]}\'',
+        sockets.url,
+        key,
+        service.names[0],
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a socket of ours, with signals left to us."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+        self._socket = listening
+        self._stop = asyncio.Event()
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            )
+        )
+
+    async def run(self) -> None:  # type: ignore[override]
+        """Serve until `should_exit`."""
+        await self.serve(sockets=[self._socket])
+
+    @property
+    def should_exit(self) -> bool:
+        """Set it to end."""
+        return self._stop.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._stop.set()
+
+    async def main_loop(self) -> None:
+        """Keep the Date header right. Once a second is enough for that; uvicorn wakes up ten times."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 1.0)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave them alone."""
+        yield
+
+
+def _default_name(model: str) -> str:
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll; whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= end:
+            return False
+        await asyncio.sleep(0.02)
+    return True

@@ -1,0 +1,1 @@
+"""Endpoints in OpenAI's format."""

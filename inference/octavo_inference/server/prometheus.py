@@ -1,0 +1,122 @@
+"""The metrics in Prometheus' text format.
+
+Every metric has an `octavo:` name, and those of the field the `vllm:` alias that autoscalers and benchmarks read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo_inference.server.goodput import efficiency, factors, waste
+from octavo_inference.server.service import Service
+from octavo_protocol.load import LoadReport
+
+PREFIXES = ("octavo:", "vllm:")
+
+
+class _Exposition(Collector):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._model = service.names[0]
+
+    def collect(self) -> Iterator[Metric]:
+        for prefix in PREFIXES:
+            yield from self._served(prefix)
+            report = self._service.report()
+            if report is not None:
+                yield from self._engine(prefix, report)
+        yield from self._memory()
+        settings = self._service.settings()
+        if settings:
+            info = GaugeMetricFamily("octavo:engine_info", "Settings in effect, as labels", labels=list(settings))
+            info.add_metric(list(settings.values()), 1)
+            yield info
+
+    def _served(self, prefix: str) -> Iterator[Metric]:
+        m = self._service.metrics
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens of admitted requests", m.prompt_tokens),
+            ("generation_tokens", "Generated tokens", m.generation_tokens),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", m.prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", m.cached_tokens),
+        ):
+            yield self._counter(prefix + name, text, value)
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "From arrival to the first token of a sequence", m.first_token),
+            ("inter_token_latency_seconds", "Between two tokens of a sequence", m.inter_token),
+            ("e2e_request_latency_seconds", "From arrival to the last token of a sequence", m.request),
+        ):
+            family = HistogramMetricFamily(prefix + name, text, labels=["model_name"])
+            buckets, total = histogram.cumulative()
+            family.add_metric([self._model], buckets, total)
+            yield family
+        success = CounterMetricFamily(
+            f"{prefix}request_success", "Finished sequences", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in m.finished.items():
+            success.add_metric([self._model, reason], count)
+        yield success
+        rejections = CounterMetricFamily(
+            f"{prefix}admission_rejections", "Requests refused with 503", labels=["model_name", "reason"]
+        )
+        for reason, count in m.rejected.items():
+            rejections.add_metric([self._model, reason], count)
+        yield rejections
+
+    def _engine(self, prefix: str, report: LoadReport) -> Iterator[Metric]:
+        for name, text, value in (
+            ("num_requests_running", "Sequences in the batch", report.running),
+            ("num_requests_waiting", "Sequences waiting for it", report.waiting),
+            ("kv_cache_usage_perc", "Share of KV blocks that live sequences hold, 0..1", report.kv_occupancy),
+        ):
+            gauge = GaugeMetricFamily(prefix + name, text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        yield self._counter(f"{prefix}num_preemptions", "Sequences preempted for want of blocks", report.preemptions)
+        if prefix == "octavo:":
+            for name, text, value in (
+                ("batch_rows", "Rows that decoded a token, summed over steps", report.steps.rows),
+                ("batch_rows_idle", "Rows held by finished sequences of a static batch", report.steps.idle_rows),
+                ("num_swaps", "Preempted sequences whose KV was kept in host memory", report.swaps),
+                ("pool_checks", "Times the block pool's books were found right while idle", report.checks),
+                ("recomputed_tokens", "Tokens computed again after a preemption", report.recomputed),
+            ):
+                yield self._counter(prefix + name, text, value)
+            yield self._gauge("kv_cache_waste_perc", "Share of the KV pool held and not filled, 0..1", waste(report))
+            yield self._gauge("efficiency", "Product of octavo:efficiency_factor, since the start", efficiency(report))
+            parts = factors(report)
+            yield self._parts("efficiency_factor", "Shares of what was computed, held and asked for", "factor", parts)
+
+    def _memory(self) -> Iterator[Metric]:
+        budget = self._service.memory()
+        if budget:
+            yield self._parts("memory_budget_bytes", "Memory as planned at start, all of it in use", "part", budget)
+        in_use = self._service.memory_in_use()
+        yield self._parts("process_resident_bytes", "Memory that the processes have in use", "process", in_use)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"octavo:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _parts(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"octavo:{name}", text, labels=["model_name", label])
+        for part, value in values.items():
+            family.add_metric([self._model, part], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+
+def exposition(service: Service) -> Callable[[], bytes]:
+    """A function that renders all metrics. The label is the name the model is served under."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Exposition(service))
+    return lambda: generate_latest(registry)

@@ -1,0 +1,35 @@
+"""Listening sockets. Imports nothing large: a port that is taken is told before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+
+from octavo_inference.common.errors import OctavoError
+from octavo_inference.config.server import Settings
+
+
+class Sockets:
+    """The API's and the admin port's socket, bound. Raises `OctavoError` naming the flag to change."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.api = _bind(settings.host, settings.port, "--port")
+        self.admin = _bind(settings.admin_host, settings.admin_port, "--admin-port")
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds the API."""
+        host, port = self.api.getsockname()[:2]
+        anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 -- compared, not bound
+        return f"http://{anywhere.get(host, host)}:{port}"
+
+
+def _bind(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OctavoError(f"{flag}: cannot listen on {host}:{port}: {reason}; use another") from None
+    return listening

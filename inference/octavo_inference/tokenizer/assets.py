@@ -1,0 +1,86 @@
+"""A model's words without its weights: what turns text into tokens and back. Without numpy, for the API process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from octavo_inference.checkpoints.gguf_header import read_header
+from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.jsonfile import optional_json
+from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.common.errors import ModelError
+from octavo_inference.tokenizer.tokenizer import Described, load_tokenizer, token_at, tokenizer_from_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """`chat_template` is Jinja source, None when the model has none."""
+
+    tokenizer: Tokenizer
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+
+
+def load_words(path: str) -> Words:
+    """The words of a model, `path` as for `find_model`. Raises `ModelError` saying what is missing or wrong."""
+    source = find_model(path)
+    with refusing(source):
+        return gguf_words(read_header(source)) if source.is_file() else hf_words(source)
+
+
+def gguf_words(file: Described) -> Words:
+    """From a GGUF file; a tokenizer.json beside it wins."""
+    folder = file.path.parent
+    beside = folder / "tokenizer.json"
+    template = file.metadata.get("tokenizer.chat_template")
+    return Words(
+        tokenizer=load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file),
+        chat_template=template if isinstance(template, str) else _hf_template(folder),
+        bos_token=token_at(file, "bos"),
+        eos_token=token_at(file, "eos"),
+    )
+
+
+def hf_words(folder: Path) -> Words:
+    """From tokenizer.json and tokenizer_config.json."""
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise ModelError(f"{folder}: tokenizer.json is missing beside the safetensors files")
+    settings = optional_json(folder / "tokenizer_config.json")
+    return Words(
+        tokenizer=load_tokenizer(file),
+        chat_template=_hf_template(folder),
+        bos_token=_token_text(settings.get("bos_token")),
+        eos_token=_token_text(settings.get("eos_token")),
+    )
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab: int, model: object) -> None:
+    """Raises `ModelError` when the tokenizer of `model` has tokens that its `vocab` logits have no place for."""
+    known = tokenizer.get_vocab_size(with_added_tokens=True)
+    if known > vocab:
+        raise ModelError(f"{model}: the tokenizer knows {known} tokens, the model {vocab}")
+
+
+def _hf_template(folder: Path) -> str | None:
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        return jinja.read_text(encoding="utf-8")
+    template = optional_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        # Several named templates: the one called "default" is the one for chat.
+        template = next(
+            (entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"),
+            None,
+        )
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

@@ -1,0 +1,239 @@
+"""Chat templates: messages to prompt tokens, in a sandbox, so that what users write never becomes a control token."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime as dt
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from octavo_inference.common.errors import ModelError, RequestError
+
+MAX_SECONDS = 2.0
+MAX_CHARACTERS = 16 * 2**20
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+Message = Mapping[str, str]
+
+
+class ChatTemplate:
+    """A model's chat template together with its tokenizer.
+
+    Rendering is that of transformers' `apply_chat_template` (same whitespace rules, helpers and filters). `now` is
+    what `strftime_now` shows. Raises `ModelError` when the source is not a template.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        now: Callable[[], dt.datetime] = dt.datetime.now,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_seconds = max_seconds
+        self._variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._control = ControlTokens(tokenizer)
+        environment = _Sandbox(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
+
+    def tokens(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Prompt tokens of a conversation.
+
+        Every control token in the result was written by the template. One spelled out in a message (`<|im_end|>`) is
+        encoded as the plain characters it consists of: it is broken up by a character that occurs nowhere else, the
+        template is rendered, control tokens are cut out, and the pieces between are encoded, healed, as plain text.
+        Raises `RequestError` when the template refuses the conversation or takes too much time or space.
+        """
+        mark = _unused_character(messages)
+        guarded = [
+            {key: value if key == "role" else self._control.guard(value, mark) for key, value in message.items()}
+            for message in messages
+        ]
+        text = self._render(guarded, add_generation_prompt)
+        if mark not in text:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._control.encode_guarded(text, mark)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt as text, for people. Raises as `tokens` does."""
+        return self._render(messages, add_generation_prompt)
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        parts: list[str] = []
+        size = 0
+        try:
+            with _time_limit(self._max_seconds):
+                for part in self._template.generate(
+                    messages=messages, add_generation_prompt=add_generation_prompt, **self._variables
+                ):
+                    size += len(part)
+                    if size > MAX_CHARACTERS:
+                        break
+                    parts.append(part)
+        except _TooSlowError:
+            raise RequestError(
+                f"messages: the model's chat template took longer than {self._max_seconds:g} s", "messages"
+            ) from None
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            # SecurityError is a TemplateError. Whatever a template does wrong, it does for this conversation only.
+            raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from None
+        if size > MAX_CHARACTERS:
+            raise RequestError(f"messages: the prompt grows beyond {MAX_CHARACTERS} characters", "messages")
+        return "".join(parts)
+
+
+class ControlTokens:
+    """The strings of a tokenizer's control tokens, and how to keep user text from turning into one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._plain: Tokenizer | None = None
+        self._lock = threading.Lock()
+        added = tokenizer.get_added_tokens_decoder()
+        self._ids = {token.content: index for index, token in added.items() if token.special and token.content}
+        by_length = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
+        self._heads = {s[:i] for s in self._ids for i in range(1, len(s))}
+        self._tails = {s[i:] for s in self._ids for i in range(1, len(s))}
+        self._longest = len(by_length[0]) if by_length else 0
+
+    def guard(self, text: str, mark: str) -> str:
+        """`text` with `mark` inside every control token, and at ends that could become one with what is beside."""
+        guarded = self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
+        inner = guarded.strip()
+        if not inner:
+            return guarded
+        start = guarded.index(inner[0])
+        end = start + len(inner)
+        lengths = range(1, min(self._longest, len(inner) + 1))
+        if any(inner[-k:] in self._heads for k in lengths):
+            guarded = guarded[:end] + mark + guarded[end:]
+        if any(inner[:k] in self._tails for k in lengths):
+            guarded = guarded[:start] + mark + guarded[start:]
+        return guarded
+
+    def encode_guarded(self, text: str, mark: str) -> list[int]:
+        """Tokens of a rendered text in which user text was guarded."""
+        ids: list[int] = []
+        position = 0
+        for match in self._pattern.finditer(text):
+            ids += self.encode_plain(text[position : match.start()].replace(mark, ""))
+            ids.append(self._ids[match[0]])
+            position = match.end()
+        return ids + self.encode_plain(text[position:].replace(mark, ""))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Tokens of `text` without a control token among them."""
+        if not text:
+            return []
+        with self._lock:
+            if self._plain is None:
+                # A second tokenizer: the switch is a property of the object, which other threads use with it off.
+                self._plain = Tokenizer.from_str(self._tokenizer.to_str())
+                self._plain.encode_special_tokens = True
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
+            raise SecurityError(f"{operator} of these operands is not allowed in a chat template")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` of training templates marks the assistant's words; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _TooSlowError(BaseException):
+    """Thrown into the rendering thread. Not an `Exception`, so that no template construct swallows it."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `_TooSlowError` in this thread once it has computed for `seconds`, also in loops that produce nothing.
+
+    Its own CPU time counts, so that a busy machine is not taken for a bad template.
+    """
+    thread = threading.get_ident()
+    clock = time.pthread_getcpuclockid(thread)
+    end = time.clock_gettime(clock) + seconds
+    lock = threading.Lock()
+    finished = False
+    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def check() -> None:
+        with lock:
+            if finished:
+                return
+            left = end - time.clock_gettime(clock)
+            if left <= 0:
+                throw(ctypes.c_ulong(thread), ctypes.py_object(_TooSlowError))
+                return
+            _timer(left, check)
+
+    timer = _timer(seconds, check)
+    try:
+        yield
+    finally:
+        with lock:
+            finished = True
+            throw(ctypes.c_ulong(thread), None)  # one that was thrown and has not arrived yet
+        timer.cancel()
+
+
+def _timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _unused_character(messages: Sequence[Message]) -> str:
+    used = {character for message in messages for value in message.values() for character in set(value)}
+    for block in _PRIVATE_USE:
+        for code in block:
+            if chr(code) not in used:
+                return chr(code)
+    raise RequestError("messages: they use every private-use character of Unicode", "messages")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

@@ -1,0 +1,211 @@
+"""Compile kernels where there is no GPU, for those who start later: `octavo_inference.tools.precompile`.
+
+The image `octavo-server` is built with it. For each card's compute capability and each model's shape the CUDA backend
+is made over zeros in the host's memory, and its own `warm_up` runs on a driver that launches nothing: what Triton
+compiles is what a server will look for (`ops.cuda.kernel_cache`). Not by a list of kernels: a new one is in by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor as Torch
+from torch.overrides import TorchFunctionMode
+
+from octavo_inference.backends.cuda.aot import kernel_cache
+from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB, NullDriver
+from octavo_inference.backends.cuda.aot.shapes import SHAPES
+from octavo_inference.backends.cuda.backend import CudaBackend
+from octavo_inference.backends.cuda.collectives import Group
+from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted
+from octavo_inference.backends.cuda.packing import Quantization
+from octavo_inference.config.engine import GPU_PROFILES, KvDtype, ProfileName
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.shard import shard
+from octavo_inference.models.weights import Tensor, Weights, layer_of
+
+CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0")
+# Heads and widths of the models that are served most; those of other names in `SHAPES` cost half a minute a card each.
+USUAL = (
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "llama-3.1-8b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-14b",
+)
+# Into how many parts decoding splits keys is a power of two up to what fills the card: with more multiprocessors than
+# any has, and sequences as long as the largest part needs, all of them come.
+_PROCESSORS, _POSITIONS = 192, 32_768
+_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Kernels of a model on a kind of card: a name of `SHAPES`, how K and V are kept, and weights of bfloat16 files.
+
+    `ranks`: how many such cards share the model.
+    """
+
+    capability: tuple[int, int]
+    model: str
+    kv_dtype: KvDtype
+    weights: Quantization
+    ranks: int = 1
+
+    def __str__(self) -> str:
+        shared = f" over {self.ranks} GPUs" if self.ranks > 1 else ""
+        return f"{dotted(self.capability)} {self.model}{shared}, KV {self.kv_dtype}, weights {self.weights}"
+
+
+class _Absent(Group):
+    """Other ranks that are not there: nobody waits for them, and nobody reads what they would have added."""
+
+    def all_reduce(self, x: Torch) -> None:
+        """The sum, were all ranks' x the same: they agree."""
+        x.mul_(self.size)
+
+    def gather(self, logits: Torch, gathered: Torch) -> None:
+        """Leave the logits as they are."""
+
+
+class _Launched:
+    """A graph whose recording launched what it would hold, and whose replays launch nothing."""
+
+    bytes = 0
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        work()
+
+    def replay(self) -> None:
+        """Nothing: its kernels are compiled."""
+
+
+class _NoProducts(TorchFunctionMode):
+    """Products that libraries compute are left out: they compile nothing, and nobody reads their results here."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        left_out = getattr(func, "__name__", "") in {"mm", "addmm", "bmm", "_scaled_mm"} and "out" in given
+        return given["out"] if left_out else func(*args, **given)
+
+
+def jobs_of(
+    capability: str,
+    models: Iterable[str],
+    kv_dtypes: Iterable[KvDtype],
+    weights: Iterable[Quantization],
+    ranks: Iterable[int] = (1,),
+) -> list[Job]:
+    """All that a card can compute of these combinations."""
+    major, _, minor = capability.partition(".")
+    found = [Job((int(major), int(minor)), *one) for one in product(models, kv_dtypes, weights, ranks)]
+    return [
+        job
+        for job in found
+        if (job.kv_dtype != "fp8" or job.capability >= FP8_CAPABILITY) and SHAPES[job.model].heads % job.ranks == 0
+    ]
+
+
+def zeros(config: ModelConfig) -> Weights:
+    """Weights of a model that take no memory until they are copied: nothing but zeros, matrices in bfloat16."""
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return Tensor("bf16", (rows, columns), np.zeros((rows, columns), np.uint16))
+
+    def norm(size: int) -> Tensor:
+        return Tensor("f32", (size,), np.zeros(size, np.float32))
+
+    layer = layer_of(config, matrix, norm)
+    embedding = matrix(config.vocab, config.hidden)
+    return Weights(embedding, (layer,) * config.layers, norm(config.hidden), embedding)
+
+
+def warm_up(job: Job, profile: ProfileName = "balanced") -> kernel_cache.Found:
+    """Have Triton compile what a server of the job needs, into TRITON_CACHE_DIR. The process has a `NullDriver`."""
+    whole, sizes = SHAPES[job.model], GPU_PROFILES[profile]
+    config, weights = shard(whole, zeros(whole), rank=0, size=job.ranks)
+    with kernel_cache.watched() as found, _NoProducts():
+        backend = CudaBackend.create(
+            config,
+            weights,
+            device=Device(torch.device("cpu"), "null", job.capability, _PROCESSORS, 0, 0),
+            num_blocks=_BLOCKS,
+            max_batched_tokens=sizes.max_batched_tokens,
+            max_running=sizes.max_running_requests,
+            max_model_len=_POSITIONS,
+            dtype=torch.bfloat16,
+            kv_dtype=job.kv_dtype,
+            quantization=job.weights,
+            group=_Absent(0, job.ranks),
+            capture=_Launched,
+        )
+        backend.warm_up()
+        while backend.idle():
+            pass
+    return found
+
+
+def fill(folder: Path, jobs: Sequence[Job]) -> list[str]:
+    """Do the jobs, which are of one capability, in this process; a line about each."""
+    torch.set_num_threads(1)
+    triton.knobs.cache.dir = str(folder)
+    triton.knobs.compilation.store_binary_only = True
+    major, minor = jobs[0].capability
+    NullDriver(10 * major + minor).activate()
+    lines = []
+    for job in jobs:
+        began = time.process_time()
+        found = warm_up(job)
+        seconds = time.process_time() - began
+        lines.append(f"{job}: {found.compiled} kernels compiled in {seconds:.0f} s, {found.ready} were there")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill a folder with kernels."""
+    parser = argparse.ArgumentParser(prog="python -m octavo_inference.tools.precompile", description=__doc__)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="folder to fill")
+    known = tuple(dotted(divmod(one, 10)) for one in SHARED_KIB)
+    add("--capability", nargs="+", default=CAPABILITIES, choices=known, help="cards to compile for")
+    add("--model", nargs="+", default=USUAL, choices=tuple(SHAPES), help="shapes of models")
+    add("--kv-dtype", nargs="+", default=("auto",), choices=("auto", "fp8", "int8"), help="how K and V are kept")
+    add("--weights", nargs="+", default=("auto",), choices=("auto", "fp8"), help="how bfloat16 weights are kept")
+    add(
+        "--tensor", nargs="+", type=int, default=(1,), metavar="N", help="GPUs that share a model; those that divide it"
+    )
+    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes; one computes for one capability")
+    given = parser.parse_args(arguments)
+    if os.environ.get("TRITON_INTERPRET"):
+        sys.exit("TRITON_INTERPRET is set: interpreted kernels are not compiled; unset it")
+    began = time.monotonic()
+    given.out.mkdir(parents=True, exist_ok=True)
+    jobs = [jobs_of(one, given.model, given.kv_dtype, given.weights, given.tensor) for one in given.capability]
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(fill, given.out, together) for together in jobs if together]:
+            done.result()
+    kernel_cache.trim(given.out)
+    sizes = [file.stat().st_size for file in given.out.rglob("*.cubin")]
+    total = sum(file.stat().st_size for file in given.out.rglob("*") if file.is_file())
+    print(f"{len(sizes)} kernels, {total / 2**20:.0f} MiB, in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The command line of `octavo-server tune`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.common import logs
+from octavo_inference.common.errors import OctavoError, SettingsError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.config.server import Settings, engine_parser
+from octavo_inference.engine.factory import load_engine
+from octavo_inference.engine.process import engine_settings
+from octavo_inference.tools.tune.search import Candidate, Verdict, final, grid, halving
+from octavo_inference.tools.tune.trials import Engines, Load, Shape, read_shapes, run
+
+_DESCRIPTION = """Measure a load on this machine over a small grid of settings, and write the fastest ones as a file
+for `octavo-server --config`. Settings given here are kept and not varied. Takes minutes; nothing else should run."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit status: 0 with a file written, 1 the model cannot be loaded, 2 a wrong setting."""
+    try:
+        given = _parser().parse_args(argv)
+        wishes = {name: value for name, value in vars(given).items() if name in Settings.__struct_fields__}
+        settings = Settings(served_model_names=tuple(given.served_model_name or ()), **wishes)
+        load = _load(given)
+    except OctavoError as error:
+        sys.stderr.write(f"octavo-server tune: {error}\n")
+        return 2
+    logs.configure("text")
+    logging.getLogger("octavo_inference").setLevel(logging.ERROR)  # each engine would tell its sizes
+    try:
+        _tune(settings, load, Path(given.output))
+    except OctavoError as error:
+        sys.stderr.write(f"octavo-server tune: {error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = engine_parser("octavo-server tune", _DESCRIPTION)
+    load = parser.add_argument_group("load")
+    load.add_argument("--prompt-tokens", type=_count, metavar="N", help="tokens in a prompt (default: 256)")
+    load.add_argument("--answer-tokens", type=_count, metavar="N", help="tokens in an answer (default: 128)")
+    load.add_argument(
+        "--load",
+        metavar="FILE",
+        help='instead of these two, lines such as {"prompt_tokens": 300, "answer_tokens": 80}, repeated as needed',
+    )
+    load.add_argument(
+        "--concurrency", type=_count, default=16, metavar="N", help="requests at any time (default: %(default)s)"
+    )
+    load.add_argument("--output", required=True, metavar="FILE", help="where the settings go, as TOML")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 2**20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {2**20}")
+    return int(text)
+
+
+def _load(given: argparse.Namespace) -> Load:
+    if given.load is None:
+        return Load((Shape(given.prompt_tokens or 256, given.answer_tokens or 128),), given.concurrency)
+    if given.prompt_tokens or given.answer_tokens:
+        raise SettingsError("--load: give either a file or --prompt-tokens and --answer-tokens, not both", "--load")
+    return Load(read_shapes(Path(given.load)), given.concurrency)
+
+
+def _tune(settings: Settings, load: Load, output: Path) -> None:
+    try:
+        output.touch()  # minutes before there is something to write
+    except OSError as error:
+        raise SettingsError(f"--output: {output}: {error.strerror}", "--output") from None
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size}: tune measures models on one device; leave it out",
+            "--tensor-parallel-size",
+        )
+    wishes = dataclasses.replace(engine_settings(settings), max_queued_requests=load.concurrency)
+    first = load_engine(wishes)
+    default = _candidate(first.settings)
+    if load.longest > first.engine.limits.max_model_len:
+        limit = first.engine.limits.max_model_len
+        raise SettingsError(
+            f"a request of {load.longest} tokens is longer than the {limit} this model serves", "--load"
+        )
+    # The pool and the dtype that the defaults would get: every candidate is to have the same.
+    wishes = dataclasses.replace(wishes, kv_memory=first.settings.kv_memory, dtype=first.settings.dtype)
+    backend = first.engine.backend.name
+    del first
+    fixed = frozenset(f.name for f in dataclasses.fields(Candidate) if getattr(settings, f.name) is not None)
+    candidates = grid(default, cores=usable_cores(), concurrency=load.concurrency, fixed=fixed)
+    engines = Engines(wishes, candidates)
+    rates: dict[Candidate, float] = {}
+
+    def rate(candidate: Candidate, effort: int) -> float:
+        rates[candidate] = run(engines.get(candidate), load, load.concurrency * effort)
+        _say(f"{rates[candidate]:9.1f} tokens/s over {load.concurrency * effort} requests: {describe(candidate)}")
+        return rates[candidate]
+
+    _say(f"{backend}: {len(candidates)} settings to try on {load.concurrency} requests at a time; first the defaults")
+    run(engines.get(default), load, min(2, load.concurrency))  # first touch of weights and buffers
+    ranking = halving(candidates, rate)
+    others = [candidate for candidate in ranking if candidate != default]
+    verdict = None
+    if others:
+        _say("the best other one and the defaults in turns")
+        verdict = final(default, others[0], rate)
+    sys.stdout.write(table(ranking, rates, default, verdict))
+    when = f"{time.strftime('%Y-%m-%d', time.gmtime())} on {backend}"
+    output.write_text(profile(settings, load, default, verdict, when), encoding="utf-8")
+    sys.stdout.write(f"written: {output}; use it with: octavo-server --config {output}\n")
+
+
+def _candidate(settings: EngineSettings) -> Candidate:
+    """The fields that are varied, as the engine settled them."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Candidate)}
+    return Candidate(**values)
+
+
+def describe(candidate: Candidate) -> str:
+    """Its settings by their names in the file."""
+    return ", ".join(f"{_key(name)} {value}" for name, value in dataclasses.asdict(candidate).items())
+
+
+def table(
+    ranking: Sequence[Candidate], rates: dict[Candidate, float], default: Candidate, verdict: Verdict | None
+) -> str:
+    """What the choice was made from: every candidate with its last trial, the best first."""
+    names = [field.name for field in dataclasses.fields(Candidate)]
+    lines = ["  ".join(f"{_key(name):>20}" for name in names) + "   tokens/s, last trial"]
+    for candidate in ranking:
+        cells = "  ".join(f"{getattr(candidate, name):>20}" for name in names)
+        lines.append(f"{cells}   {rates[candidate]:.1f}{'  (defaults)' if candidate == default else ''}")
+    return "\n".join([*lines, "", outcome(verdict)]) + "\n"
+
+
+def outcome(verdict: Verdict | None) -> str:
+    """One sentence: what the final found."""
+    if verdict is None:
+        return "All settings were given, so there was nothing to choose."
+    found = f"{100 * verdict.gain:+.1f} % in {len(verdict.rates)} rounds in turns"
+    noise = f"the defaults' own rounds lie {100 * verdict.noise:.1f} % apart"
+    if verdict.convincing:
+        return f"The best settings beat the defaults by {found}; {noise}."
+    return f"The defaults are kept: the best other settings make {found}, and {noise}."
+
+
+def profile(settings: Settings, load: Load, default: Candidate, verdict: Verdict | None, when: str) -> str:
+    """The TOML file: what was given, and the chosen settings where they differ from the defaults."""
+    shapes = load.shapes[0] if len(load.shapes) == 1 else None
+    what = f"{shapes.prompt_tokens} tokens in, {shapes.answer_tokens} out" if shapes else f"{len(load.shapes)} shapes"
+    values: dict[str, Any] = {"model": settings.model}
+    plain = Settings()
+    for name in Settings.__struct_fields__:
+        if getattr(settings, name) != getattr(plain, name):
+            values[name] = getattr(settings, name)
+    if settings.served_model_names:
+        values["served_model_name"] = list(values.pop("served_model_names"))
+    if verdict is not None and verdict.convincing:
+        values |= verdict.candidate.differences(default)
+    lines = [f"{_key(name)} = {json.dumps(value)}" for name, value in values.items()]
+    head = f"# Measured by octavo-server tune, {when}: {what}, {load.concurrency} at a time."
+    return "\n".join([head, f"# {outcome(verdict)}", *lines]) + "\n"
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

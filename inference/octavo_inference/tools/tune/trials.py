@@ -1,0 +1,121 @@
+"""A load as its user describes it, and one trial of it on an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.engine.factory import load_engine
+from octavo_inference.tools.tune.search import Candidate
+
+# Two engines at a time: the two of the final take turns without being loaded again.
+_ENGINES = 2
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request: tokens in and out."""
+
+    prompt_tokens: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of these shapes, in turn, `concurrency` of them at any time."""
+
+    shapes: tuple[Shape, ...]
+    concurrency: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return max(s.prompt_tokens + s.answer_tokens for s in self.shapes)
+
+
+def read_shapes(path: Path) -> tuple[Shape, ...]:
+    """Shapes from a file of JSON lines such as {"prompt_tokens": 300, "answer_tokens": 80}. Raises `SettingsError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        shapes = tuple(msgspec.json.decode(line, type=Shape) for line in lines if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--load: {path} cannot be read: {error}", "--load") from None
+    except msgspec.DecodeError as error:
+        example = json.dumps({"prompt_tokens": 300, "answer_tokens": 80})
+        raise SettingsError(f"--load: {path}: expected lines such as {example}: {error}", "--load") from None
+    if not shapes or min(min(s.prompt_tokens, s.answer_tokens) for s in shapes) < 1:
+        raise SettingsError(f"--load: {path} needs at least one request, each with 1 token or more", "--load")
+    return shapes
+
+
+def run(engine: Engine, load: Load, requests: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Serve so many requests of the load, a new one whenever one ends. Returns generated tokens per second.
+
+    The same requests every time, so the engine's prefix cache must not have seen them.
+    """
+    rng = random.Random(0)  # noqa: S311 -- no secrets
+    shapes = itertools.cycle(load.shapes)
+    waiting = iter([_request(f"tune-{i}", next(shapes), engine.config.vocab, rng) for i in range(requests)])
+    tokens = 0
+    begin = clock()
+    for request in itertools.islice(waiting, load.concurrency):
+        engine.submit(request)
+    while engine.has_work:
+        outputs = engine.step()
+        tokens += sum(len(output.tokens) for output in outputs)
+        ended = sum(output.finish_reason is not None for output in outputs)
+        for request in itertools.islice(waiting, ended):
+            engine.submit(request)
+    return tokens / (clock() - begin)
+
+
+class Engines:
+    """Engines by candidate. A candidate with the threads and blocks of one that is loaded runs on its weights."""
+
+    def __init__(self, settings: EngineSettings, candidates: Iterable[Candidate]) -> None:
+        everyone = list(candidates)
+        self._settings = settings
+        self._most_tokens = max(c.max_batched_tokens for c in everyone)
+        self._most_rows = max(c.max_running_requests for c in everyone)
+        self._loaded: OrderedDict[tuple[int, int], Engine] = OrderedDict()
+
+    def get(self, candidate: Candidate) -> Engine:
+        """A new engine with these settings, its pool empty."""
+        key = (candidate.threads, candidate.block_size)
+        if key not in self._loaded:
+            while len(self._loaded) >= _ENGINES:
+                self._loaded.popitem(last=False)
+            largest = dataclasses.replace(
+                self._settings,
+                threads=candidate.threads,
+                block_size=candidate.block_size,
+                max_batched_tokens=self._most_tokens,
+                max_running_requests=self._most_rows,
+            )
+            self._loaded[key] = load_engine(largest).engine
+        self._loaded.move_to_end(key)
+        engine = self._loaded[key]
+        limits = dataclasses.replace(
+            engine.limits,
+            max_batched_tokens=candidate.max_batched_tokens,
+            max_running=candidate.max_running_requests,
+        )
+        return Engine(engine.backend, engine.config, limits, clock=time.monotonic)
+
+
+def _request(name: str, shape: Shape, vocab: int, rng: random.Random) -> Request:
+    tokens = [rng.randrange(vocab) for _ in range(shape.prompt_tokens)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=shape.answer_tokens, ignore_eos=True)
+    return Request(id=name, tokens=tokens, sampling=sampling)

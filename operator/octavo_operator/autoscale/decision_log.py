@@ -1,0 +1,55 @@
+"""The file of decisions: bounded, and never a reason not to scale."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import BinaryIO
+
+from octavo_operator.autoscale.decision_record import Recorder
+from octavo_operator.autoscale.types import Decision, Observation, Settings, State
+
+logger = logging.getLogger(__name__)
+
+# When the file is as large as this it becomes PATH.1, in place of the one before, and a new one begins.
+LIMIT_BYTES = 64 << 20
+
+
+class DecisionLog:
+    """Appends each decision to `path`. A disk that is full or gone ends the log, with one line in the other one."""
+
+    def __init__(self, path: Path, limit: int = LIMIT_BYTES) -> None:
+        self._path = path
+        self._limit = limit
+        self._recorder = Recorder()
+        self._file: BinaryIO | None = None
+        self._broken = False
+
+    def write(
+        self, key: str, settings: Settings, state: State, observation: Observation, now: float, decision: Decision
+    ) -> None:
+        """Append one decision."""
+        if self._broken:
+            return
+        try:
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
+            if self._file.tell() >= self._limit:
+                self._file.close()
+                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+                self._file = self._path.open("ab", buffering=0)
+                self._recorder.forget()
+            self._file.write(self._recorder.line(key, settings, state, observation, now, decision))
+        except OSError as error:
+            self._broken = True
+            logger.error("decisions are not recorded any more: %s", error)  # noqa: TRY400 - the message says it all
+
+    def forget(self, key: str) -> None:
+        """The resource is gone."""
+        self._recorder.forget(key)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,1 @@
+"""Kubernetes events about an LLMDeployment: what is new, and its record."""

@@ -1,0 +1,86 @@
+"""What `kubectl describe` should tell: the changes that a new status holds, each said once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_operator.api.base import Json
+
+# Reasons of Ready that are somebody's problem.
+_CALM = frozenset({"ResolvingModel", "Starting", "RollingOut", "Suspended", "ScaledToZero"})
+# Turns of a rollout worth an event, and whether they are a warning.
+_TURNS = {"SurgeUnschedulable": True, "Canary": False, "CanaryPromoted": False, "CanaryFailed": True}
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One event: `warning` or normal, a reason in one word, and a sentence."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+_WARNINGS = frozenset(
+    {"ProgressDeadlineExceeded", "MetricsUnavailable", "StartsFail", "TargetsInfeasible", "ScalingLimited"}
+)
+
+
+def news(before: Json, after: Json) -> tuple[News, ...]:
+    """What is new in the status `after`."""
+    found: list[News] = []
+    old, new = _ready(before), _ready(after)
+    if (old.get("status"), old.get("reason")) != (new["status"], new["reason"]):
+        warning = new["status"] != "True" and new["reason"] not in _CALM
+        found.append(News(warning, new["reason"], new["message"]))
+    found += _rollout(_condition(before, "Progressing"), _condition(after, "Progressing"))
+    found += _troubles(before, after, {item.reason for item in found})
+    known = before.get("autoscaling", {}).get("history", [])
+    for change in after.get("autoscaling", {}).get("history", []):
+        if change not in known:
+            reason = "ScaledUp" if change["to"] > change["from"] else "ScaledDown"
+            text = f"{change['from']} to {change['to']} replicas ({change['reason']}): {change['inputs']}"
+            found.append(News(False, reason, text))
+    return tuple(found)
+
+
+def _troubles(before: Json, after: Json, told: set[str]) -> list[News]:
+    """Reasons of failures and conditions that were not there, each once however many pods and conditions say it."""
+    known = {failure["reason"] for failure in before.get("failures", ())}
+    known |= {condition["reason"] for condition in before.get("conditions", ()) if _bad(condition)}
+    found: list[News] = []
+    for failure in after.get("failures", ()):
+        pod = f"pod {failure['pod']}: " if "pod" in failure else ""
+        found.append(News(True, failure["reason"], pod + failure["message"]))
+    found += [News(True, c["reason"], c["message"]) for c in after["conditions"] if _bad(c)]
+    unsaid: dict[str, News] = {}
+    for item in found:
+        if item.reason not in told | known:
+            unsaid.setdefault(item.reason, item)
+    return list(unsaid.values())
+
+
+def _bad(condition: Json) -> bool:
+    """Whether a condition other than Ready, which is told anyway, asks for somebody."""
+    if condition["type"] == "Degraded":
+        return bool(condition["status"] == "True")
+    if condition["type"] in ("SpecValid", "ModelResolved", "Scheduled"):
+        return bool(condition["status"] == "False")
+    return condition["reason"] in _WARNINGS
+
+
+def _rollout(old: Json, new: Json) -> list[News]:
+    """The turns of a rollout; Ready says it when one was rolled back."""
+    reason = new.get("reason", "")
+    if reason not in _TURNS or (old.get("reason"), old.get("message")) == (reason, new["message"]):
+        return []
+    return [News(_TURNS[reason], reason, new["message"])]
+
+
+def _ready(status: Json) -> Json:
+    return _condition(status, "Ready")
+
+
+def _condition(status: Json, name: str) -> Json:
+    found: Json = next((c for c in status.get("conditions", []) if c["type"] == name), {})
+    return found

@@ -1,0 +1,1 @@
+"""Prometheus metrics: the operator's own, and the state of every LLMDeployment."""

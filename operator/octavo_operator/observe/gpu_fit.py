@@ -1,0 +1,81 @@
+"""GPUs that a pod asks for, beside those that nodes have: why none takes the pod."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.v1alpha1 import Gpu
+from octavo_operator.observe.messages import short
+from octavo_operator.resources.placement import LABEL_GPU_MEMORY, LABEL_GPU_PRODUCT, least_mib
+
+# A status has room for so much: a cluster may have many kinds of nodes.
+_KINDS = 5
+_LIMIT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """GPUs of one node: how many there are for pods, which, and MiB of each; empty and 0 where no label says it."""
+
+    count: int
+    product: str
+    memory: int
+
+
+def of_node(body: Json, resource: str) -> NodeGpus:
+    """What a node offers of an extended resource."""
+    labels = body["metadata"].get("labels", {})
+    memory = labels.get(LABEL_GPU_MEMORY, "")
+    count = str(body.get("status", {}).get("allocatable", {}).get(resource, "0"))
+    return NodeGpus(
+        count=int(count) if count.isdecimal() else 0,
+        product=labels.get(LABEL_GPU_PRODUCT, ""),
+        memory=int(memory) if memory.isdecimal() else 0,
+    )
+
+
+def asked(gpu: Gpu) -> str:
+    """What a replica asks for, as a noun."""
+    product = f" of product {gpu.product!r}" if gpu.product else ""
+    memory = f" with at least {gpu.min_memory} ({least_mib(gpu)} MiB)" if gpu.min_memory else ""
+    return f"{gpu.count} {gpu.resource_name}{product}{memory}"
+
+
+def explained(gpu: Gpu, nodes: Sequence[NodeGpus]) -> str:
+    """What nodes have, and what to do where that can never fit: the end of a sentence about a pod without a node."""
+    having = [node for node in nodes if node.count]
+    if not having:
+        return (
+            f"no node has {gpu.resource_name}: is the vendor's device plugin running (kubectl get nodes -o yaml shows "
+            "what nodes offer below status.allocatable)?"
+        )
+    return short(f"{_misfit(gpu, having)}nodes have: {_listed(having, gpu.resource_name)}", _LIMIT)
+
+
+def _misfit(gpu: Gpu, nodes: Sequence[NodeGpus]) -> str:
+    if gpu.product and all(node.product != gpu.product for node in nodes):
+        return "no node fits resources.gpu.product; "
+    fitting = [node for node in nodes if gpu.product in (None, node.product)]
+    if all(node.memory < least_mib(gpu) for node in fitting):
+        return "no node fits resources.gpu.minMemory; "
+    if all(node.count < gpu.count for node in fitting if node.memory >= least_mib(gpu)):
+        return f"no node has {gpu.count} of them, and a replica has all its GPUs on one (resources.gpu.count); "
+    return ""
+
+
+def _listed(nodes: Sequence[NodeGpus], resource: str) -> str:
+    """`8 NVIDIA-L4 of 23034 MiB (3 nodes)`, kinds of which there are most first."""
+    kinds = Counter(nodes).most_common()
+    shown = [_kind(node, number, resource) for node, number in kinds[:_KINDS]]
+    return ", ".join([*shown, *([f"and {len(kinds) - _KINDS} other kinds"] if len(kinds) > _KINDS else [])])
+
+
+def _kind(node: NodeGpus, number: int, resource: str) -> str:
+    memory = f" of {node.memory} MiB" if node.memory else ""
+    labels = {LABEL_GPU_PRODUCT: node.product, LABEL_GPU_MEMORY: node.memory}
+    missing = " and ".join(label for label, value in labels.items() if not value)
+    without = f" without label {missing}" if missing else ""
+    return f"{node.count} {node.product or resource}{memory}{without} ({number} {'node' if number == 1 else 'nodes'})"

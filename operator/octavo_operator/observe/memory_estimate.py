@@ -1,0 +1,155 @@
+"""How much memory a replica needs, from what a look at its model found: the server's own arithmetic, before it runs.
+
+Same sums as `octavo_inference.core.kv_cache_sizing.fit` and its memory plan, for the CPU backend; a test holds the two
+together. Only the working memory depends on the instruction set of the node, and is the most of all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.resources.config import quantity, threads
+from octavo_protocol.model import ModelReport
+
+# Interpreter and libraries of the server's two processes, with the words of a model; measured, and rounded up.
+PROCESSES = 160 << 20
+_BLOCK_SIZE = 32
+_KV_SHARE = 0.25
+_SWAP_SHARE = 0.25
+_TOKEN_BYTES = 4
+# Running requests and tokens of a step, by profile, on a CPU.
+_PROFILES = {"latency": (16, 256), "balanced": (64, 512), "throughput": (256, 1024)}
+# Flags of octavo-server that change what memory is for: where they are given, the server alone knows.
+_SIZING = (
+    *("kv-memory", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype", "block-size", "profile"),
+    *("swap-memory", "preemption", "device", "backend"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes one replica will have in RAM once all of it is used; `sequence` is the KV of the longest one.
+
+    `block` is the KV of `block_size` tokens, `length` the longest sequence in tokens.
+    """
+
+    limit: int
+    weights: int
+    kv: int
+    activations: int
+    swap: int
+    sequence: int
+    block: int
+    block_size: int
+    length: int
+
+    @property
+    def total(self) -> int:
+        """All of it, with the processes."""
+        return PROCESSES + self.weights + self.kv + self.activations + self.swap
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV pool holds."""
+        return self.kv // self.block * self.block_size
+
+
+def kv_element_bytes(dtype: str) -> int:
+    """Bytes of one number of K or V in the pool, by `engine.dtype`."""
+    return 4 if dtype == "float32" else 2
+
+
+def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
+    """What a replica with that memory limit will need; None where only the server can tell."""
+    engine = spec.engine
+    if spec.resources.gpu.count:
+        # Weights and KV go to a GPU whose free memory shows when the server starts.
+        return None
+    weights = found.weights.get(engine.dtype, 0)
+    given = {flag.lstrip("-").partition("=")[0] for flag in engine.extra_args}
+    if not (weights and found.kv_elements_per_token and found.max_length) or given & set(_SIZING):
+        return None
+    limit = int(quantity(memory))
+    running, batched = _PROFILES[engine.profile or "balanced"]
+    running = engine.scheduler.max_running_requests or running
+    block_size = engine.kv.block_size or _BLOCK_SIZE
+    block = found.kv_elements_per_token * kv_element_bytes(engine.dtype) * block_size
+    length = min(engine.max_model_len or found.max_length, found.max_length)
+    kv = _pool(spec, limit, running * math.ceil(length / block_size) * block) // block * block
+    if engine.max_model_len is None:
+        length = min(length, max(kv // block, 1) * block_size)
+    chunked = engine.scheduler.chunked_prefill
+    tokens = engine.scheduler.max_batched_tokens or max(batched, running, 0 if chunked else length)
+    return Estimate(
+        limit=limit,
+        weights=weights,
+        kv=kv,
+        activations=found.token_bytes * tokens
+        + found.row_bytes * (running + threads(spec))
+        + _TOKEN_BYTES * running * length,
+        swap=_swap(spec, kv),
+        sequence=math.ceil(length / block_size) * block,
+        block=block,
+        block_size=block_size,
+        length=length,
+    )
+
+
+def _pool(spec: Spec, limit: int, useful: int) -> int:
+    if spec.engine.kv.memory is not None:
+        return int(quantity(spec.engine.kv.memory))
+    # The engine's process is there before it asks how much is free.
+    return min(int(max(0, limit - PROCESSES) * _KV_SHARE), useful)
+
+
+def _swap(spec: Spec, kv: int) -> int:
+    scheduler = spec.engine.scheduler
+    if scheduler.preemption != "swap":
+        return 0
+    return int(quantity(scheduler.swap_memory)) if scheduler.swap_memory else int(kv * _SWAP_SHARE)
+
+
+def refusal(spec: Spec, found: Estimate) -> str:
+    """Why a replica cannot work, with the numbers and the ways out; empty when it can."""
+    if found.total > found.limit:
+        return _too_little(spec, found)
+    if found.sequence <= found.kv or spec.engine.max_model_len is None:
+        return ""
+    ways = [f"set spec.engine.kv.memory to {_mib(found.sequence)} or more"]
+    if found.kv_tokens >= 16:
+        ways.append(f"lower spec.engine.maxModelLen to {found.kv_tokens}")
+    pool = "spec.engine.kv.memory" if spec.engine.kv.memory else "a quarter of what spec.resources.memory leaves"
+    return (
+        f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {_mib(found.sequence)}, and "
+        f"the pool has {_mib(found.kv)} ({pool}); {', or '.join(ways)}"
+    )
+
+
+def _too_little(spec: Spec, found: Estimate) -> str:
+    rest = found.total - found.kv
+    ways = [f"set at least {_mib(found.total)}"]
+    room = (found.limit - rest) // found.block * found.block
+    if room >= max(2 * found.block, found.sequence if spec.engine.max_model_len else 0):
+        ways.append(f"lower spec.engine.kv.memory to {_mib(room, up=False)}")
+    elif room >= 2 * found.block and spec.engine.max_model_len:
+        tokens = room // found.block * found.block_size
+        ways.append(f"lower spec.engine.maxModelLen to {tokens} and spec.engine.kv.memory to {_mib(room, up=False)}")
+    parts = [
+        f"the weights take {_mib(found.weights)}",
+        f"the KV pool {_mib(found.kv)} (one sequence of {found.length} tokens takes {_mib(found.sequence)})",
+        f"working memory {_mib(found.activations)}",
+        *([f"swapped KV {_mib(found.swap)}"] if found.swap else []),
+        f"the processes {_mib(PROCESSES)}",
+    ]
+    return (
+        f"spec.resources.memory: {_mib(found.limit)} is too little: {', '.join(parts)}, {_mib(found.total)} in all; "
+        f"{', or '.join(ways)}"
+    )
+
+
+def _mib(size: int, *, up: bool = True) -> str:
+    """A size as somebody can copy it into the spec: never less than it is, or with `up` false never more."""
+    whole, odd = divmod(size, 1 << 20)
+    return f"{whole + (1 if up and odd else 0)}Mi"

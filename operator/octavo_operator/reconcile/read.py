@@ -1,0 +1,125 @@
+"""Reading what a pass decides on: always from the API server, never from the event that caused the pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.resource import Key, LLMDeployment
+from octavo_operator.kube.client import KubeClient
+from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, JOBS, PODS
+from octavo_operator.observe.diagnosis import look_refusals
+from octavo_operator.observe.inspection import is_look, observe_look
+from octavo_operator.observe.pods import Pod, observe_pod, seconds
+from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
+from octavo_operator.reconcile.version_tracker import version_of
+from octavo_operator.resources.cache import KIND, claim_name
+from octavo_operator.resources.common import selector
+from octavo_operator.resources.model_job import CONTAINER, job_name
+from octavo_protocol import names
+
+# A pod that has not started its server after this long may have something to say that only its events tell.
+SILENT_SECONDS = 10.0
+# Pods that fail together fail alike.
+_PODS_WITH_EVENTS = 3
+
+
+async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Observed:
+    """Children, pods and the events about pods that are in trouble."""
+    labels = f"{names.LABEL_NAME}={owner.name}"
+    managed = f"{labels},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    maps, revisions, jobs, bodies = await asyncio.gather(
+        client.list(CONFIG_MAPS, owner.namespace, labels=managed),
+        client.list(CONTROLLER_REVISIONS, owner.namespace, labels=managed),
+        client.list(JOBS, owner.namespace, labels=managed),
+        client.list(PODS, owner.namespace, labels=labels),
+    )
+    ids = child_ids(owner, revisions)
+    fixed = await asyncio.gather(*(client.get(CHILDREN[kind], owner.namespace, name) for kind, name in ids))
+    children: dict[ChildId, Json] = {
+        child_id: body for child_id, body in zip(ids, fixed, strict=True) if body is not None
+    }
+    children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions, *jobs)}
+    looks = [body for body in bodies if is_look(body)]
+    claim = children.get((KIND, claim_name(owner)), {})
+    unbound = bool(claim) and claim.get("status", {}).get("phase") != "Bound"
+    events = await _events(client, owner, looks, [body for body in bodies if not is_look(body)], now)
+    job = children.get(("Job", job_name(owner)))
+    if job is not None and not looks and now - (seconds(job["metadata"]["creationTimestamp"]) or now) >= SILENT_SECONDS:
+        # The API server reads all events of the namespace for this: not for every Job whose pod is about to come.
+        events[job["metadata"]["uid"]] = await _about(client, owner, job)
+    claim_events = await _about(client, owner, claim) if unbound else []
+    return replace(_sorted_out(owner, children, bodies, events), claim_events=claim_events)
+
+
+async def read_together(
+    client: KubeClient, namespace: str | None, owners: Sequence[LLMDeployment]
+) -> dict[Key, list[Json]]:
+    """Children and pods of many owners, with one list for each kind, from `namespace` or from all."""
+    listed = ",".join(sorted({owner.name for owner in owners}))
+    labels = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_NAME} in ({listed})"
+    kinds = (*CHILDREN.values(), PODS)
+    found: dict[Key, list[Json]] = {owner.key: [] for owner in owners}
+    for bodies in await asyncio.gather(*(client.list(kind, namespace, labels=labels) for kind in kinds)):
+        for body in bodies:
+            meta = body["metadata"]
+            found.get(Key(meta["namespace"], meta["labels"][names.LABEL_NAME]), []).append(body)
+    return found
+
+
+def from_lists(owner: LLMDeployment, bodies: Sequence[Json]) -> Observed:
+    """What `read_together` found of one owner.
+
+    Less than `observe` sees: no strangers of a child's name, no events. Enough to tell who needs a closer look.
+    """
+    children = {(body["kind"], body["metadata"]["name"]): body for body in bodies if body["kind"] in CHILDREN}
+    return _sorted_out(owner, children, [body for body in bodies if body["kind"] == PODS.kind], {})
+
+
+def _sorted_out(
+    owner: LLMDeployment, children: Mapping[ChildId, Json], pods: Sequence[Json], events: Mapping[str, list[Json]]
+) -> Observed:
+    """`events` about pods, or a Job without any, by uid."""
+    looks = [body for body in pods if is_look(body)]
+    look = observe_look(looks, owner, job_name(owner), [event for found in events.values() for event in found])
+    job = children.get(("Job", job_name(owner)))
+    unseen = [] if job is None or look is not None else events.get(job["metadata"]["uid"], [])
+    return Observed(
+        children=children,
+        pods=tuple(
+            observe_pod(body, owner, events.get(body["metadata"]["uid"], []))
+            for body in pods
+            if selector(owner).items() <= body["metadata"]["labels"].items()
+        ),
+        look=look,
+        unseen=look_refusals(unseen),
+        versions=_versions((*children.values(), *pods)),
+    )
+
+
+def _versions(bodies: Iterable[Json]) -> dict[str, int]:
+    return {body["metadata"]["uid"]: version_of(body["metadata"].get("resourceVersion")) for body in bodies}
+
+
+async def _events(
+    client: KubeClient, owner: LLMDeployment, looks: list[Json], servers: list[Json], now: float
+) -> dict[str, list[Json]]:
+    """Events about pods in trouble, by their uid."""
+    troubled = [body for body in looks if _troubled(observe_pod(body, owner, [], main=CONTAINER), now)]
+    troubled += [body for body in servers if _troubled(observe_pod(body, owner, []), now)]
+    troubled = troubled[:_PODS_WITH_EVENTS]
+    answers = await asyncio.gather(*(_about(client, owner, body) for body in troubled))
+    return {body["metadata"]["uid"]: found for body, found in zip(troubled, answers, strict=True)}
+
+
+def _troubled(pod: Pod, now: float) -> bool:
+    silent = not pod.loaded and now - pod.created >= SILENT_SECONDS
+    return pod.active and (silent or bool(pod.problems))
+
+
+async def _about(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
+    """Events about one object, newest first."""
+    found = await client.list(EVENTS, owner.namespace, fields=f"involvedObject.uid={body['metadata']['uid']}")
+    return sorted(found, key=lambda e: seconds(e.get("lastTimestamp") or e.get("eventTime")) or 0.0, reverse=True)

@@ -1,0 +1,52 @@
+"""The cache of downloaded weights: a claim that a Job fills once and pods read."""
+
+from __future__ import annotations
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.resources import source
+from octavo_operator.resources.common import child
+from octavo_protocol import names
+
+KIND = "PersistentVolumeClaim"
+
+
+def claim_name(owner: LLMDeployment) -> str:
+    """Name of the claim that holds the weights; empty where no claim does."""
+    cache = owner.spec.cache
+    if cache.type != KIND or not source.parse(owner.spec.model).downloads:
+        return ""
+    return cache.claim_name or f"{owner.name}-cache"
+
+
+def claim(owner: LLMDeployment) -> Json | None:
+    """The claim to make; None where none is to be made. One that is kept beyond the resource has no owner."""
+    cache = owner.spec.cache
+    if not claim_name(owner) or cache.claim_name is not None:
+        return None
+    body = child(owner, "v1", KIND, claim_name(owner))
+    if cache.retain:
+        del body["metadata"]["ownerReferences"]
+    body["spec"] = {
+        "accessModes": list(cache.access_modes or ("ReadWriteOnce",)),
+        "resources": {"requests": {"storage": cache.size}},
+        **({"storageClassName": cache.storage_class_name} if cache.storage_class_name else {}),
+    }
+    return body
+
+
+def is_ours(owner: LLMDeployment, body: Json) -> bool:
+    """Whether a claim is the resource's, or one that an earlier resource of its name left behind."""
+    metadata = body["metadata"]
+    labels, owners = metadata.get("labels", {}), metadata.get("ownerReferences", [])
+    same = labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY and labels.get(names.LABEL_NAME) == owner.name
+    return same and all(ref.get("uid") == owner.uid for ref in owners)
+
+
+def volume(owner: LLMDeployment, *, read_only: bool) -> Json:
+    """The volume `model` of a pod."""
+    model, name = source.parse(owner.spec.model), claim_name(owner)
+    if not name:
+        return source.volume(model)
+    reference = {"claimName": name, **({"readOnly": True} if read_only else {})}
+    return {"name": source.VOLUME, "persistentVolumeClaim": reference}

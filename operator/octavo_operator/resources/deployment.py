@@ -1,0 +1,195 @@
+"""The Deployment and its pods."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.resources import cache, config, model_job, placement, source
+from octavo_operator.resources.common import (
+    LABEL_REVISION,
+    NO_GPUS,
+    POD_SECURITY,
+    SECURITY,
+    Installation,
+    canary_name,
+    canary_selector,
+    child,
+    labels,
+    selector,
+)
+from octavo_protocol import names
+from octavo_protocol.model import ModelReport
+
+SERVER = "server"
+# The pod template as it was applied. While the revision stays, this very template is applied again: an upgrade of
+# the operator, with other images or another way to build pods, restarts nothing.
+ANNOTATION_TEMPLATE = f"{names.API_GROUP}/applied-template"
+# After propagation and drain: time for the process to write its last lines and exit.
+EXIT_SECONDS = 15
+# Compiled kernels, some megabytes: a container that is started again in its pod does not compile them again.
+TRITON_CACHE = "/var/cache/triton"
+# Where NCCL keeps what ranks without a direct way between their GPUs pass to each other. A segment takes 9.2 MiB, and a
+# rank may have one for each of 32 channels to each neighbour in rings and trees; a container has 64 MiB by default.
+# No more is taken than is used, and that counts as memory of the container.
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the path is Linux's
+SHARED_MEMORY_MIB = 512
+_STARTUP_PERIOD = 2
+UNKNOWN = ModelReport()
+
+
+def deployment(owner: LLMDeployment, template: Json, replicas: int, strategy: Json, deadline: int) -> Json:
+    """The Deployment that runs `template`; `deadline`: seconds without progress after which it says so."""
+    recorded = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    body = child(owner, "apps/v1", "Deployment", owner.name, {ANNOTATION_TEMPLATE: recorded})
+    revision = template["metadata"]["labels"][LABEL_REVISION]
+    body["metadata"]["labels"] |= {LABEL_REVISION: revision, **placement.queue(owner)}
+    body["spec"] = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 1,
+        "progressDeadlineSeconds": deadline,
+        "strategy": strategy,
+        "selector": {"matchLabels": selector(owner)},
+        "template": template,
+    }
+    return body
+
+
+def canary_deployment(owner: LLMDeployment, template: Json, replicas: int, deadline: int) -> Json:
+    """The Deployment beside the other one: the same pods under a label of their own.
+
+    The other one's selector matches these pods too; each Deployment keeps to what it owns, so neither takes the
+    other's, and all that is said of "the pods" (disruption budget, network policy, Service) holds for both.
+    """
+    labels = {**template["metadata"]["labels"], names.LABEL_TRACK: names.TRACK_CANARY}
+    template = {**template, "metadata": {**template["metadata"], "labels": labels}}
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    body = deployment(owner, template, replicas, strategy, deadline)
+    body["metadata"]["name"] = canary_name(owner)
+    body["metadata"]["labels"] |= {names.LABEL_TRACK: names.TRACK_CANARY}
+    body["spec"]["selector"] = {"matchLabels": canary_selector(owner)}
+    return body
+
+
+def applied_template(live: Json) -> Json | None:
+    """The template a live Deployment was last given."""
+    recorded = live["metadata"].get("annotations", {}).get(ANNOTATION_TEMPLATE)
+    if recorded is None:
+        return None
+    template: Json = json.loads(recorded)
+    return template
+
+
+def memory_limit(template: Json) -> str:
+    """Memory that the server of a template may use, a quantity."""
+    server = next(container for container in template["spec"]["containers"] if container["name"] == SERVER)
+    limit: str = server["resources"]["limits"]["memory"]
+    return limit
+
+
+def config_name(template: Json) -> str:
+    """Name of the ConfigMap a template (or pod) mounts; empty when it mounts none."""
+    volumes = template.get("spec", {}).get("volumes", [])
+    return next((volume["configMap"]["name"] for volume in volumes if volume["name"] == "config"), "")
+
+
+def pod_template(
+    owner: LLMDeployment,
+    installation: Installation,
+    config_map: str,
+    *,
+    found: ModelReport = UNKNOWN,
+    record: str = "",
+) -> Json:
+    """The pods of the current spec, within the restricted Pod Security standard.
+
+    `found` is what is known of the model, `record` what to remember of it beside the pods.
+    """
+    spec = owner.spec
+    default_image = installation.server_image if spec.resources.gpu.count else installation.server_cpu_image
+    image = spec.engine.image or default_image
+    pod: Json = {
+        "serviceAccountName": owner.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.drain.propagation_seconds + spec.drain.timeout_seconds + EXIT_SECONDS,
+        "securityContext": POD_SECURITY,
+        "containers": [_server(owner, image, found.path)],
+        "volumes": [
+            cache.volume(owner, read_only=True),
+            {"name": "config", "configMap": {"name": config_map}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
+        ],
+    }
+    if spec.resources.gpu.count:
+        pod["volumes"].append({"name": "triton", "emptyDir": {"sizeLimit": "1Gi"}})
+    if spec.engine.parallelism.tensor > 1:
+        size = f"{SHARED_MEMORY_MIB * spec.engine.parallelism.tensor}Mi"
+        pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    if source.parse(spec.model).downloads and not cache.claim_name(owner):
+        pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, found.revision)]
+    pod |= placement.pod_fields(owner)
+    metadata: Json = {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}}
+    if record:
+        metadata["annotations"] = {model_job.ANNOTATION_MODEL: record}
+    return {"metadata": metadata, "spec": pod}
+
+
+def _server(owner: LLMDeployment, image: str, path: str) -> Json:
+    spec = owner.spec
+    gpu = spec.resources.gpu
+    limits: Json = {"memory": spec.resources.memory}
+    environment = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108 - the container's own volume
+    if gpu.count:
+        limits[gpu.resource_name] = str(gpu.count)
+        environment.append({"name": "TRITON_CACHE_DIR", "value": TRITON_CACHE})
+    else:
+        environment.append(NO_GPUS)
+    given = source.env_entries(spec.engine.env)
+    environment = [entry for entry in environment if entry["name"] not in {e["name"] for e in given}]
+    requests: Json = {"cpu": spec.resources.cpu, "memory": spec.resources.memory}
+    container: Json = {
+        "name": SERVER,
+        "image": image,
+        "command": ["octavo-server", "--config", f"{config.MOUNT}/{config.FILE}", *spec.engine.extra_args],
+        "env": [*environment, *given],
+        "ports": [
+            {"name": names.PORT_NAME_API, "containerPort": names.PORT_API},
+            {"name": names.PORT_NAME_ADMIN, "containerPort": names.PORT_ADMIN},
+        ],
+        "resources": {"requests": requests, "limits": limits, **placement.container_claims(owner)},
+        "securityContext": SECURITY,
+        "startupProbe": _probe(
+            "/startupz",
+            period=_STARTUP_PERIOD,
+            timeout=2,
+            failures=math.ceil(spec.probes.startup_timeout_seconds / _STARTUP_PERIOD),
+        ),
+        "readinessProbe": _probe("/readyz", period=2, timeout=3, failures=2),
+        "livenessProbe": _probe("/livez", period=10, timeout=5, failures=3),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": source.VOLUME, "mountPath": source.MOUNT, "readOnly": True} | ({"subPath": path} if path else {}),
+            {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),
+            *([{"name": "shm", "mountPath": SHARED_MEMORY}] if spec.engine.parallelism.tensor > 1 else []),
+        ],
+    }
+    if spec.engine.env_from:
+        container["envFrom"] = [entry.model_dump(by_alias=True, exclude_none=True) for entry in spec.engine.env_from]
+    if spec.drain.propagation_seconds:
+        # The pod is terminating and still answers, until kube-proxy and gateways everywhere know; then SIGTERM drains.
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": spec.drain.propagation_seconds}}}
+    return container
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": names.PORT_NAME_API},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,135 @@
+"""Where the weights come from: volumes, mounts and the init container that downloads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.v1alpha1 import Model
+from octavo_operator.api.v1alpha1_engine import Env
+from octavo_operator.resources.common import NO_GPUS, SECURITY
+
+MOUNT = "/model"
+VOLUME = "model"
+PREFETCH = "prefetch"
+# By scheme, the variable that holds the address of a hub or bucket that is not the usual one.
+ENDPOINTS = {"hf": "HF_ENDPOINT", "s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
+# Of the server's environment, what the download needs too.
+DOWNLOAD_ENV = (
+    *ENDPOINTS.values(),
+    "AWS_REGION",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A key of the Secret, and the variable that it becomes."""
+
+    key: str
+    variable: str
+    optional: bool = False
+
+
+# By scheme; those of buckets have the names that other tools give them.
+CREDENTIALS = {
+    "hf": (Credential("token", "HF_TOKEN"),),
+    "s3": (
+        Credential("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID"),
+        Credential("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY"),
+        Credential("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN", optional=True),
+    ),
+    "gs": (Credential("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY"),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model URI, taken apart. `path` is where the server finds the weights in its container."""
+
+    scheme: str
+    reference: str
+    path: str
+
+    @property
+    def downloads(self) -> bool:
+        """Whether somebody has to fetch the weights over the network."""
+        return self.scheme in ENDPOINTS
+
+
+def parse(model: Model) -> Source:
+    """The source a valid `model.uri` names."""
+    scheme, _, reference = model.uri.partition("://")
+    if scheme != "pvc":
+        return Source(scheme, reference, MOUNT)
+    claim, _, path = reference.partition("/")
+    return Source(scheme, claim, f"{MOUNT}/{path.strip('/')}".rstrip("/"))
+
+
+def volume(source: Source) -> Json:
+    """The volume `model` of the pod."""
+    if source.scheme == "oci":
+        return {"name": VOLUME, "image": {"reference": source.reference}}
+    if source.scheme == "pvc":
+        return {"name": VOLUME, "persistentVolumeClaim": {"claimName": source.reference, "readOnly": True}}
+    return {"name": VOLUME, "emptyDir": {}}
+
+
+def env_entries(env: tuple[Env, ...]) -> list[Json]:
+    """Environment variables as a pod spells them."""
+    return [entry.model_dump(by_alias=True, exclude_none=True) for entry in env]
+
+
+def pinned(model: Model, revision: str | None) -> str:
+    """What a download is told to fetch."""
+    return model.uri if revision is None else f"{model.uri}@{revision}"
+
+
+def download_env(model: Model, env: tuple[Env, ...]) -> list[Json]:
+    """Variables of a container that downloads: way, and credentials. Empty for models that need no download."""
+    source = parse(model)
+    if not source.downloads:
+        return []
+    variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
+    if model.credentials_secret_ref is not None:
+        for given in CREDENTIALS[source.scheme]:
+            reference: Json = {"name": model.credentials_secret_ref.name, "key": given.key}
+            if given.optional:
+                reference["optional"] = True
+            variables.append({"name": given.variable, "valueFrom": {"secretKeyRef": reference}})
+    return variables
+
+
+def prefetch(model: Model, env: tuple[Env, ...], image: str, revision: str) -> Json:
+    """The init container that downloads a model into the volume, at `revision` when that was resolved."""
+    return {
+        "name": PREFETCH,
+        "image": image,
+        "command": [
+            "python",
+            "-m",
+            "octavo_inference.prefetch",
+            pinned(model, revision or model.revision),
+            "--to",
+            MOUNT,
+        ],
+        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *download_env(model, env)],  # noqa: S108 - the container's own volume
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": VOLUME, "mountPath": MOUNT}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+    }
+
+
+def download_port(model: Model, env: tuple[Env, ...]) -> int:
+    """TCP port of the hub or bucket: 443 unless its variable says otherwise."""
+    variable = ENDPOINTS[parse(model).scheme]
+    endpoint = next((entry.value for entry in env if entry.name == variable and entry.value), "https://usual")
+    parts = urlsplit(endpoint)
+    return parts.port or (80 if parts.scheme == "http" else 443)

@@ -1,0 +1,1 @@
+"""Which revision runs with how many replicas."""

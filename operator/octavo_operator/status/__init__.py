@@ -1,0 +1,1 @@
+"""The status of an LLMDeployment: its input, its conditions, its fields."""

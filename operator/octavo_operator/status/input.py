@@ -1,0 +1,101 @@
+"""What a status is made of: the resource, its pods, and what the autoscaler knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.observe.canary_analysis import Evidence
+from octavo_operator.observe.diagnosis import REASONS, creation_problems
+from octavo_operator.observe.inspection import Failed, Look, Model, problems
+from octavo_operator.observe.memory_estimate import Estimate
+from octavo_operator.observe.pods import Pod, Problem
+from octavo_operator.rollout.plan import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sums over the sampled replicas. `kv_occupancy` is 0..1, None without a sample.
+
+    `work`: tokens each pod still has in hand, by pod name. `kv_tokens`, `cold_start`: measured, None when not (yet).
+    `evidence`: what gateways counted at a step of a canary, by the step's name.
+    """
+
+    kv_occupancy: float | None = None
+    running: int = 0
+    queued: int = 0
+    held: int = 0
+    work: Mapping[str, int] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    cold_start: int | None = None
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the wanted replicas by the autoscaler, at Unix second `time`."""
+
+    time: float
+    before: int
+    after: int
+    reason: str
+    inputs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The autoscaler's latest decision, and its changes since the operator started.
+
+    `notice`: a state that lasts, as a word and a sentence.
+    """
+
+    desired: int
+    reason: str
+    message: str
+    changes: tuple[Change, ...] = ()
+    notice: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a status is made of. `model` is None where pods were made without a look at it."""
+
+    owner: LLMDeployment
+    pods: tuple[Pod, ...]
+    target: int
+    url: str
+    deployment: Json | None = None
+    load: Load | None = None
+    scaling: Scaling | None = None
+    progress: Progress | None = None
+    current_revision: str | None = None
+    conflict: str = ""
+    refused: str = ""
+    look: Look | None = None
+    model: Model | None = None
+    estimate: Estimate | None = None
+    too_large: str = ""
+
+    @property
+    def active(self) -> list[Pod]:
+        """Pods that count as replicas."""
+        return [pod for pod in self.pods if pod.active]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What is wrong with pods, or keeps them from being created, worst first.
+
+        A pod that has ended stays until Kubernetes tidies up: it is history once there are replicas enough without it.
+        """
+        enough = sum(pod.ready for pod in self.active) >= self.target
+        shown = [pod for pod in self.pods if not (pod.terminating or (pod.finished and enough))]
+        found = [*creation_problems(self.deployment), *(problem for pod in shown for problem in pod.problems)]
+        if isinstance(self.model, Failed):
+            found += problems(self.look, self.model)
+        return sorted(found, key=lambda p: (_rank(p.reason), -p.last, p.pod))
+
+
+def _rank(reason: str) -> int:
+    return REASONS.index(reason) if reason in REASONS else len(REASONS)

@@ -1,0 +1,200 @@
+"""The status: counts, conditions with reasons and messages, load, capacity and the autoscaler's diary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.times import rfc3339, seconds
+from octavo_operator.api.v1alpha1_status import (
+    AutoscalingStatus,
+    Capacity,
+    Failure,
+    ModelStatus,
+    ScalingEvent,
+    Status,
+)
+from octavo_operator.api.v1alpha1_status import Load as LoadStatus
+from octavo_operator.observe.diagnosis import Problem
+from octavo_operator.observe.inspection import Resolved
+from octavo_operator.observe.memory_estimate import Estimate, kv_element_bytes
+from octavo_operator.observe.messages import short
+from octavo_operator.resources import model_job
+from octavo_operator.resources.common import selector
+from octavo_operator.status.conditions import conditions, unreadable
+from octavo_operator.status.input import Load, View
+
+# Status churn is the commonest load that operators make: figures are written when they moved, and not more often.
+LOAD_SECONDS = 30.0
+LOAD_POINTS = 5
+HISTORY = 10
+FAILURES = 10
+COUNT_SECONDS = 60.0
+MESSAGE = 1024
+
+
+def next_status(view: View, now: float) -> Json:
+    """The status to show now; equal to the previous one when nothing worth a write has changed."""
+    owner, active = view.owner, view.active
+    previous = _previous(owner.status)
+    status = Status(
+        observed_generation=owner.generation,
+        replicas=len(active),
+        ready_replicas=sum(pod.ready for pod in active),
+        updated_replicas=sum(pod.revision == owner.revision for pod in active),
+        draining_replicas=sum(pod.terminating and not pod.finished for pod in view.pods),
+        desired_replicas=view.target,
+        current_revision=view.current_revision,
+        update_revision=owner.revision,
+        selector=",".join(f"{name}={value}" for name, value in selector(owner).items()),
+        url=view.url,
+        load=_load(previous.load, view.load, now),
+        model=_model(previous.model, view),
+        capacity=_capacity(previous.capacity, view.load, view.estimate),
+        autoscaling=_autoscaling(previous.autoscaling, view),
+        failures=_failures(previous.failures, view.problems[:FAILURES]),
+        conditions=conditions(view, previous.conditions, now),
+    )
+    return _shown(status)
+
+
+def unreadable_status(body: Json, problem: str, now: float) -> Json:
+    """The status of a resource whose spec does not fit the API's types, as one from before a change of the CRD."""
+    previous = _previous(body.get("status") or {})
+    generation = body["metadata"].get("generation", 0)
+    found = unreadable(problem, previous.conditions, generation, now)
+    return _shown(previous.model_copy(update={"observed_generation": generation, "conditions": found}))
+
+
+def _previous(status: Json) -> Status:
+    return Status.model_validate({"observedGeneration": 0, "selector": "", "url": ""} | status)
+
+
+def _shown(status: Status) -> Json:
+    shown = status.model_dump(by_alias=True, exclude_none=True)
+    return {name: _listed(value) for name, value in shown.items() if value != ()}
+
+
+def _listed(value: object) -> object:
+    """Tuples as the lists that an API object has."""
+    if isinstance(value, (list, tuple)):
+        return [_listed(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _listed(item) for name, item in value.items() if item != ()}
+    return value
+
+
+def _failures(previous: tuple[Failure, ...], problems: Sequence[Problem]) -> tuple[Failure, ...]:
+    """What is wrong now. Counts alone are renewed now and then: what fails again and again is not news each time."""
+    fresh = tuple(map(_failure, problems))
+    if [_what(failure) for failure in fresh] != [_what(failure) for failure in previous]:
+        return fresh
+    newest = max((problem.last for problem in problems), default=0.0)
+    shown = max((seconds(failure.last_time) or 0.0 for failure in previous), default=0.0)
+    return fresh if newest - shown >= COUNT_SECONDS else previous
+
+
+def _what(failure: Failure) -> tuple[str | None, str | None, str, str]:
+    return failure.pod, failure.container, failure.reason, failure.message
+
+
+def _failure(problem: Problem) -> Failure:
+    return Failure(
+        pod=problem.pod or None,
+        container=problem.container or None,
+        reason=problem.reason[:128],
+        message=short(problem.message, MESSAGE),
+        count=problem.count,
+        last_time=rfc3339(problem.last) if problem.last else None,
+    )
+
+
+def _load(previous: LoadStatus | None, load: Load | None, now: float) -> LoadStatus | None:
+    if load is None:
+        return previous
+    percent = None if load.kv_occupancy is None else round(100 * load.kv_occupancy)
+    fresh = LoadStatus(
+        kv_occupancy=None if percent is None else f"{percent}%",
+        running_requests=load.running,
+        queued_requests=load.queued,
+        held_requests=load.held,
+        updated_at=rfc3339(now),
+    )
+    if previous is None:
+        return fresh
+    before = int(previous.kv_occupancy.rstrip("%")) if previous.kv_occupancy else None
+    moved = (
+        (before is None) != (percent is None)
+        or abs((before or 0) - (percent or 0)) >= LOAD_POINTS
+        or (percent == 0) != (before == 0)
+        or previous.running_requests != load.running
+        or previous.queued_requests != load.queued
+        or previous.held_requests != load.held
+    )
+    due = now - (seconds(previous.updated_at) or 0.0) >= LOAD_SECONDS
+    return fresh if moved and due else previous
+
+
+def _capacity(previous: Capacity | None, load: Load | None, estimate: Estimate | None) -> Capacity | None:
+    """What was measured last, without a measurement of today that of yesterday; and what was to be expected."""
+    before, now = previous or Capacity(), load or Load()
+    capacity = Capacity(
+        estimated_kv_tokens_per_replica=estimate.kv_tokens if estimate else None,
+        estimated_memory_bytes=estimate.total if estimate else None,
+        cold_start_seconds=before.cold_start_seconds if now.cold_start is None else now.cold_start,
+        kv_tokens_per_replica=before.kv_tokens_per_replica if now.kv_tokens is None else now.kv_tokens,
+    )
+    return None if capacity == Capacity() else capacity
+
+
+def _model(previous: ModelStatus | None, view: View) -> ModelStatus | None:
+    """What is known of the model that the spec means; of another one, nothing."""
+    identity = model_job.identity(view.owner)
+    if not isinstance(view.model, Resolved):
+        return previous if previous and previous.identity == identity else None
+    found, engine = view.model.found, view.owner.spec.engine
+    # What a look reports is of numbers as the checkpoint or `dtype` has them.
+    weights = found.weights.get(engine.dtype) if engine.quantization in (None, "auto") else None
+    kv_bytes = found.kv_elements_per_token * kv_element_bytes(engine.dtype) if engine.kv.dtype in (None, "auto") else 0
+    return ModelStatus(
+        identity=identity,
+        resolved_revision=found.revision or None,
+        architecture=found.architecture or None,
+        parameters=found.parameters or None,
+        weights_bytes=weights,
+        kv_bytes_per_token=kv_bytes or None,
+        context_length=found.max_length or None,
+    )
+
+
+def _autoscaling(previous: AutoscalingStatus | None, view: View) -> AutoscalingStatus | None:
+    if view.owner.spec.autoscaling.mode != "Builtin":
+        return None
+    scaling = view.scaling
+    if scaling is None:
+        return previous
+    history = previous.history if previous else ()
+    newest = max((seconds(event.time) or 0.0 for event in history), default=0.0)
+    history += tuple(
+        ScalingEvent.model_validate(
+            {
+                "time": rfc3339(change.time),
+                "from": change.before,
+                "to": change.after,
+                "reason": change.reason,
+                "inputs": change.inputs[:1024],
+            }
+        )
+        for change in scaling.changes
+        if int(change.time) > newest
+    )
+    history = history[-HISTORY:]
+    # The message holds figures that change with every look: it is renewed with what it explains.
+    same = previous and previous.reason == scaling.reason and previous.recommended == scaling.desired
+    return AutoscalingStatus(
+        reason=scaling.reason,
+        message=previous.message if same and previous else scaling.message[:1024],
+        recommended=scaling.desired,
+        last_scale_time=history[-1].time if history else None,
+        history=history,
+    )

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from host import host
 
+from octavo_inference.common.framing import encode_frame
 from octavo_inference.core.backend import HostBlocks
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.core.model_input import Batch, Float32, RowStep, StepResult
 from octavo_inference.core.request import Request, SamplingParams
-from octavo_inference.engine.ipc import encode_frame
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.config import ModelConfig
 

@@ -9,8 +9,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_gateway.access.keyring import Entry
-from octavo_gateway.access.usage import Usage
 from octavo_gateway.pool.model_pool import Backend
 from octavo_gateway.pool.registry import Fleet
 from octavo_gateway.pool.reservation import Lease
@@ -96,15 +94,15 @@ class Metrics:
         self._fleet = fleet
         registry.register(_Gauges(fleet))
 
-    def key(self, entry: Entry) -> str:
-        """The value of `key` for who calls."""
-        if not entry.name:
+    def key(self, name: str) -> str:
+        """The value of the label `key` for requests with an API key of that name; "" is a key without one."""
+        if not name:
             return "unnamed"
-        if entry.name not in self._keys:
+        if name not in self._keys:
             if len(self._keys) >= MOST_KEYS:
                 return "other"
-            self._keys.add(entry.name)
-        return entry.name
+            self._keys.add(name)
+        return name
 
     def routed(self, lease: Lease) -> None:
         """Count a choice."""
@@ -113,11 +111,11 @@ class Metrics:
         if lease.choice.against:
             self._against.labels(model).inc()
 
-    def answered(self, lease: Lease, usage: Usage) -> None:
-        """Compare the cached prefix with what was predicted, where the answer told it."""
-        if usage.cached is not None:
+    def answered(self, lease: Lease, *, prompt: int, cached: int | None) -> None:
+        """Compare the prompt tokens that were cached with what was predicted; None where the answer did not tell."""
+        if cached is not None:
             model = label(lease.backend)
-            for kind, tokens in (("all", usage.prompt), ("predicted", lease.matched), ("cached", usage.cached)):
+            for kind, tokens in (("all", prompt), ("predicted", lease.matched), ("cached", cached)):
                 self._prefix.labels(model, kind).inc(tokens)
 
     def exposition(self) -> bytes:

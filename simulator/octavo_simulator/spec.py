@@ -9,7 +9,7 @@ import yaml
 
 from octavo_operator.api.resource import InvalidSpecError, parse
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.autoscale.observation import policy_settings
+from octavo_operator.autoscaler.observation import policy_settings
 from octavo_protocol.names import KIND
 from octavo_simulator.controllers.octavo import octavo, static
 from octavo_simulator.scenario import Controller

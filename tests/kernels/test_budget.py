@@ -14,13 +14,14 @@ from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.buffers import Limits
 from octavo_inference.backends.cuda.collectives import ALONE
 from octavo_inference.backends.cuda.device import Device, find_device
-from octavo_inference.backends.cuda.factory import _needs, build_cuda
+from octavo_inference.backends.cuda.factory import memory_needs
 from octavo_inference.backends.cuda.graphs import graph_room
 from octavo_inference.backends.cuda.kernels.launch_configs import linear_tile
 from octavo_inference.backends.cuda.staging import Ring, Staging
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.config.engine import EngineSettings
+from octavo_inference.engine.cuda_factory import build_cuda
 from octavo_inference.model_loader import LoadedModel, TextModel
 
 from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
@@ -102,7 +103,7 @@ def test_graphs_have_room_of_their_own_on_a_card() -> None:
 
     def beside(**given: Any) -> int:
         settings = EngineSettings(**SETTINGS | {"dtype": "bfloat16"} | given)
-        return _needs(settings, config, weights, device, ALONE).beside_pool(32, 512)
+        return memory_needs(settings, config, weights, device, ALONE).beside_pool(32, 512)
 
     room = graph_room(Limits(512, 32, 40, 16, 132))
     assert room > 64 * 2**20

@@ -70,7 +70,7 @@ class Gate:
         account = self.accounts.of(entry.account, entry.limits, now)
         refused = account.enter(tokens, now)
         if refused:
-            self._metrics.limit_hits.labels(self._metrics.key(entry), refused.kind).inc()
+            self._metrics.limit_hits.labels(self._metrics.key(entry.name), refused.kind).inc()
             raise _limited(refused, account)
         return Visit(entry, account, Usage(tokens), tokens, entry.priority_of(priority))
 
@@ -78,7 +78,7 @@ class Gate:
         """The request is over: count what it really cost."""
         visit.account.leave(visit.usage.total - visit.estimate)
         if visit.entry is not ANYBODY and visit.usage.sent:
-            name = self._metrics.key(visit.entry)
+            name = self._metrics.key(visit.entry.name)
             self._metrics.key_tokens.labels(name, "prompt").inc(visit.usage.prompt)
             self._metrics.key_tokens.labels(name, "generation").inc(visit.usage.output)
 

@@ -21,7 +21,8 @@ from aiohttp import web
 from octavo_gateway.access.api_keys import KeyFile
 from octavo_gateway.access.control import Gate
 from octavo_gateway.access.limit_gossip import Crew
-from octavo_gateway.access.peer_client import Peers
+from octavo_gateway.app import load_poller
+from octavo_gateway.app.peer_client import Peers
 from octavo_gateway.app.wake import Waker
 from octavo_gateway.discovery.endpoints import Table
 from octavo_gateway.http.connection import listen
@@ -29,7 +30,6 @@ from octavo_gateway.http.proxy import Proxy
 from octavo_gateway.http.server import Admin, Api, Status
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.openai import ApiError
-from octavo_gateway.pool import load_poller
 from octavo_gateway.pool.registry import Fleet
 from octavo_gateway.queueing.hold_queue import Bounds
 

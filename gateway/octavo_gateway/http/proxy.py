@@ -215,7 +215,8 @@ class Proxy:
             complete = True
             if pod.status < 400:
                 lease.completed(call.visit.usage.output)
-            self._metrics.answered(lease, call.visit.usage)
+            usage = call.visit.usage
+            self._metrics.answered(lease, prompt=usage.prompt, cached=usage.cached)
             return response
         finally:
             # Closing tells the pod that nobody reads any more; only a connection that was read to its end is kept.

@@ -135,7 +135,7 @@ class Api:
             self.metrics.requests.labels(request.get(_MODEL, UNKNOWN), str(code)).inc()
             entry = request.get(_ENTRY, ANYBODY)
             if entry is not ANYBODY:
-                self.metrics.key_requests.labels(self.metrics.key(entry), str(code)).inc()
+                self.metrics.key_requests.labels(self.metrics.key(entry.name), str(code)).inc()
 
     def _admit(self, request: web.Request) -> None:
         if not request.raw_path.startswith("/"):

@@ -21,6 +21,7 @@ from typing import NoReturn, TypeVar
 
 from octavo_inference.common import logs
 from octavo_inference.common.errors import DeviceLostError, RankLostError
+from octavo_inference.common.process import EXIT_RANK_LOST
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.kv_cache_sizing import Sizes
 from octavo_inference.distributed.messages import (
@@ -34,7 +35,6 @@ from octavo_inference.distributed.messages import (
     decode_from_rank,
     encode,
 )
-from octavo_inference.engine.ipc import EXIT_RANK_LOST
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 import msgspec
 import numpy as np
 
+from octavo_inference.common.framing import LENGTH_BYTES, FrameReader
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.kv_cache_sizing import Sizes
 from octavo_inference.core.model_input import Batch, RowStep
-from octavo_inference.engine.ipc import LENGTH_BYTES, FrameReader
 
 _RECEIVE_BYTES = 1 << 20
 

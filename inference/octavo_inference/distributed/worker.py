@@ -25,6 +25,7 @@ from octavo_inference.common import logs
 from octavo_inference.common.errors import DeviceLostError, ModelError, OctavoError
 from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.common.parent_watchdog import live_with
+from octavo_inference.common.process import DUMP_SIGNAL, EXIT_RANK_LOST
 from octavo_inference.core.backend import Launched, RowBackend
 from octavo_inference.distributed.messages import (
     Begin,
@@ -44,7 +45,6 @@ from octavo_inference.distributed.messages import (
     decode_to_rank,
     encode,
 )
-from octavo_inference.engine.ipc import DUMP_SIGNAL, EXIT_RANK_LOST
 from octavo_inference.model_loader import ForeignModel, load_model
 
 log = logging.getLogger("octavo.rank")

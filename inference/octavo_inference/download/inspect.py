@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from octavo_inference.backends.cpu.footprint import count_elements, measure
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
-from octavo_inference.checkpoints.size import count_elements, measure
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch

@@ -12,17 +12,10 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
+from octavo_inference.common.framing import FrameReader, encode_frame
+from octavo_inference.common.process import DUMP_SIGNAL
 from octavo_inference.core.request import Abort, Request, ResetCache
-from octavo_inference.engine.ipc import (
-    DUMP_SIGNAL,
-    EngineInfo,
-    Failure,
-    FrameReader,
-    Ready,
-    Step,
-    decode_from_engine,
-    encode_frame,
-)
+from octavo_inference.engine.ipc import EngineInfo, Failure, Ready, Step, decode_from_engine
 from octavo_inference.engine.kv_events import CacheJournal
 from octavo_inference.engine.loop import Engine, EngineLoop, report
 from octavo_inference.engine.output_router import EXIT_STALLED, EngineDiedError, StreamHub

@@ -116,7 +116,7 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End
         if settings.tensor_parallel_size > 1:
             return _build_spread(settings, model, end)
         from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
-        from octavo_inference.backends.cuda.factory import build_cuda  # noqa: PLC0415 -- imports torch
+        from octavo_inference.engine.cuda_factory import build_cuda  # noqa: PLC0415 -- imports torch
 
         try:
             device = find_device()
@@ -157,7 +157,7 @@ def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, e
     ranks = Ranks(size, end)
     try:
         from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
-        from octavo_inference.backends.cuda.factory import build_cuda  # noqa: PLC0415 -- imports torch
+        from octavo_inference.engine.cuda_factory import build_cuda  # noqa: PLC0415 -- imports torch
 
         return build_cuda(settings, model, find_device(count=size), ranks)
     except BaseException:

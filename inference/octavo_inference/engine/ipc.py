@@ -1,15 +1,10 @@
-"""What the API process and the engine process say to each other, and how it is framed on their socket.
+"""What the API process and the engine process say to each other, in frames (`common.framing`).
 
-MessagePack, each frame preceded by its length as 4 bytes little-endian. The API process sends `Start` once and then
-lists of `Request | Abort | ResetCache`; the engine process answers `Ready` once and then a `Step` per step, or
-`Failure` and exits.
+The API process sends `Start` once and then lists of `Request | Abort | ResetCache`; the engine process answers `Ready`
+once and then a `Step` per step, or `Failure` and exits.
 """
 
 from __future__ import annotations
-
-import signal
-from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -17,21 +12,6 @@ from octavo_inference.common.memory_plan import MemoryPlan
 from octavo_inference.config.server import Settings
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_protocol.load import LoadReport
-
-LENGTH_BYTES = 4
-MAX_FRAME = 256 * 2**20
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes an engine process write the stacks of its threads to stderr, also while it hangs."""
-
-
-EXIT_CORRUPT = 71
-"""Exit status of an engine whose books are wrong, and of its server: better no answers than someone else's."""
-
-EXIT_DEVICE_LOST = 72
-"""Exit status of an engine whose GPU failed for good, and of its server: nothing it could still say would be true."""
-
-EXIT_RANK_LOST = 73
-"""Exit status of an engine that lost one of the processes it shares its model with, and of its server."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,35 +82,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
 FromEngine = Ready | Step | Failure
 ToEngine = list[Request | Abort | ResetCache]
 
-_encoder = msgspec.msgpack.Encoder()
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-
-
-def encode_frame(message: Any) -> bytes:
-    """A message with its length in front."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
-
-
-class FrameReader:
-    """Cuts a byte stream into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes, yield the frames completed by them. Raises `ValueError` for a length no peer of ours sends."""
-        self._buffer += data
-        position = 0
-        while len(self._buffer) - position >= LENGTH_BYTES:
-            size = int.from_bytes(self._buffer[position : position + LENGTH_BYTES], "little")
-            if size > MAX_FRAME:
-                raise ValueError(f"a frame of {size} bytes; the limit is {MAX_FRAME}")
-            end = position + LENGTH_BYTES + size
-            if len(self._buffer) < end:
-                break
-            yield bytes(self._buffer[position + LENGTH_BYTES : end])
-            position = end
-        del self._buffer[:position]

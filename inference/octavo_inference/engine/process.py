@@ -25,26 +25,16 @@ from typing import NoReturn
 
 from octavo_inference.common import logs
 from octavo_inference.common.errors import DeviceLostError, OctavoError, RankLostError
+from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.parent_watchdog import live_with
+from octavo_inference.common.process import DUMP_SIGNAL, EXIT_CORRUPT, EXIT_DEVICE_LOST, EXIT_RANK_LOST
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.engine import PROFILES, EngineSettings
 from octavo_inference.config.server import Settings
 from octavo_inference.core.block_pool import PoolError
 from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.distributed.executor import End
-from octavo_inference.engine.ipc import (
-    DUMP_SIGNAL,
-    EXIT_CORRUPT,
-    EXIT_DEVICE_LOST,
-    EXIT_RANK_LOST,
-    EngineInfo,
-    Failure,
-    FrameReader,
-    Ready,
-    decode_start,
-    decode_to_engine,
-    encode_frame,
-)
+from octavo_inference.engine.ipc import EngineInfo, Failure, Ready, decode_start, decode_to_engine
 from octavo_inference.engine.loop import Engine, EngineLoop, report
 
 _RECEIVE_BYTES = 1 << 20

@@ -27,7 +27,8 @@ class EngineProcess:
 
     def load(self, settings: Settings) -> None:
         """Tell it what to load."""
-        from octavo_inference.engine.ipc import Start, encode_frame  # noqa: PLC0415 -- after the child is on its way
+        from octavo_inference.common.framing import encode_frame  # noqa: PLC0415 -- after the child is on its way
+        from octavo_inference.engine.ipc import Start  # noqa: PLC0415 -- after the child is on its way
 
         self.connection.sendall(encode_frame(Start(settings=settings)))
 

@@ -21,9 +21,9 @@ from octavo_operator.app.health import Answers, application
 from octavo_operator.app.leader import LeaseLock, Timing, boottime
 from octavo_operator.app.watch_health import Pulse
 from octavo_operator.app.workqueue import WorkQueue
-from octavo_operator.autoscale.decision_log import DecisionLog
-from octavo_operator.autoscale.loop import AutoscaleLoop
-from octavo_operator.autoscale.report_client import fetch
+from octavo_operator.autoscaler.decision_log import DecisionLog
+from octavo_operator.autoscaler.loop import AutoscaleLoop
+from octavo_operator.autoscaler.report_client import fetch
 from octavo_operator.kube.client import KubeClient, connection
 from octavo_operator.kube.errors import KubeError, NotFoundError, retry_after
 from octavo_operator.kube.permissions import LEASE_NAME

@@ -1,1 +1,1 @@
-"""The autoscaler: the pure policy and the loop that feeds it."""
+"""The decisions of the autoscaler: how many replicas, from what was observed. Pure."""

@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from octavo_operator.api.resource import Key, LLMDeployment, parse
-from octavo_operator.autoscale.decision_log import DecisionLog
-from octavo_operator.autoscale.loop import AutoscaleLoop
-from octavo_operator.autoscale.replay import main
-from octavo_operator.autoscale.report_client import LIMIT_BYTES, fetch
+from octavo_operator.autoscaler.decision_log import DecisionLog
+from octavo_operator.autoscaler.loop import AutoscaleLoop
+from octavo_operator.autoscaler.replay import main
+from octavo_operator.autoscaler.report_client import LIMIT_BYTES, fetch
 from octavo_operator.metrics.process import Metrics
 from octavo_operator.observe.pods import Pod
 from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic, StepSums, encode

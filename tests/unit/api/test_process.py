@@ -15,13 +15,14 @@ import pytest
 from tests.support.waiting import eventually_async
 
 from octavo_inference.common.errors import ModelError
+from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.logs import JsonFormatter, TextFormatter
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.server import Settings
 from octavo_inference.core.request import Abort, Request, SamplingParams
 from octavo_inference.engine import ipc, process
 from octavo_inference.engine.client import ProcessClient
-from octavo_inference.engine.ipc import EngineInfo, FrameReader, Ready, Start, Step, decode_from_engine, encode_frame
+from octavo_inference.engine.ipc import EngineInfo, Ready, Start, Step, decode_from_engine
 from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.engine.process import Channel
 

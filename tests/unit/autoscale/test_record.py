@@ -9,10 +9,10 @@ import pytest
 from tests.unit.autoscale.cluster import Cluster
 
 from octavo_operator.autoscale import decision_record
-from octavo_operator.autoscale.decision_log import DecisionLog
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.replay import main
 from octavo_operator.autoscale.types import Settings, State
+from octavo_operator.autoscaler.decision_log import DecisionLog
+from octavo_operator.autoscaler.replay import main
 
 
 class Recorded(Cluster):

@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 from tests.support.waiting import eventually_async
 
+from octavo_gateway.app import load_poller
 from octavo_gateway.app.run import upstream_session
 from octavo_gateway.app.wake import Waker
-from octavo_gateway.pool import load_poller
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_protocol.load import LoadReport
 

@@ -17,8 +17,8 @@ from tests.unit.gateway.conftest import World
 from octavo_gateway.access.api_keys import KeyFile
 from octavo_gateway.access.keyring import opaque
 from octavo_gateway.access.limit_gossip import FORGOTTEN_SECONDS, MOST_GATEWAYS, Crew, Taken, Word
-from octavo_gateway.access.peer_client import Peers
 from octavo_gateway.access.rate_limits import Accounts, Limits
+from octavo_gateway.app.peer_client import Peers
 from octavo_gateway.app.run import upstream_session
 
 NAME = "team-a"

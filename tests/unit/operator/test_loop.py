@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import Key
-from octavo_operator.autoscale.loop import TELLINGS_PER_SECOND, AutoscaleLoop
-from octavo_operator.autoscale.observation import Gateway, observation, policy_settings, summary
+from octavo_operator.autoscaler.loop import TELLINGS_PER_SECOND, AutoscaleLoop
+from octavo_operator.autoscaler.observation import Gateway, observation, policy_settings, summary
 from octavo_operator.metrics.process import Metrics
 from octavo_operator.observe.pods import Problem
 from octavo_operator.status.status import LOAD_SECONDS

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_operator.autoscale.decision_log import DecisionLog
 from octavo_operator.autoscale.decision_record import decode, replay
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.types import Observation, Settings, State
+from octavo_operator.autoscaler.decision_log import DecisionLog
 from octavo_simulator.cluster import Run, simulate
 from octavo_simulator.controllers.octavo import octavo, static
 from octavo_simulator.metrics import figures, seconds_by_window

@@ -1,4 +1,4 @@
-"""`python -m octavo_operator.autoscale.replay LOG`: take a log's decisions again, show what differs."""
+"""`python -m octavo_operator.autoscaler.replay LOG`: take a log's decisions again, show what differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo_operator.autoscale.decision_record import Difference, replay
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when nothing differs, 1 when something does, 2 when the log cannot be read."""
     parser = argparse.ArgumentParser(
-        prog="python -m octavo_operator.autoscale.replay",
+        prog="python -m octavo_operator.autoscaler.replay",
         description="Take decisions that an operator or a simulation recorded again, by this version's rules.",
     )
     parser.add_argument("log", type=Path, metavar="LOG", help="file of --decision-log")

@@ -14,12 +14,12 @@ from zlib import crc32
 
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import Key, LLMDeployment
-from octavo_operator.autoscale.decision_log import DecisionLog
-from octavo_operator.autoscale.observation import estimates, observation, policy_settings, summary
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.polling import Fetch, ListGateways, Reports, Sampling
 from octavo_operator.autoscale.state import afresh
 from octavo_operator.autoscale.types import State
+from octavo_operator.autoscaler.decision_log import DecisionLog
+from octavo_operator.autoscaler.observation import estimates, observation, policy_settings, summary
+from octavo_operator.autoscaler.polling import Fetch, ListGateways, Reports, Sampling
 from octavo_operator.metrics.process import Metrics
 from octavo_operator.observe.pods import Pod
 from octavo_operator.status.input import Change, Load, Scaling

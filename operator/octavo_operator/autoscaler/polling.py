@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from octavo_operator.autoscale.observation import Gateway
+from octavo_operator.autoscaler.observation import Gateway
 from octavo_operator.metrics.process import Metrics
 from octavo_operator.observe.pods import Pod
 from octavo_protocol import names

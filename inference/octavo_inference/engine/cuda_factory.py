@@ -1,0 +1,120 @@
+"""From settings to a backend on the GPU: what fits is settled before the first weight is read."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from octavo_inference.backends.cuda.backend import check
+from octavo_inference.backends.cuda.collectives import ALONE
+from octavo_inference.backends.cuda.device import INTERPRETER, Device, require_room
+from octavo_inference.backends.cuda.factory import create, memory_needs
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.common.memory_plan import MemoryPlan, available_memory, resident_memory
+from octavo_inference.config.engine import GPU_PROFILES, EngineSettings
+from octavo_inference.core.backend import RowBackend
+from octavo_inference.core.built import Built
+from octavo_inference.core.kv_cache_sizing import fit
+from octavo_inference.distributed.executor import Ranks
+from octavo_inference.distributed.rendezvous import meet
+from octavo_inference.distributed.tp_backend import TensorParallel
+from octavo_inference.model_loader import ForeignModel, LoadedModel
+from octavo_inference.models.shard import shard
+from octavo_inference.models.weights import Weights
+
+log = logging.getLogger(__name__)
+
+_INTERPRETER_SHARE = 0.1
+# Of the host's free memory, for the KV of preempted sequences.
+_SWAP_ROOM = 0.5
+
+
+def build_cuda(
+    settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device, ranks: Ranks | None = None
+) -> Built:
+    """A model on the GPU, or on those of all `ranks`, of which this process is the first.
+
+    Raises `DeviceError`, `ModelError` or `SettingsError` with what to do.
+    """
+    if isinstance(model, ForeignModel):
+        raise SettingsError(
+            f"device cuda cannot compute this model: {model.config.missing}; transformers computes it on CPUs: set "
+            "device to cpu (resources.gpu.count to 0)",
+            "device",
+        )
+    if settings.threads is not None:
+        raise SettingsError(f"threads {settings.threads} is for CPUs; on a GPU leave it out", "threads")
+    if settings.quantization == "fp8" and not _has_floats(model.weights):
+        raise SettingsError(
+            "quantization fp8 would change nothing: the checkpoint is quantised already; leave it at auto",
+            "quantization",
+        )
+    interpreted = device.name == INTERPRETER
+    if settings.cuda_graphs and interpreted:
+        raise SettingsError("cuda_graphs needs a GPU: Triton's interpreter records none; leave it out", "cuda_graphs")
+    if interpreted:
+        log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, right and thousands of times slower")
+    check(model.config, device, settings.kv_dtype)
+    group = ALONE
+    if ranks is not None:
+        group, device = meet(settings, model.config.digest, ranks)
+    config, weights = shard(model.config, model.weights, rank=0, size=group.size)
+    need = memory_needs(settings, config, weights, device, group)
+
+    def room(rows: int, tokens: int) -> int:
+        if interpreted:
+            return int(available_memory() * _INTERPRETER_SHARE) // group.size
+        least = need.beside_pool(rows, tokens)
+        require_room(device, least + 2 * need.block)
+        return device.free - least
+
+    sizes = fit(
+        settings,
+        GPU_PROFILES[settings.profile],
+        max_positions=config.max_positions,
+        token_bytes=need.block // need.block_size,
+        block_size=need.block_size,
+        room=room,
+        host_room=int(available_memory() * _SWAP_ROOM),
+    )
+    if not interpreted:
+        beside = need.beside_pool(sizes.max_running, sizes.max_batched_tokens)
+        require_room(device, beside + sizes.kv_memory, kv_memory=settings.kv_memory)
+    process = resident_memory(os.getpid())
+    if ranks is not None:
+        ranks.make(sizes)
+    own = create(settings, need, weights, sizes, group, model.text.name)
+    backend: RowBackend = own
+    if ranks is not None:
+        ranks.made()
+        backend = TensorParallel(own, ranks)
+    memory = MemoryPlan(
+        weights=need.weights,
+        kv_pool=sizes.kv_memory,
+        activations=need.working(sizes.max_running, sizes.max_batched_tokens),
+        swap=sizes.host_blocks * need.block,
+        process=process,
+        available=device.free or available_memory(),
+        device=device.name if ranks is None else f"each {device.name} of {ranks.size}",
+    )
+    captured = [] if own.graphs is None else list(own.graphs.captured.values())
+    return Built(
+        backend,
+        model.config,
+        sizes,
+        "cuda",
+        settings.dtype,
+        1,
+        memory,
+        () if ranks is None else ranks.pids,
+        len(captured),
+        sum(one.seconds for one in captured),
+    )
+
+
+def _has_floats(weights: Weights) -> bool:
+    return any(
+        matrix.format in {"f32", "bf16", "f16"}
+        for layer in weights.layers
+        for matrix in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+    )

@@ -31,8 +31,8 @@ from octavo_server import Server
 from sse import connect, message
 
 from octavo_protocol.load import LoadReport, decode_load
-from octavo_simulator.steptime import Profile
-from octavo_simulator.trace import Request
+from octavo_simulator.steptime import PodProfile
+from octavo_simulator.trace import TraceRequest
 
 HERE = Path(__file__).resolve().parent
 SLOWDOWN = 1.5
@@ -45,7 +45,7 @@ def report(server: Server) -> LoadReport:
         return decode_load(answer.read())
 
 
-async def one(server: Server, request: Request, begin: float, words: random.Random) -> cal.Answer:
+async def one(server: Server, request: TraceRequest, begin: float, words: random.Random) -> cal.Answer:
     """A request at its time."""
     body = message(ids(words, request.prompt), request.output)
     await asyncio.sleep(begin + request.at - time.perf_counter())
@@ -67,7 +67,7 @@ class Played:
     others: float
 
 
-async def replay(server: Server, requests: list[Request], words: random.Random) -> Played:
+async def replay(server: Server, requests: list[TraceRequest], words: random.Random) -> Played:
     """Requests at their times, and what the server's steps took in the meantime."""
     before, busy, begin = report(server).steps, others(server), time.perf_counter()
     async with asyncio.timeout(PATIENCE + requests[-1].at):
@@ -97,9 +97,9 @@ def others(server: Server) -> float:
 
 async def measure(server: Server, threads: int, seconds: float, shares: tuple[float, ...]) -> dict[str, Any]:
     words = random.Random(time.time_ns())
-    await replay(server, [Request(0.0, 64, 16)] * 8, words)
+    await replay(server, [TraceRequest(0.0, 64, 16)] * 8, words)
     state = report(server)
-    blank = Profile(
+    blank = PodProfile(
         name=f"smollm2-{threads}-threads", base=0.001, prefill=0, row=0, context=0, noise=0, slowdown=SLOWDOWN, gpus=0,
         pool_tokens=state.blocks_total * state.block_size, block_size=state.block_size, max_running=state.max_running,
         budget=state.max_batched_tokens, max_waiting=state.max_waiting,
@@ -126,10 +126,10 @@ async def measure(server: Server, threads: int, seconds: float, shares: tuple[fl
 
 
 async def fitting_loads(server: Server, words: random.Random) -> list[Played]:
-    return [await replay(server, [Request(0.0, prompt, output)] * count, words) for count, prompt, output in LOADS]
+    return [await replay(server, [TraceRequest(0.0, prompt, output)] * count, words) for count, prompt, output in LOADS]
 
 
-def fitted(passes: list[list[Played]], blank: Profile) -> Profile:
+def fitted(passes: list[list[Played]], blank: PodProfile) -> PodProfile:
     """All passes count alike."""
     several = [play.window for plays in passes for play in plays[: len(cal.FITTING)]]
     few = [play.window for plays in passes for play in plays[len(cal.FITTING) :]]
@@ -137,7 +137,7 @@ def fitted(passes: list[list[Played]], blank: Profile) -> Profile:
 
 
 def level(
-    objectives: tuple[float, float], profile: Profile, rate: float, requests: list[Request], played: Played
+    objectives: tuple[float, float], profile: PodProfile, rate: float, requests: list[TraceRequest], played: Played
 ) -> dict[str, Any]:
     """What was measured, and what the simulated pod with the step times of these minutes gives."""
     answers, busy = cal.simulated(profile, requests)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from octavo_simulator.job import Job
-from octavo_simulator.pod import Pod
-from octavo_simulator.steptime import Profile
-from octavo_simulator.trace import Request
+from octavo_simulator.job import SimulatedRequest
+from octavo_simulator.pod import SimulatedPod
+from octavo_simulator.steptime import PodProfile
+from octavo_simulator.trace import TraceRequest
 
 # Logarithms of tokens, mean and deviation, of the public Azure conversation trace (2023); a CPU gets an eighth of them.
 SMALLER = 8
@@ -67,7 +67,7 @@ class Answer:
     tokens: int
 
 
-def fit(windows: Sequence[Window], few: Sequence[Window], profile: Profile) -> Profile:
+def fit(windows: Sequence[Window], few: Sequence[Window], profile: PodProfile) -> PodProfile:
     """The profile nearest to these windows, which all count alike: non-negative relative least squares.
 
     Then its floor: what the steps of the `few` take, on the average, of which one to each window was its prompt's.
@@ -106,19 +106,19 @@ def sizes(rng: random.Random) -> tuple[int, int]:
     return draw(*PROMPT), draw(*OUTPUT)
 
 
-def arrivals(rate: float, seconds: float, rng: random.Random) -> list[Request]:
+def arrivals(rate: float, seconds: float, rng: random.Random) -> list[TraceRequest]:
     """A Poisson stream of independent requests."""
     requests, at = [], 0.0
     while (at := at + rng.expovariate(rate)) < seconds:
         prompt, output = sizes(rng)
-        requests.append(Request(at, prompt, output))
+        requests.append(TraceRequest(at, prompt, output))
     return requests
 
 
-def simulated(profile: Profile, requests: Sequence[Request]) -> tuple[list[Answer], float]:
+def simulated(profile: PodProfile, requests: Sequence[TraceRequest]) -> tuple[list[Answer], float]:
     """The same requests on the simulator's pod, and its seconds in steps."""
-    pod = Pod(profile, 0.0)
-    jobs = [Job(number, request, request.at) for number, request in enumerate(requests)]
+    pod = SimulatedPod(profile, 0.0)
+    jobs = [SimulatedRequest(number, request, request.at) for number, request in enumerate(requests)]
     for job in jobs:
         pod.advance(job.arrived)
         pod.submit(job, job.arrived)
@@ -127,15 +127,15 @@ def simulated(profile: Profile, requests: Sequence[Request]) -> tuple[list[Answe
     return answers, pod.sums.busy
 
 
-def highest_rate(profile: Profile) -> float:
+def highest_rate(profile: PodProfile) -> float:
     """Requests a second of the simulated pod when there is always another one."""
     rng = random.Random(0)
-    requests = [Request(0.0, *sizes(rng)) for _ in range(600)]
+    requests = [TraceRequest(0.0, *sizes(rng)) for _ in range(600)]
     end = max(answer.first + answer.rest for answer in simulated(profile, requests)[0])
     return len(requests) / end
 
 
-def alone(profile: Profile) -> tuple[float, float]:
+def alone(profile: PodProfile) -> tuple[float, float]:
     """Seconds to the first token and per token of a request of mean size that has the pod to itself."""
     rng = random.Random(0)
     drawn = [sizes(rng) for _ in range(2000)]

@@ -58,7 +58,7 @@ def stored(name: Name, values: NDArray[np.float32], rng: np.random.Generator) ->
     return Tensor(name, values.shape, blocks.reshape(len(values), -1))
 
 
-def rows_for(kernels: Kernels, matrix: abi.Matrix, values: NDArray[np.float32]) -> NDArray[Any]:
+def rows_for(kernels: Kernels, matrix: abi.PackedMatrix, values: NDArray[np.float32]) -> NDArray[Any]:
     """Activations as the matrix's kernel takes them."""
     given = np.ascontiguousarray(bf16_bits(values) if kernels.info.activation_bytes == 2 else values)
     if matrix.format <= abi.PACKED["bf16"]:
@@ -82,7 +82,7 @@ def linears(kernels: Kernels, name: Name, scale: int, rng: np.random.Generator) 
         out = np.empty((count, WIDTH), np.float32)
         used = matrices if count < max(ROWS) else matrices[: len(matrices) // 4 + 1]
 
-        def run(given: NDArray[Any] = a, into: NDArray[np.float32] = out, some: list[abi.Matrix] = used) -> None:
+        def run(given: NDArray[Any] = a, into: NDArray[np.float32] = out, some: list[abi.PackedMatrix] = used) -> None:
             for matrix in some:
                 kernels.library.octavo_linear(team, matrix, address(given), len(into), address(into))
 

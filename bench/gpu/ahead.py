@@ -15,20 +15,20 @@ from pathlib import Path
 from files import read, save
 
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY
-from octavo_inference.tools.precompile import Job, fill
+from octavo_inference.tools.precompile import CompileJob, fill
 
 Capability = tuple[int, int]
 
 
-def jobs(capability: Capability) -> list[Job]:
+def jobs(capability: Capability) -> list[CompileJob]:
     """All three models as they are, and the 8B in every format."""
     models = ("llama-3.1-8b", "qwen3-0.6b", "qwen3-14b")
-    found = [Job(capability, model, "auto", "auto") for model in models]
-    found += [Job(capability, models[0], "auto", "fp8"), Job(capability, models[0], "int8", "auto")]
-    return found + [Job(capability, models[0], "fp8", "auto")] * (capability >= FP8_CAPABILITY)
+    found = [CompileJob(capability, model, "auto", "auto") for model in models]
+    found += [CompileJob(capability, models[0], "auto", "fp8"), CompileJob(capability, models[0], "int8", "auto")]
+    return found + [CompileJob(capability, models[0], "fp8", "auto")] * (capability >= FP8_CAPABILITY)
 
 
-def compile_ahead(cache: Path, wanted: Sequence[Job], out: Path, say: Callable[[str], None]) -> bool:
+def compile_ahead(cache: Path, wanted: Sequence[CompileJob], out: Path, say: Callable[[str], None]) -> bool:
     """Fill a cache. Whether anything was done: what fails is told, and its kernels are compiled when they are launched.
 
     An earlier call's jobs come again, which takes seconds: nobody knows whether its cache is still there.

@@ -14,7 +14,7 @@ from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import LoadedModel, TextModel
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Format, Tensor, Weights, bf16_bits, layer_of
-from octavo_inference.tokenizer.assets import Words
+from octavo_inference.tokenizer.assets import TokenizerAssets
 
 Stored = Literal["bf16", "int4"]
 
@@ -68,7 +68,7 @@ def config_of(name: str, *, interpret: bool) -> ModelConfig:
 def random_model(name: str, config: ModelConfig, stored: Stored = "bf16") -> LoadedModel:
     """A model that the loading path takes as it takes one from a file. Without a tokenizer: prompts are token ids."""
 
-    def words() -> Words:
+    def words() -> TokenizerAssets:
         raise ModelError(f"{name} has random weights and no tokenizer: give token ids")
 
     text = TextModel(f"{name} (random {stored})", Path(name), config, words)

@@ -15,7 +15,7 @@ import uvloop
 
 from octavo_gateway.access.api_keys import KeyFile
 from octavo_gateway.app import logs
-from octavo_gateway.app.run import Options, run
+from octavo_gateway.app.run import GatewayOptions, run
 from octavo_gateway.app.workers import MOST, Parent, reachable, worker_port
 from octavo_gateway.discovery.endpoints import DEFAULT_POLICY
 from octavo_gateway.discovery.static import StaticError, parse
@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options(given: argparse.Namespace) -> Options:
+def _options(given: argparse.Namespace) -> GatewayOptions:
     if given.all_namespaces and given.namespace:
         raise ValueError("--all-namespaces and --namespace exclude each other")
     if given.static_endpoints and (given.all_namespaces or given.namespace or given.kubeconfig):
@@ -186,7 +186,7 @@ def _options(given: argparse.Namespace) -> Options:
                 f"--operator-service {given.operator_service!r}: expected NAME.NAMESPACE or NAME.NAMESPACE:PORT"
             )
         operator = (host, int(port or PORT_OPERATOR))
-    return Options(
+    return GatewayOptions(
         host=given.host,
         port=given.port,
         admin_host=given.admin_host,

@@ -9,9 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.registry import Fleet
-from octavo_gateway.pool.reservation import Lease
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.reservation import Reservation
 
 UNKNOWN = "unknown"
 # Names of keys that get series of their own; the others, and keys without a name, share one each.
@@ -20,15 +20,15 @@ _HOLD_BUCKETS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 _OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
-def label(backend: Backend) -> str:
+def label(backend: ModelPool) -> str:
     """The value of `model` for a deployment: its served name, so that aliases and made-up names add no series."""
     return backend.deployment.models[0]
 
 
-class Metrics:
+class GatewayMetrics:
     """All metrics of one gateway process, in a registry of their own."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: ModelRegistry) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "octavo_gateway_requests", "Requests answered, by HTTP status", ["model", "code"], registry=registry
@@ -104,14 +104,14 @@ class Metrics:
             self._keys.add(name)
         return name
 
-    def routed(self, lease: Lease) -> None:
+    def routed(self, lease: Reservation) -> None:
         """Count a choice."""
         model = label(lease.backend)
         self._routed.labels(model, lease.choice.reason).inc()
         if lease.choice.against:
             self._against.labels(model).inc()
 
-    def answered(self, lease: Lease, *, prompt: int, cached: int | None) -> None:
+    def answered(self, lease: Reservation, *, prompt: int, cached: int | None) -> None:
         """Compare the prompt tokens that were cached with what was predicted; None where the answer did not tell."""
         if cached is not None:
             model = label(lease.backend)
@@ -128,7 +128,7 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: ModelRegistry) -> None:
         self._fleet = fleet
 
     def collect(self) -> Iterable[Metric]:

@@ -22,7 +22,7 @@ from octavo_inference.config.engine import (
 from octavo_inference.config.server import quantity
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.engine.factory import load_engine
-from octavo_inference.tokenizer.detokenizer import SequenceText
+from octavo_inference.tokenizer.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
 
@@ -158,7 +158,7 @@ class LLM:
         self._count += 1
         request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling)
         outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
-        texts = [SequenceText(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
+        texts = [Detokenizer(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
         return _Job(request, RequestOutput(request.id, text, tokens, outputs), texts)
 
     @contextmanager
@@ -207,7 +207,7 @@ class LLM:
 class _Job:
     request: Request
     result: RequestOutput
-    texts: list[SequenceText]
+    texts: list[Detokenizer]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -23,9 +23,9 @@ from octavo_inference.checkpoints.safetensors import Checkpoint, read_checkpoint
 from octavo_inference.checkpoints.transformers_config import ForeignConfig, describe
 from octavo_inference.common.errors import ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.info import Description
+from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.weights import Weights
-from octavo_inference.tokenizer.assets import Words, check_vocabulary, gguf_words, hf_words
+from octavo_inference.tokenizer.assets import TokenizerAssets, check_vocabulary, gguf_words, hf_words
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
@@ -39,11 +39,11 @@ class TextModel:
 
     name: str
     path: Path
-    config: Description
-    read_words: Callable[[], Words]
+    config: ModelInfo
+    read_words: Callable[[], TokenizerAssets]
 
     @cached_property
-    def words(self) -> Words:
+    def words(self) -> TokenizerAssets:
         """Tokenizer and chat template. Raises `ModelError`, also when the tokenizer has more tokens than the model."""
         with refusing(self.path):
             words = self.read_words()

@@ -26,7 +26,7 @@ logger = logging.getLogger("octavo_operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Options, str, str]:
+def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.OperatorOptions, str, str]:
     """Options, log level and log format of a command line."""
     parser = argparse.ArgumentParser(prog="octavo-operator", description="Serve LLMDeployments of a cluster.")
     add = parser.add_argument
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Opti
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="least level shown")
     add("--log-format", default="json", choices=["json", "text"], help="one JSON object or one text per line")
     arguments = parser.parse_args(argv)
-    options = app.Options(
+    options = app.OperatorOptions(
         installation=Installation(
             server_image=arguments.server_image,
             server_cpu_image=arguments.server_cpu_image,

@@ -13,7 +13,7 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_simulator import spec as specs
 from octavo_simulator import steptime, trace
 from octavo_simulator.cluster import Run, simulate
-from octavo_simulator.metrics import Figures, figures
+from octavo_simulator.metrics import WindowFigures, figures
 from octavo_simulator.scenario import Promise, Scenario
 from octavo_simulator.tables import table
 
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _profile(name: str) -> steptime.Profile:
+def _profile(name: str) -> steptime.PodProfile:
     if name in steptime.PROFILES:
         return steptime.PROFILES[name]
     path = Path(name)
@@ -145,7 +145,7 @@ def _positive(text: str) -> float:
     return value
 
 
-def _json(run: Run, found: Figures) -> dict[str, object]:
+def _json(run: Run, found: WindowFigures) -> dict[str, object]:
     return {
         "trace": run.scenario.name,
         "profile": run.scenario.profile.name,
@@ -159,7 +159,7 @@ def _json(run: Run, found: Figures) -> dict[str, object]:
     }
 
 
-def _text(run: Run, found: Figures) -> str:
+def _text(run: Run, found: WindowFigures) -> str:
     scenario, promise = run.scenario, run.scenario.promise
     head = (
         f"{scenario.name}: {found.requests} requests in {scenario.trace.seconds / 3600:.2f} h on "

@@ -9,14 +9,14 @@ from itertools import count
 from math import exp, inf
 from random import Random
 
-from octavo_gateway.pool.reservation import Lease
+from octavo_gateway.pool.reservation import Reservation
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample
 from octavo_protocol.load import LoadReport
-from octavo_simulator.gateway import Gateway, began, streamed
-from octavo_simulator.job import Job, Outcome
-from octavo_simulator.pod import Pod
-from octavo_simulator.scenario import Answer, Controller, Scenario
+from octavo_simulator.gateway import SimulatedGateway, began, streamed
+from octavo_simulator.job import Outcome, SimulatedRequest
+from octavo_simulator.pod import SimulatedPod
+from octavo_simulator.scenario import Controller, ReplicaTarget, Scenario
 
 # The gateway asks pods every second; a container that failed is started again after the kubelet's first pauses.
 POLL_SECONDS = 1.0
@@ -34,15 +34,15 @@ class Member:
     name: str
     created: float
     phase: Phase = "pending"
-    pod: Pod | None = None
+    pod: SimulatedPod | None = None
     ended: float = inf
     scheduled: float = -inf
     sample: tuple[float, LoadReport] | None = None
-    leases: dict[int, tuple[Job, Lease]] = field(default_factory=dict)
+    leases: dict[int, tuple[SimulatedRequest, Reservation]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SimulatedDecision:
     """One decision: what there was, and what was asked for."""
 
     at: float
@@ -58,9 +58,9 @@ class Run:
     """All that happened."""
 
     scenario: Scenario
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedRequest, ...]
     members: tuple[Member, ...]
-    looks: tuple[Look, ...]
+    looks: tuple[SimulatedDecision, ...]
 
 
 def simulate(scenario: Scenario, controller: Controller, seed: int = 0) -> Run:
@@ -80,20 +80,20 @@ class _Cluster:
         self._numbers = count()
         self._names = count()
         self._jobs = [
-            Job(number, request, request.at, request.at + scenario.patience)
+            SimulatedRequest(number, request, request.at, request.at + scenario.patience)
             for number, request in enumerate(scenario.trace.requests)
         ]
         self._open = len(self._jobs)
         self._members: dict[str, Member] = {}
         self._gone: list[Member] = []
-        self._looks: list[Look] = []
+        self._looks: list[SimulatedDecision] = []
         self._replicas = scenario.initial
         self._woken = -inf
         self._look_number = 0
         bounds = Bounds(seconds=scenario.patience)
-        self._turns: list[tuple[Job, Lease]] = []
+        self._turns: list[tuple[SimulatedRequest, Reservation]] = []
         self._gateways = [
-            Gateway(bounds, lambda: self._now, self._routing.random, self._turns, scenario)
+            SimulatedGateway(bounds, lambda: self._now, self._routing.random, self._turns, scenario)
             for _ in range(scenario.gateways)
         ]
         self._traffic: list[GatewaySample] = [GatewaySample(f"gateway-{i}") for i in range(scenario.gateways)]
@@ -131,7 +131,7 @@ class _Cluster:
             self._at(self._jobs[number + 1].arrived, self._arrive, number + 1)
         self._enter(self._jobs[number])
 
-    def _enter(self, job: Job, *, again: bool = False) -> None:
+    def _enter(self, job: SimulatedRequest, *, again: bool = False) -> None:
         gateway = self._gateways[job.number % len(self._gateways)]
         lease = gateway.lease(job, again=again)
         if lease is not None:
@@ -144,7 +144,7 @@ class _Cluster:
         else:
             self._end(job, "rejected")
 
-    def _send(self, job: Job, lease: Lease) -> None:
+    def _send(self, job: SimulatedRequest, lease: Reservation) -> None:
         member = self._members[lease.upstream.endpoint.name]
         self._progress(member)
         member.leases[job.number] = (job, lease)
@@ -159,7 +159,7 @@ class _Cluster:
             job.held += self._gateways[job.number % len(self._gateways)].waited(job)
             self._send(job, lease)
 
-    def _late(self, job: Job) -> None:
+    def _late(self, job: SimulatedRequest) -> None:
         """The client of a request goes that got no place in time."""
         if job.outcome:
             return
@@ -168,7 +168,7 @@ class _Cluster:
             job.held += waited
             self._end(job, "timeout")
 
-    def _end(self, job: Job, outcome: Outcome = "", member: Member | None = None) -> None:
+    def _end(self, job: SimulatedRequest, outcome: Outcome = "", member: Member | None = None) -> None:
         if outcome:
             job.outcome, job.ended = outcome, self._now
         self._open -= 1
@@ -228,7 +228,7 @@ class _Cluster:
             return
         member.phase = "ready"
         number = int(member.name.removeprefix("pod-"))
-        member.pod = Pod(self._scenario.profile, self._now, seed=self._seed * 100_003 + number)
+        member.pod = SimulatedPod(self._scenario.profile, self._now, seed=self._seed * 100_003 + number)
         member.pod.cold_start = self._now - member.created
         self._publish()
         self._poll(member)
@@ -292,7 +292,7 @@ class _Cluster:
             self._restart(job)
         self._reconcile()
 
-    def _restart(self, job: Job) -> None:
+    def _restart(self, job: SimulatedRequest) -> None:
         job.hit = job.total = job.made = job.computed = job.reached = job.attached = 0
         self._enter(job, again=True)
 
@@ -310,7 +310,9 @@ class _Cluster:
             PodSample(m.name, m.phase, m.created, m.sample[1] if m.sample else None, m.sample[0] if m.sample else 0.0)
             for m in self._members.values()
         )
-        answer: Answer = self._controller(Observation(self._replicas, pods, tuple(self._traffic), wake), self._now)
+        answer: ReplicaTarget = self._controller(
+            Observation(self._replicas, pods, tuple(self._traffic), wake), self._now
+        )
         least = self._scenario.least
         if self._now < self._scenario.grace:
             least = max(least, self._scenario.initial)
@@ -318,7 +320,7 @@ class _Cluster:
         self._reconcile()
         phases = [m.phase for m in self._members.values()]
         self._looks.append(
-            Look(
+            SimulatedDecision(
                 self._now,
                 self._replicas,
                 phases.count("ready"),

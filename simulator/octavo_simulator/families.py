@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from octavo_operator.api.v1alpha1 import ScaleDown, Targets
-from octavo_operator.autoscale.types import Settings
+from octavo_operator.autoscale.types import ScalingSettings
 from octavo_simulator.controllers import ablation
 from octavo_simulator.controllers.apa import apa
 from octavo_simulator.controllers.hpa import duty_cycle, on_pods, on_queue_outside, queue
@@ -37,10 +37,10 @@ class Family:
     baseline: bool = True
 
 
-def settings(scenario: Scenario, knobs: Knobs) -> Settings:
+def settings(scenario: Scenario, knobs: Knobs) -> ScalingSettings:
     """Octavo's settings: the promise as its targets, times `share`; all else as the resource's defaults are."""
     share = knobs["share"]
-    return Settings(
+    return ScalingSettings(
         min_replicas=scenario.least,
         max_replicas=scenario.most,
         ttft=scenario.promise.ttft * share,

@@ -11,17 +11,17 @@ from typing import Any, cast
 from msgspec import structs
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.reservation import Lease
-from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, Ticket
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.reservation import Reservation
+from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest
 from octavo_gateway.routing.prefix_index import COARSE, COARSES, FINE, FINES
 from octavo_gateway.routing.prompt_features import Prompt, session_key
 from octavo_gateway.routing.router import PREFIX_AWARE, SESSION, Policy
 from octavo_protocol.load import LoadReport, ModelTraffic
 from octavo_protocol.prompt import PromptBlocks, chosen, encode_prompt
 from octavo_simulator.chains import block_key
-from octavo_simulator.job import Job
-from octavo_simulator.pod import Pod
+from octavo_simulator.job import SimulatedRequest
+from octavo_simulator.pod import SimulatedPod
 from octavo_simulator.scenario import Scenario
 
 NAMESPACE, NAME = "simulation", "model"
@@ -34,10 +34,10 @@ _PIECE = Struct("<ii")
 class _Turn:
     """Stands for the future that a held request waits on: its turn goes to a list instead of an event loop."""
 
-    job: Job
-    turns: list[tuple[Job, Lease]]
+    job: SimulatedRequest
+    turns: list[tuple[SimulatedRequest, Reservation]]
 
-    def set_result(self, lease: Lease) -> None:
+    def set_result(self, lease: Reservation) -> None:
         self.turns.append((self.job, lease))
 
     def done(self) -> bool:
@@ -47,7 +47,7 @@ class _Turn:
         """Nobody waits for it."""
 
 
-class Gateway:
+class SimulatedGateway:
     """One gateway replica in front of one deployment.
 
     `clock` is simulated time, `random` gives numbers in [0, 1); held requests whose turn has come go to `turns`.
@@ -58,38 +58,40 @@ class Gateway:
         bounds: Bounds,
         clock: Callable[[], float],
         random: Callable[[], float],
-        turns: list[tuple[Job, Lease]],
+        turns: list[tuple[SimulatedRequest, Reservation]],
         scenario: Scenario,
     ) -> None:
-        queue: HoldQueue[Lease] = HoldQueue(bounds)
+        queue: HoldQueue[Reservation] = HoldQueue(bounds)
         self._clock = clock
         self._start = scenario.profile.start
         self._policy = Policy(scenario.strategy)
-        self._backend = Backend(self._deployment(()), queue, clock, random, gateways=scenario.gateways)
-        self._held: dict[int, Ticket[Lease]] = {}
+        self._backend = ModelPool(self._deployment(()), queue, clock, random, gateways=scenario.gateways)
+        self._held: dict[int, QueuedRequest[Reservation]] = {}
         self._turns = turns
 
-    def lease(self, job: Job, *, again: bool = False) -> Lease | None:
+    def lease(self, job: SimulatedRequest, *, again: bool = False) -> Reservation | None:
         """A place on a pod for an arriving request; None when none accepts. `again`: it was counted before."""
         if not again:
             self._backend.arrived(job.request.prompt)
         return self._backend.lease(self._prompt(job))
 
-    def hold(self, job: Job) -> bool:
+    def hold(self, job: SimulatedRequest) -> bool:
         """Let a request wait; False when the queue is full."""
         tokens = job.request.prompt
         turn = cast("Any", _Turn(job, self._turns))
-        ticket: Ticket[Lease] = Ticket(tokens * BYTES_PER_TOKEN, tokens, self._clock(), turn, self._prompt(job))
+        ticket: QueuedRequest[Reservation] = QueuedRequest(
+            tokens * BYTES_PER_TOKEN, tokens, self._clock(), turn, self._prompt(job)
+        )
         if not self._backend.queue.offer(ticket):
             return False
         self._held[job.number] = ticket
         return True
 
-    def waited(self, job: Job) -> float:
+    def waited(self, job: SimulatedRequest) -> float:
         """A held request has its turn: how long it waited for it."""
         return self._clock() - self._held.pop(job.number).since
 
-    def give_up(self, job: Job) -> float | None:
+    def give_up(self, job: SimulatedRequest) -> float | None:
         """The client of a held request goes: how long it waited; None when it is not held here."""
         ticket = self._held.pop(job.number, None)
         if ticket is None:
@@ -101,7 +103,7 @@ class Gateway:
         """The pods that are ready and not about to go."""
         self._backend.serve_by(self._deployment(tuple(pods)))
 
-    def reported(self, name: str, pod: Pod, report: LoadReport) -> None:
+    def reported(self, name: str, pod: SimulatedPod, report: LoadReport) -> None:
         """The poll of a pod's load, with what changed in its cache since this gateway last asked."""
         upstream = self._backend.upstreams.get(name)
         if upstream is not None:
@@ -127,7 +129,7 @@ class Gateway:
             policy=self._policy,
         )
 
-    def _prompt(self, job: Job) -> Prompt:
+    def _prompt(self, job: SimulatedRequest) -> Prompt:
         """What the gateway makes of a request, by its strategy: prefix keys, or a session named by the prefix."""
         if self._policy.strategy == PREFIX_AWARE:
             return _prompt(job)
@@ -136,7 +138,7 @@ class Gateway:
         return Prompt(tokens, tokens * BYTES_PER_TOKEN, session=session)
 
 
-def began(job: Job, lease: Lease, block_size: int) -> None:
+def began(job: SimulatedRequest, lease: Reservation, block_size: int) -> None:
     """The first token is there: with it comes which blocks stand behind the prompt."""
     lease.first_token(job.first - job.arrived)
     request = job.request
@@ -151,12 +153,12 @@ def _marks(prefix: int, blocks: int, block_size: int) -> tuple[tuple[int, bytes]
     return tuple((n * block_size, block_key(prefix, n - 1)) for n in chosen(blocks))
 
 
-def streamed(lease: Lease, tokens: int) -> None:
+def streamed(lease: Reservation, tokens: int) -> None:
     """So many tokens of the answer have passed: told by the second here, by the event in a real gateway."""
     lease.progress(max(0, tokens - round(lease.output - lease.left)))
 
 
-def _prompt(job: Job) -> Prompt:
+def _prompt(job: SimulatedRequest) -> Prompt:
     """The text of a prompt in pieces: as many as are shared, and one more that nobody else has."""
     request = job.request
     size = request.prompt * BYTES_PER_TOKEN

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from octavo_simulator.trace import Request
+from octavo_simulator.trace import TraceRequest
 
 Outcome = Literal["", "finished", "rejected", "timeout", "broken"]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedRequest:
     """A request on its way. Times are seconds of the simulation; `first`: of the first token, `ended`: of the outcome.
 
     `total`: tokens known (prompt and answer so far), `computed`: tokens with KV while it is not decoding; a decoding
@@ -21,7 +21,7 @@ class Job:
     """
 
     number: int
-    request: Request
+    request: TraceRequest
     arrived: float
     deadline: float = inf
     first: float = inf

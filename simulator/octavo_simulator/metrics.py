@@ -10,12 +10,12 @@ from math import inf, isfinite, nan
 import numpy as np
 
 from octavo_simulator.cluster import Member, Run
-from octavo_simulator.job import Job
+from octavo_simulator.job import SimulatedRequest
 from octavo_simulator.scenario import Promise
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class WindowFigures:
     """Of all requests that arrived in a window. Times are seconds.
 
     `attainment`: share of them that got both what was promised; rejected, timed out and broken ones did not.
@@ -48,7 +48,7 @@ class Figures:
         return {name: value for name, value in asdict(self).items() if isfinite(value)}
 
 
-def figures(run: Run, start: float = 0.0, end: float = inf) -> Figures:
+def figures(run: Run, start: float = 0.0, end: float = inf) -> WindowFigures:
     """The figures of the window [start, end) of a run; pods cost until the trace's end."""
     end = min(end, run.scenario.trace.seconds)
     jobs = [job for job in run.jobs if start <= job.arrived < end]
@@ -64,7 +64,7 @@ def figures(run: Run, start: float = 0.0, end: float = inf) -> Figures:
     tpot = np.array([_tpot(job) for job in finished if job.request.output > 1])
     again = sum(job.recomputed for job in finished)
     computed = prompts - hits + sum(job.made for job in finished) + again
-    return Figures(
+    return WindowFigures(
         requests=len(jobs),
         attainment=good / len(jobs) if jobs else nan,
         finished=len(finished),
@@ -86,7 +86,7 @@ def figures(run: Run, start: float = 0.0, end: float = inf) -> Figures:
     )
 
 
-def attained(jobs: Sequence[Job], promise: Promise) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def attained(jobs: Sequence[SimulatedRequest], promise: Promise) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Whether each request got its first token and its later ones in time."""
     return np.array([_good(job, promise) for job in jobs], dtype=bool)
 
@@ -102,11 +102,11 @@ def seconds_by_window(members: Iterable[Member], edges: Sequence[float]) -> list
     return [sum(overlap(m, a, b) for m in members) for a, b in pairwise(edges)]
 
 
-def _good(job: Job, promise: Promise) -> bool:
+def _good(job: SimulatedRequest, promise: Promise) -> bool:
     return job.outcome == "finished" and job.first - job.arrived <= promise.ttft and _tpot(job) <= promise.tpot
 
 
-def _tpot(job: Job) -> float:
+def _tpot(job: SimulatedRequest) -> float:
     return (job.ended - job.first) / (job.request.output - 1) if job.request.output > 1 else 0.0
 
 

@@ -12,21 +12,21 @@ from heapq import heappop, heappush
 from math import inf, sqrt
 from random import Random
 
-from octavo_inference.core.prefill_budget import Pace
+from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_protocol.load import LoadReport
 from octavo_simulator.chains import Chains
-from octavo_simulator.job import Job
-from octavo_simulator.steptime import Profile
+from octavo_simulator.job import SimulatedRequest
+from octavo_simulator.steptime import PodProfile
 from octavo_simulator.sums import Sums
 
 # Steps between two draws of the noise; no jump goes across.
 NOISE_STEPS = 64
 
 
-class Pod:
+class SimulatedPod:
     """A server process from readiness on. `longest_jump` of 1 simulates every step by itself."""
 
-    def __init__(self, profile: Profile, started: float, seed: int = 0, longest_jump: int = NOISE_STEPS) -> None:
+    def __init__(self, profile: PodProfile, started: float, seed: int = 0, longest_jump: int = NOISE_STEPS) -> None:
         self.profile = profile
         self.started = started
         self.cold_start = 0.0
@@ -44,23 +44,23 @@ class Pod:
         self._longest = longest_jump
         self._clock = started
         self._planned = 0
-        self._chunks: list[tuple[Job, int]] = []
+        self._chunks: list[tuple[SimulatedRequest, int]] = []
         self._steps = 0
         self._factor = self._draw()
-        self._pace = Pace(profile.slowdown) if profile.slowdown else None
+        self._pace = PrefillBudget(profile.slowdown) if profile.slowdown else None
         # Decoding: rows, tokens they attend to in the next step, ends by step count, and how many of them need a block
         # in a step whose number leaves this remainder.
         self._rows = 0
         self._context = 0
-        self._ends: list[tuple[int, int, Job]] = []
+        self._ends: list[tuple[int, int, SimulatedRequest]] = []
         self._due = [0] * profile.block_size
-        self._filling: list[Job] = []
-        self._order: dict[int, Job] = {}
-        self._waiting: deque[Job] = deque()
+        self._filling: list[SimulatedRequest] = []
+        self._order: dict[int, SimulatedRequest] = {}
+        self._waiting: deque[SimulatedRequest] = deque()
         self._waiting_tokens = 0
         self._uncached = 0
         self._sequence = 0
-        self._answered: list[Job] = []
+        self._answered: list[SimulatedRequest] = []
 
     @property
     def running(self) -> int:
@@ -77,7 +77,7 @@ class Pod:
         """Whether there is nothing to compute."""
         return not self._order and not self._waiting
 
-    def submit(self, job: Job, now: float) -> bool:
+    def submit(self, job: SimulatedRequest, now: float) -> bool:
         """Take a request; False when the queue is full, or it could never fit. `advance(now)` comes first."""
         request, profile = job.request, self.profile
         longest = -(-(request.prompt + request.output) // profile.block_size)
@@ -96,20 +96,20 @@ class Pod:
                 self._plan_decodes(1)
         return True
 
-    def advance(self, now: float) -> list[Job]:
+    def advance(self, now: float) -> list[SimulatedRequest]:
         """Compute all steps that end by `now`; the jobs that ended, in order."""
-        ended: list[Job] = []
+        ended: list[SimulatedRequest] = []
         while self.until <= now:
             self._complete(self._planned, self.until, ended)
             self._begin(ended)
         return ended
 
-    def answered(self) -> list[Job]:
+    def answered(self) -> list[SimulatedRequest]:
         """Those that got their first token since the last call."""
         jobs, self._answered = self._answered, []
         return jobs
 
-    def generated(self, job: Job) -> int:
+    def generated(self, job: SimulatedRequest) -> int:
         """Answer tokens of a sequence so far."""
         return job.made + (self._steps - job.base + 1 - job.total if job.finish_at >= 0 else 0)
 
@@ -170,7 +170,7 @@ class Pod:
 
     # A step: plan, and take over.
 
-    def _begin(self, ended: list[Job]) -> None:
+    def _begin(self, ended: list[SimulatedRequest]) -> None:
         """Plan from the clock on."""
         while True:
             self._drop_late(ended)
@@ -255,7 +255,7 @@ class Pod:
             k -= 1
         return k
 
-    def _complete(self, k: int, at: float, ended: list[Job]) -> None:
+    def _complete(self, k: int, at: float, ended: list[SimulatedRequest]) -> None:
         """So many steps of the plan are over at `at`."""
         n, size = self._rows, self.profile.block_size
         if self._chunks:
@@ -294,31 +294,31 @@ class Pod:
 
     # Sequences: in, on, out.
 
-    def _enqueue(self, job: Job, *, first: bool = False) -> None:
+    def _enqueue(self, job: SimulatedRequest, *, first: bool = False) -> None:
         hits, _ = self.chains.match(job.request.prefix, self._reusable(job))
         job.uncached = max(1, job.total - hits * self.profile.block_size)
         self._uncached += job.uncached
         self._waiting_tokens += job.request.prompt
         (self._waiting.appendleft if first else self._waiting.append)(job)
 
-    def _dequeue(self) -> Job:
+    def _dequeue(self) -> SimulatedRequest:
         job = self._waiting.popleft()
         self._uncached -= job.uncached
         self._waiting_tokens -= job.request.prompt
         return job
 
-    def _reusable(self, job: Job) -> int:
+    def _reusable(self, job: SimulatedRequest) -> int:
         """Blocks it may share: at least the last token is computed, its logits choose the next one."""
         return min(job.request.shared, job.total - 1) // self.profile.block_size
 
-    def _drop_late(self, ended: list[Job]) -> None:
+    def _drop_late(self, ended: list[SimulatedRequest]) -> None:
         """Those whose client has gone before they started."""
         while self._waiting and self._waiting[0].deadline <= self._clock and self._waiting[0].first == inf:
             job = self._dequeue()
             job.outcome, job.ended = "timeout", self._clock
             ended.append(job)
 
-    def _fits(self, job: Job) -> bool:
+    def _fits(self, job: SimulatedRequest) -> bool:
         """Whether rows and blocks are there; every running sequence keeps a block to grow into."""
         growth, available = len(self._order), self.chains.available
         if growth >= self.profile.max_running:
@@ -347,7 +347,7 @@ class Pod:
             self._chunks.append((job, take))
             left -= take
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: SimulatedRequest) -> None:
         size, prefix = self.profile.block_size, job.request.prefix
         hits, _ = self.chains.match(prefix, self._reusable(job))
         if hits:
@@ -365,7 +365,7 @@ class Pod:
         self._order[job.number] = job
         self._filling.append(job)
 
-    def _advance_prefill(self, job: Job, take: int, ended: list[Job]) -> None:
+    def _advance_prefill(self, job: SimulatedRequest, take: int, ended: list[SimulatedRequest]) -> None:
         job.computed += take
         self._uncached -= take
         if job.computed < job.total:
@@ -389,7 +389,7 @@ class Pod:
         self._due[job.base % size] += 1
         heappush(self._ends, (job.finish_at, job.number, job))
 
-    def _leave_decode(self, job: Job) -> None:
+    def _leave_decode(self, job: SimulatedRequest) -> None:
         job.computed = self._steps - job.base
         job.made += job.computed + 1 - job.total
         job.total = job.computed + 1
@@ -398,7 +398,7 @@ class Pod:
         self._context -= job.total
         self._due[job.base % self.profile.block_size] -= 1
 
-    def _finish(self, job: Job, ended: list[Job]) -> None:
+    def _finish(self, job: SimulatedRequest, ended: list[SimulatedRequest]) -> None:
         request, size = job.request, self.profile.block_size
         if request.turn:
             job.attached = self.chains.extend(request.prefix, job.attached, job.computed // size)
@@ -421,7 +421,7 @@ class Pod:
         self.preemptions += 1
         self._enqueue(job, first=True)
 
-    def _free(self, job: Job, held: int) -> None:
+    def _free(self, job: SimulatedRequest, held: int) -> None:
         """Give back the blocks of `held` tokens."""
         own = -(-held // self.profile.block_size) - job.attached
         self.chains.release(job.request.prefix, job.attached, own)

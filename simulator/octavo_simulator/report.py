@@ -21,7 +21,7 @@ BASELINES = [family.name for family in FAMILIES if family.baseline and family.na
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ReportLine:
     """One workload at one level: GPU-hours of each family's own best settings there, None where none gets there."""
 
     workload: str
@@ -51,10 +51,10 @@ def points(results: Iterable[Result], workload: str, family: str, part: str = "j
     ]
 
 
-def lines(results: Sequence[Result], workloads: Iterable[str]) -> list[Line]:
+def lines(results: Sequence[Result], workloads: Iterable[str]) -> list[ReportLine]:
     """All workloads at all levels."""
     return [
-        Line(name, level, {f.name: hours_at(points(results, name, f.name), level) for f in FAMILIES})
+        ReportLine(name, level, {f.name: hours_at(points(results, name, f.name), level) for f in FAMILIES})
         for name in workloads
         for level in LEVELS
     ]
@@ -99,7 +99,7 @@ def singles(results: Sequence[Result], workloads: Sequence[str], part: str) -> l
     return found
 
 
-def verdict(found: Sequence[Line]) -> str:
+def verdict(found: Sequence[ReportLine]) -> str:
     """The bar that was fixed beforehand, and whether it is met.
 
     A workload on which nobody reaches the level of the bar is judged at the next one, and that is said.
@@ -128,13 +128,13 @@ def verdict(found: Sequence[Line]) -> str:
     return f"**The bar is {'met' if met else 'not met'}.** {' '.join(parts)}"
 
 
-def _judged_at(found: Sequence[Line], workload: str) -> Line:
+def _judged_at(found: Sequence[ReportLine], workload: str) -> ReportLine:
     """The line of the highest level that Octavo or a baseline reaches."""
     known = sorted((line for line in found if line.workload == workload), key=lambda line: -line.level)
     return next((line for line in known if line.hours.get(OURS) is not None or line.best is not None), known[-1])
 
 
-def costs(found: Sequence[Line], level: float) -> str:
+def costs(found: Sequence[ReportLine], level: float) -> str:
     """GPU-hours at one level, each scaler at its own best setting for each workload."""
     names = [family.name for family in FAMILIES]
     rows = []

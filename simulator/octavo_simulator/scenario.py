@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo_gateway.routing.router import PREFIX_AWARE
 from octavo_operator.autoscale.types import Observation
-from octavo_simulator.steptime import Profile
+from octavo_simulator.steptime import PodProfile
 from octavo_simulator.trace import Trace
 
 
@@ -49,7 +49,7 @@ class Scenario:
 
     name: str
     trace: Trace
-    profile: Profile
+    profile: PodProfile
     promise: Promise
     initial: int = 1
     least: int = 1
@@ -64,7 +64,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReplicaTarget:
     """A controller's answer: replicas, and seconds until it looks again."""
 
     replicas: int
@@ -72,5 +72,5 @@ class Answer:
     reason: str = ""
 
 
-Controller = Callable[[Observation, float], Answer]
+Controller = Callable[[Observation, float], ReplicaTarget]
 """Decides from what the operator sees, with the time; keeps its own state. Made anew for each run."""

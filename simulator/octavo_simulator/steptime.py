@@ -13,7 +13,7 @@ class ProfileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class PodProfile:
     """One kind of pod. Times are seconds.
 
     A step of P prompt tokens and n decoding rows that attend to C tokens takes `max(floor, base + prefill*P + row*n) +
@@ -74,7 +74,7 @@ class Profile:
 PROFILES: Final = {
     profile.name: profile
     for profile in (
-        Profile(
+        PodProfile(
             name="llama2-70b-4xh100",
             base=28.8e-3,
             prefill=0.107e-3,
@@ -87,7 +87,7 @@ PROFILES: Final = {
             source="Splitwise's measurements of Llama2-70B on four H100 (tensor parallel), least squares: "
             "decode within 1.8 %, prefill within 10 %. Pool: 4 x 80 GB x 0.9, less 140 GB of weights",
         ),
-        Profile(
+        PodProfile(
             name="8b-24gb",
             base=29e-3,
             prefill=0.27e-3,
@@ -104,7 +104,7 @@ PROFILES: Final = {
 }
 
 
-def parse(text: str) -> Profile:
+def parse(text: str) -> PodProfile:
     """A profile from JSON. Raises `ProfileError`."""
     try:
         values = json.loads(text)
@@ -112,7 +112,7 @@ def parse(text: str) -> Profile:
         raise ProfileError(f"the profile is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise ProfileError(f"the profile is {type(values).__name__}, expected an object of fields")
-    known = {field.name: field for field in fields(Profile)}
+    known = {field.name: field for field in fields(PodProfile)}
     unknown = sorted(values.keys() - known.keys())
     if unknown:
         raise ProfileError(f"profile field {unknown[0]} is unknown; known are {', '.join(known)}")
@@ -125,4 +125,4 @@ def parse(text: str) -> Profile:
         good = good or (kind == "float" and isinstance(value, float))
         if not good:
             raise ProfileError(f"profile field {name}: found {value!r}, expected {kind}")
-    return Profile(**{"name": "custom", **values})
+    return PodProfile(**{"name": "custom", **values})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from octavo_protocol.load import StepSums
-from octavo_simulator.steptime import Profile
+from octavo_simulator.steptime import PodProfile
 
 
 class Sums:
     """Running sums over steps: what the scaler fits its step times from. `busy`: seconds of computing."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: PodProfile) -> None:
         self._profile = profile
         self.busy = 0.0
         self.count = 0

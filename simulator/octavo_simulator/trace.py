@@ -29,7 +29,7 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceRequest:
     """One request: arrival in seconds from the trace's start, lengths in tokens.
 
     `prefix` names what the first `shared` prompt tokens have in common with others, -1 for nothing. With `turn` the
@@ -52,7 +52,7 @@ class Trace:
     """
 
     name: str
-    requests: tuple[Request, ...]
+    requests: tuple[TraceRequest, ...]
     seconds: float
     notes: tuple[str, ...] = ()
     start: float | None = None
@@ -96,7 +96,7 @@ def parse(data: bytes, name: str, where: str = "trace") -> Trace:
 def cut(trace: Trace, start: float, end: float, name: str = "") -> Trace:
     """The part of a trace in [start, end), with time counted from `start`."""
     kept = tuple(
-        Request(r.at - start, r.prompt, r.output, r.prefix, r.shared, r.turn)
+        TraceRequest(r.at - start, r.prompt, r.output, r.prefix, r.shared, r.turn)
         for r in trace.requests
         if start <= r.at < end
     )
@@ -106,11 +106,11 @@ def cut(trace: Trace, start: float, end: float, name: str = "") -> Trace:
 def merge(name: str, traces: Iterable[Trace]) -> Trace:
     """Several traces at once. Prefixes of different traces stay different."""
     traces = tuple(traces)
-    requests: list[Request] = []
+    requests: list[TraceRequest] = []
     offset = 0
     for trace in traces:
         requests += [
-            Request(r.at, r.prompt, r.output, r.prefix + offset if r.prefix >= 0 else -1, r.shared, r.turn)
+            TraceRequest(r.at, r.prompt, r.output, r.prefix + offset if r.prefix >= 0 else -1, r.shared, r.turn)
             for r in trace.requests
         ]
         offset += 1 + max((r.prefix for r in trace.requests), default=-1)
@@ -180,7 +180,7 @@ def _ordered(
         if row[3]:
             ids.setdefault(row[3], len(ids))
     requests = [
-        Request(at - first, prompt, max(1, output), ids.get(prefix, -1), shared, turn)
+        TraceRequest(at - first, prompt, max(1, output), ids.get(prefix, -1), shared, turn)
         for at, (_, prompt, output, prefix, shared, turn) in zip(times, found, strict=True)
     ]
     if max(times) - first > _LONGEST_SPAN:

@@ -16,8 +16,8 @@ from typing import Final
 
 from octavo_simulator import trace as traces
 from octavo_simulator.scenario import Faults, Promise, Scenario
-from octavo_simulator.steptime import PROFILES, Profile
-from octavo_simulator.trace import Request, Trace
+from octavo_simulator.steptime import PROFILES, PodProfile
+from octavo_simulator.trace import Trace, TraceRequest
 
 AZURE_CONV: Final = "azure/AzureLLMInferenceTrace_conv_2023.csv"
 AZURE_CODE: Final = "azure/AzureLLMInferenceTrace_code_2023.csv"
@@ -64,7 +64,7 @@ def prefixes(seed: int, _: Path | None) -> Scenario:
         document = random.choices(range(documents), popular)[0]
         rest = int(_log_normal(random, 7200, 0.5))
         prompt, output = sizes[document] + rest, max(1, int(random.expovariate(1 / 340)))
-        requests.append(Request(at, prompt, min(output, 4000), document, sizes[document]))
+        requests.append(TraceRequest(at, prompt, min(output, 4000), document, sizes[document]))
     return _judged("prefixes", Trace("prefixes", tuple(requests), seconds), _LONG, profile=_LARGE, initial=6)
 
 
@@ -84,7 +84,7 @@ def reasoning(seed: int, _: Path | None) -> Scenario:
             day = 0.55 - 0.45 * cos(2 * pi * at / seconds)
             if day > threshold:
                 prompt, output = _log_normal(random, 1300, 0.7), random.expovariate(1 / 1500)
-                requests.append(Request(at, int(min(max(prompt, 16), 8000)), int(min(max(output, 16), 8000))))
+                requests.append(TraceRequest(at, int(min(max(prompt, 16), 8000)), int(min(max(output, 16), 8000))))
             at += random.expovariate(rate)
     return _judged("reasoning", _sorted("reasoning", requests, seconds), _DEEP, initial=2)
 
@@ -102,7 +102,7 @@ def clients(seed: int, _: Path | None) -> Scenario:
             at = begin
             while (at := at + random.gammavariate(shape, 1 / (shape * rate))) < end:
                 size, answer = _pareto(random, prompt), random.expovariate(1 / output)
-                requests.append(Request(at, int(min(max(size, 8), 12_000)), int(min(max(answer, 1), 4000))))
+                requests.append(TraceRequest(at, int(min(max(size, 8), 12_000)), int(min(max(answer, 1), 4000))))
     return _judged("clients", _sorted("clients", requests, seconds), _CHAT, initial=5)
 
 
@@ -128,7 +128,7 @@ def on_off(seed: int, _: Path | None) -> Scenario:
         at = begin + 300.0 + random.uniform(0, 300)
         end = at + 300
         while (at := at + random.expovariate(2.0)) < end:
-            requests.append(Request(at, int(_log_normal(random, 900, 0.7)), int(1 + random.expovariate(1 / 200))))
+            requests.append(TraceRequest(at, int(_log_normal(random, 900, 0.7)), int(1 + random.expovariate(1 / 200))))
     scenario = _judged("on-off", _sorted("on-off", requests, seconds), Promise(ttft=120.0, tpot=0.15), initial=0)
     return replace(scenario, least=0, patience=300.0, tuning=3600.0)
 
@@ -169,7 +169,7 @@ FAULTS: Final[dict[str, tuple[str, Callable[[Scenario], Scenario]]]] = {
 """What goes wrong, and on which workload."""
 
 
-def _judged(name: str, trace: Trace, promise: Promise, *, initial: int, profile: Profile = _SMALL) -> Scenario:
+def _judged(name: str, trace: Trace, promise: Promise, *, initial: int, profile: PodProfile = _SMALL) -> Scenario:
     # One gateway: all scalers have the same router, and what two would cost is not the question here.
     named = replace(trace, name=name)
     return Scenario(name, named, profile, promise, initial=initial, most=32, grace=_GRACE, gateways=1)
@@ -190,7 +190,7 @@ def _shifted(trace: Trace, seconds: float) -> Trace:
     return _sorted(trace.name, requests, trace.seconds)
 
 
-def _sorted(name: str, requests: Sequence[Request], seconds: float) -> Trace:
+def _sorted(name: str, requests: Sequence[TraceRequest], seconds: float) -> Trace:
     return Trace(name, tuple(sorted(requests, key=lambda r: r.at)), seconds)
 
 

@@ -13,13 +13,13 @@ from tests.unit.engine.echo import CONFIG, EchoBackend
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.core.request import Request as EngineRequest
 from octavo_inference.core.request import SamplingParams
-from octavo_simulator.job import Job
-from octavo_simulator.pod import Pod
-from octavo_simulator.steptime import Profile
-from octavo_simulator.trace import Request
+from octavo_simulator.job import SimulatedRequest
+from octavo_simulator.pod import SimulatedPod
+from octavo_simulator.steptime import PodProfile
+from octavo_simulator.trace import TraceRequest
 
 # About an 8B model's proportions, small enough that a test's requests fill it.
-PROFILE = Profile(
+PROFILE = PodProfile(
     "device",
     floor=0.012,
     base=0.008,
@@ -39,7 +39,7 @@ PROFILE = Profile(
 class TimedBackend(EchoBackend):
     """Computes as an echo does, in no time but the profile's."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: PodProfile) -> None:
         super().__init__(profile.blocks, profile.block_size)
         self.profile = profile
         self.now = 0.0
@@ -90,8 +90,8 @@ def engine_times(profile, requests):
 
 
 def pod_times(profile, requests):
-    pod = Pod(profile, 0.0)
-    jobs = [Job(number, request, request.at) for number, request in enumerate(requests)]
+    pod = SimulatedPod(profile, 0.0)
+    jobs = [SimulatedRequest(number, request, request.at) for number, request in enumerate(requests)]
     for job in jobs:
         pod.advance(job.arrived)
         assert pod.submit(job, job.arrived)
@@ -106,7 +106,7 @@ def poisson(rate, count, seed, prompts=4.6, outputs=3.0):
     for _ in range(count):
         at += rng.expovariate(rate)
         prompt, output = rng.lognormvariate(prompts, 1.0), rng.lognormvariate(outputs, 0.9)
-        requests.append(Request(at, min(1500, max(2, int(prompt))), min(200, max(2, int(output)))))
+        requests.append(TraceRequest(at, min(1500, max(2, int(prompt))), min(200, max(2, int(output)))))
     return requests
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from octavo_inference.backends.cuda.batches import as_rows
-from octavo_inference.backends.cuda.buffers import Limits, allocate, buffer_shapes
-from octavo_inference.backends.cuda.inputs import Size, Stage
+from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
+from octavo_inference.backends.cuda.inputs import LaunchSize, Stage
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
 from octavo_inference.core.model_input import Batch, Float32, SampleRows, StepResult
@@ -19,7 +19,7 @@ class Chooser:
     """A sampler for rows that are a sequence of one token each."""
 
     def __init__(self, vocab: int, rows: int, positions: int = 64, max_logprobs: int = 20) -> None:
-        limits = Limits(tokens=rows, rows=rows, positions=positions, block_size=16, processors=1)
+        limits = StepLimits(tokens=rows, rows=rows, positions=positions, block_size=16, processors=1)
         shapes = buffer_shapes(CONFIG, limits, torch.float32)
         buffers = allocate({name: shapes[name] for name in ("table", "changes", "inputs")}, torch.device("cpu"))
         self.rows = DeviceRows(buffers["table"], buffers["changes"], limits)
@@ -41,7 +41,7 @@ class Chooser:
         )
         histories = sum(adjust is not None for adjust in sample.adjust)  # come first, and no model reads query tokens
         self.rows.apply([*step.changes[:histories], *(c for c in step.changes if c.field == "sampling")])
-        size = Size(count, count, count, count)
+        size = LaunchSize(count, count, count, count)
         self._stage.load(step, size)
         inputs, on_device = self._stage.inputs(size), torch.from_numpy(logits.copy())
         self.sampler.penalize(on_device, step.sample)

@@ -40,7 +40,7 @@ from tests.kernels.test_engine import (
 from tests.kernels.test_ranks import serve
 
 from octavo_inference.backends.cuda.backend import CudaBackend
-from octavo_inference.backends.cuda.collectives import ALONE, Group, join
+from octavo_inference.backends.cuda.collectives import ALONE, RankGroup, join
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.graphs import Capture
 from octavo_inference.common.failpoints import Failpoints
@@ -86,7 +86,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-def backend(model: Model, group: Group, blocks: int = 32, capture: Capture | None = None) -> CudaBackend:
+def backend(model: Model, group: RankGroup, blocks: int = 32, capture: Capture | None = None) -> CudaBackend:
     return CudaBackend.create(
         *shard(*model, rank=group.rank, size=group.size),
         device=find_device(),
@@ -114,7 +114,7 @@ def fork(size: int) -> tuple[int, list[socket.socket]]:
     return 0, ours
 
 
-def logits(group: Group, names: list[str]) -> None:
+def logits(group: RankGroup, names: list[str]) -> None:
     tokens = np.random.default_rng(1).integers(0, 60, 7).astype(np.int32)
     batch = prompt(tokens, [3])
     for name in names:
@@ -143,7 +143,7 @@ class Forked:
         return contextlib.nullcontext()
 
 
-def engine(group: Group, connections: list[socket.socket], name: str) -> None:
+def engine(group: RankGroup, connections: list[socket.socket], name: str) -> None:
     """Over a pool so small that some of it is computed again, decoding steps recorded."""
     own = backend(MODELS[name](), group, blocks=6, capture=record)
     assert own.graphs is not None

@@ -17,7 +17,7 @@ from octavo_inference.backends.cuda.device import (
     watched,
 )
 from octavo_inference.common.errors import DeviceError, DeviceLostError
-from octavo_inference.distributed.messages import Found
+from octavo_inference.distributed.messages import RankDevice
 from octavo_inference.distributed.rendezvous import least
 
 GIB = 2**30
@@ -62,11 +62,11 @@ def test_too_few_gpus_for_a_model_are_counted() -> None:
 
 
 def test_ranks_have_what_the_smallest_of_their_cards_has() -> None:
-    others = [Found("NVIDIA H200", 140 * GIB, 90 * GIB), Found("NVIDIA H200", 139 * GIB, 100 * GIB)]
+    others = [RankDevice("NVIDIA H200", 140 * GIB, 90 * GIB), RankDevice("NVIDIA H200", 139 * GIB, 100 * GIB)]
     device = least(h200(free=120), others)
     assert (device.total, device.free) == (139 * GIB, 90 * GIB)
     with pytest.raises(DeviceError, match="rank 0 has NVIDIA H200 and rank 1 has NVIDIA L4; choose one kind"):
-        least(h200(), [Found("NVIDIA L4", GIB, GIB)])
+        least(h200(), [RankDevice("NVIDIA L4", GIB, GIB)])
 
 
 def test_what_hides_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

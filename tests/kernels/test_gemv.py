@@ -11,7 +11,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, GemvTile
-from octavo_inference.backends.cuda.linear import Linear, Matrix, quantize_rows
+from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import Layout
 from octavo_inference.models.weights import Format, dequantize
 
@@ -27,7 +27,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(11)
 
 
-def run(x: Torch, matrix: Matrix, bias: Torch | None, out: Torch, tile: GemvTile = TILE) -> None:
+def run(x: Torch, matrix: DeviceMatrix, bias: Torch | None, out: Torch, tile: GemvTile = TILE) -> None:
     layout = matrix.layout
     assert suits(x, matrix.values, matrix.form, layout.group)
     gemv(
@@ -69,7 +69,7 @@ def test_gemv_fp8(rng: np.random.Generator, record: Any, dtype: torch.dtype) -> 
     x[0] *= 2.0**30
     x[1] *= 2.0**-40
     out, bias = torch.empty(2, 4), torch.zeros(4)
-    run(x, Matrix(Layout("fp8"), 608, values, scales), bias, out)
+    run(x, DeviceMatrix(Layout("fp8"), 608, values, scales), bias, out)
     kept = (values.view(torch.float8_e4m3fn).float() * scales[:, None]).numpy()
     error = compare(out, x.double().numpy() @ kept.T.astype(np.float64), tolerance(x, kept, 2e-6))
     record("gemv fp8", (2, 4, 608), dtype, error)
@@ -78,7 +78,7 @@ def test_gemv_fp8(rng: np.random.Generator, record: Any, dtype: torch.dtype) -> 
 def test_every_byte_of_fp8_means_what_torch_says() -> None:
     values = torch.arange(256, dtype=torch.uint8).view(64, 4)
     out = torch.empty(4, 64)
-    run(torch.eye(4), Matrix(Layout("fp8"), 4, values, torch.ones(64)), None, out, GemvTile(32, 1))
+    run(torch.eye(4), DeviceMatrix(Layout("fp8"), 4, values, torch.ones(64)), None, out, GemvTile(32, 1))
     expected = values.view(torch.float8_e4m3fn).float().T
     # There is no NaN among weights: its bits give 480.
     assert torch.equal(out, torch.where(expected.isnan(), torch.where(values.T >= 128, -480.0, 480.0), expected))

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from octavo_inference.backends.cuda.backend import CudaBackend
-from octavo_inference.backends.cuda.buffers import Limits
-from octavo_inference.backends.cuda.collectives import Group
+from octavo_inference.backends.cuda.buffers import StepLimits
+from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import find_device
-from octavo_inference.backends.cuda.graphs import Captured, Graph, Graphs, Shape, graph_room, shapes
+from octavo_inference.backends.cuda.graphs import Captured, Graph, Graphs, GraphShape, graph_room, shapes
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.common.errors import DeviceError, DeviceLostError
-from octavo_inference.core.backend import Backend, Launched
-from octavo_inference.core.model_input import Change, RowSamples, RowStep
+from octavo_inference.core.backend import Backend, StepHandle
+from octavo_inference.core.model_input import RowChange, RowSamples, RowStep
 
 from ..unit.engine.echo import Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 from .recording import record
@@ -64,7 +64,7 @@ def test_the_engine_gives_the_tokens_of_the_reference(
     assert backend.graphs is not None
     single, launch = 0, backend.launch
 
-    def counted(step: RowStep) -> Launched:
+    def counted(step: RowStep) -> StepHandle:
         nonlocal single
         single += bool((np.diff(step.query_start) == 1).all())
         return launch(step)
@@ -87,7 +87,7 @@ def test_nothing_but_what_was_given_is_written() -> None:
     step = two_tokens_each(queries=1)
     backend.launch(step).collect()
     assert backend.graphs is not None
-    assert backend.graphs.captured[Shape(2)].replays == 1
+    assert backend.graphs.captured[GraphShape(2)].replays == 1
     after = backend.to_host(range(8))
     assert [block for block in range(8) if (before[block] != after[block]).any()] == [3, 5]
     changed = (table.tokens != rows).nonzero().tolist()
@@ -99,9 +99,9 @@ def two_tokens_each(queries: int) -> RowStep:
     changes = []
     for row, block in ((2, 5), (1, 3)):
         changes += [
-            Change("tokens", row, 0, np.array([20 * row, 11 + row], np.int32)[:queries]),
-            Change("blocks", row, 0, np.array([block], np.int32)),
-            Change("sampling", row, 0, np.zeros(6, np.int32)),
+            RowChange("tokens", row, 0, np.array([20 * row, 11 + row], np.int32)[:queries]),
+            RowChange("blocks", row, 0, np.array([block], np.int32)),
+            RowChange("sampling", row, 0, np.zeros(6, np.int32)),
         ]
     rows, count = np.array([2, 1], np.int32), 2 * queries
     at = np.tile(np.arange(queries, dtype=np.int32), 2)
@@ -118,7 +118,7 @@ def two_tokens_each(queries: int) -> RowStep:
 def test_sequences_of_several_query_tokens_have_shapes_of_their_own() -> None:
     backend, eager = cuda(rows=7), cuda(rows=7, capture=None)
     assert backend.graphs is not None
-    wide = Shape(3, queries=2)
+    wide = GraphShape(3, queries=2)
     backend.graphs.captured[wide] = Captured(backend.graphs.record(wide), 0.0)
     found, wanted = (one.launch(two_tokens_each(queries=2)).collect() for one in (backend, eager))
     assert backend.graphs.captured[wide].replays == 1
@@ -147,10 +147,10 @@ class Fake:
 
 
 def test_sizes_of_the_start_and_of_idle_moments() -> None:
-    first, later = shapes(Limits(tokens=2048, rows=100, positions=64, block_size=16, processors=1))
+    first, later = shapes(StepLimits(tokens=2048, rows=100, positions=64, block_size=16, processors=1))
     assert [shape.sequences for shape in first] == [100, 64, 32, 16, 8, 4, 2, 1]
     assert [shape.sequences for shape in later] == [96, 88, 80, 72, 56, 48, 40, 24]
-    few, none = shapes(Limits(tokens=3, rows=100, positions=64, block_size=16, processors=1))
+    few, none = shapes(StepLimits(tokens=3, rows=100, positions=64, block_size=16, processors=1))
     assert [shape.sequences for shape in few] == [3, 2, 1], "a step has no more tokens"
     assert none == []
 
@@ -158,19 +158,19 @@ def test_sizes_of_the_start_and_of_idle_moments() -> None:
 def test_the_largest_is_captured_first_and_the_rest_one_by_one_in_idle_moments() -> None:
     order: list[int] = []
 
-    def capture(shape: Shape) -> Fake:
+    def capture(shape: GraphShape) -> Fake:
         order.append(shape.sequences)
         return Fake()
 
-    graphs = Graphs(capture, [Shape(1), Shape(16), Shape(8)], [Shape(12), Shape(4)], room=1)
+    graphs = Graphs(capture, [GraphShape(1), GraphShape(16), GraphShape(8)], [GraphShape(12), GraphShape(4)], room=1)
     graphs.start()
     assert order == [16, 8, 1]
     chosen = graphs.choose(3, 3, 3, uniform=True)
-    assert chosen == Shape(8)
+    assert chosen == GraphShape(8)
     assert [graphs.idle(), graphs.idle(), graphs.idle()] == [True, False, False]
     assert order == [16, 8, 1, 12, 4]
-    assert graphs.choose(3, 3, 3, uniform=True) == Shape(4)
-    assert graphs.choose(16, 16, 16, uniform=True) == Shape(16)
+    assert graphs.choose(3, 3, 3, uniform=True) == GraphShape(4)
+    assert graphs.choose(16, 16, 16, uniform=True) == GraphShape(16)
     assert graphs.choose(17, 17, 17, uniform=True) is None
     assert graphs.choose(1, 1, 2, uniform=True) is None, "two answers of one prompt are chosen at once"
 
@@ -195,12 +195,14 @@ def test_a_capture_that_fails_leaves_a_server_that_serves(
 
 
 def test_no_more_is_captured_than_there_is_room_for(caplog: pytest.LogCaptureFixture) -> None:
-    graphs = Graphs(lambda _: Fake(30 << 20), [Shape(4), Shape(2), Shape(1)], [Shape(3)], room=50 << 20)
+    graphs = Graphs(
+        lambda _: Fake(30 << 20), [GraphShape(4), GraphShape(2), GraphShape(1)], [GraphShape(3)], room=50 << 20
+    )
     graphs.start()
-    assert set(graphs.captured) == {Shape(4), Shape(2)}
+    assert set(graphs.captured) == {GraphShape(4), GraphShape(2)}
     assert "no CUDA graph of 1 sequences (the others have 60 of 50 MiB left for them)" in caplog.text
     assert not graphs.idle()
-    assert set(graphs.captured) == {Shape(4), Shape(2)}
+    assert set(graphs.captured) == {GraphShape(4), GraphShape(2)}
 
 
 def test_ranks_capture_while_all_of_them_have_room(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,9 +212,11 @@ def test_ranks_capture_while_all_of_them_have_room(caplog: pytest.LogCaptureFixt
         votes.append(ok)
         return ok and len(votes) < 2
 
-    graphs = Graphs(lambda _: Fake(), [Shape(4), Shape(2), Shape(1)], [Shape(3)], room=1, agreed=agreed)
+    graphs = Graphs(
+        lambda _: Fake(), [GraphShape(4), GraphShape(2), GraphShape(1)], [GraphShape(3)], room=1, agreed=agreed
+    )
     graphs.start()
-    assert set(graphs.captured) == {Shape(4)}
+    assert set(graphs.captured) == {GraphShape(4)}
     assert votes == [True, True]
     assert "no CUDA graph of 2 sequences (" in caplog.text
     assert not graphs.idle()
@@ -224,7 +228,7 @@ def test_a_capture_that_loses_the_device_is_the_end_of_it(monkeypatch: pytest.Mo
 
     backend = cuda(rows=2)
     assert backend.graphs is not None
-    backend.graphs.later.append(Shape(1))
+    backend.graphs.later.append(GraphShape(1))
     monkeypatch.setattr(backend.graphs, "record", illegal)
     monkeypatch.setattr(backend, "_synchronize", illegal)
     with pytest.raises(DeviceLostError, match="the GPU failed and stays failed: CUDA error: an illegal memory access"):
@@ -233,13 +237,13 @@ def test_a_capture_that_loses_the_device_is_the_end_of_it(monkeypatch: pytest.Mo
 
 def test_a_capture_that_one_of_several_gpus_fails_ends_them_all() -> None:
     backend = cuda(rows=2, capture=None)
-    object.__setattr__(backend._decoder, "group", Group(0, 2))
+    object.__setattr__(backend._decoder, "group", RankGroup(0, 2))
     with pytest.raises(DeviceError, match=r"could not be captured \(out of memory\), .* start with --no-cuda-graphs"):
         backend._capture_failed(RuntimeError("out of memory\nmore"))
 
 
 def test_room_goes_by_the_number_of_shapes() -> None:
-    small, large = (Limits(2048, rows, 64, 16, 1) for rows in (8, 256))
+    small, large = (StepLimits(2048, rows, 64, 16, 1) for rows in (8, 256))
     assert graph_room(large) - graph_room(small) == (35 - 4) * 4 * 2**20
 
 

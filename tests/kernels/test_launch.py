@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.backends.cuda.backend import CudaBackend
-from octavo_inference.backends.cuda.buffers import Limits, allocate, buffer_shapes
+from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.core.backend import RowBackend
 from octavo_inference.core.model_input import (
     Batch,
-    Change,
     LogitAdjust,
     Penalty,
+    RowChange,
     RowSamples,
     RowStep,
     SampleRows,
@@ -64,8 +64,11 @@ def step_of(asked: list[Asked], made: int, *, enter: bool) -> RowStep:
         seed = np.array([a.seed], "<u8").view(np.int32)
         heat, share = np.array([a.temperature, 0.9], np.float32).view(np.int32)
         sampling = np.array([*seed, heat, share, 0, 0], np.int32)
-        changes.append(Change("blocks", a.row, 0, np.array(a.blocks, np.int32)))
-        changes += [Change("tokens", a.row, 0, np.array(a.prompt, np.int32)), Change("sampling", a.row, 0, sampling)]
+        changes.append(RowChange("blocks", a.row, 0, np.array(a.blocks, np.int32)))
+        changes += [
+            RowChange("tokens", a.row, 0, np.array(a.prompt, np.int32)),
+            RowChange("sampling", a.row, 0, sampling),
+        ]
     lengths = [len(a.prompt) + made for a in asked]
     counts = [n if enter else 1 for n in lengths]
     rows = np.array([a.row for a in asked], np.int32)
@@ -190,7 +193,7 @@ change = st.builds(
 @settings(max_examples=scaled(30), deadline=None)
 @given(st.lists(change, max_size=12), st.sampled_from([1500, 6000, 1 << 16]))
 def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, int, int, int]], room: int) -> None:
-    limits = Limits(tokens=8, rows=2, positions=3000, block_size=16, processors=1)
+    limits = StepLimits(tokens=8, rows=2, positions=3000, block_size=16, processors=1)
     buffers = allocate(
         {name: buffer_shapes(CONFIG, limits, torch.float32)[name] for name in ("table",)}, torch.device("cpu")
     )
@@ -200,16 +203,16 @@ def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, i
     for number, (name, row, column, length) in enumerate(given_):
         target = expected[name][row, column : column + length]
         target[:] = np.arange(len(target)) + 10_000 * (number + 1)
-        changes.append(Change(name, row, column, target.copy()))  # type: ignore[arg-type]  # one of the three
+        changes.append(RowChange(name, row, column, target.copy()))  # type: ignore[arg-type]  # one of the three
     rows.apply(changes)
     for name, wanted in expected.items():
         assert np.array_equal(getattr(rows.table, name).numpy(), wanted)
 
 
 def test_a_change_behind_the_end_of_a_row_is_refused() -> None:
-    limits = Limits(tokens=8, rows=2, positions=30, block_size=16, processors=1)
+    limits = StepLimits(tokens=8, rows=2, positions=30, block_size=16, processors=1)
     table = torch.zeros(buffer_shapes(CONFIG, limits, torch.float32)["table"][0], dtype=torch.int32)
     rows = DeviceRows(table, torch.zeros(100, dtype=torch.int32), limits)
     with pytest.raises(ValueError, match="a change of blocks up to column 3 of a row; a row has 2"):
-        rows.apply([Change("blocks", 0, 1, np.array([5, 6], np.int32))])
+        rows.apply([RowChange("blocks", 0, 1, np.array([5, 6], np.int32))])
     assert not table.any()

@@ -12,7 +12,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, LinearTile, linear_tile
 from octavo_inference.backends.cuda.kernels.linear import linear
-from octavo_inference.backends.cuda.linear import Embedding, Linear, Matrix, quantize_rows
+from octavo_inference.backends.cuda.linear import DeviceMatrix, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import Layout, layout_of, pack
 from octavo_inference.models.weights import Format, Tensor, dequantize
 
@@ -31,14 +31,14 @@ def workspace() -> Torch:
     return torch.full((WORKSPACE,), float("nan"))
 
 
-def on_device(tensor: Tensor) -> Matrix:
+def on_device(tensor: Tensor) -> DeviceMatrix:
     layout = layout_of(tensor, "bf16" if tensor.format == "bf16" else "f32", "auto")
     planes = {name: torch.from_numpy(np.array(plane)) for name, plane in pack(tensor, layout).items()}
     if layout.form == "bf16":
         planes["values"] = planes["values"].view(torch.bfloat16)
     for name in planes.keys() - {"values"}:
         planes[name] = before_nothing(planes[name])
-    return Matrix(layout, tensor.shape[1], **planes)
+    return DeviceMatrix(layout, tensor.shape[1], **planes)
 
 
 def before_nothing(scales: Torch) -> Torch:
@@ -48,7 +48,7 @@ def before_nothing(scales: Torch) -> Torch:
     return buffer[: scales.numel()].view(scales.shape)
 
 
-def floats(matrix: Matrix) -> NDArray[np.float64]:
+def floats(matrix: DeviceMatrix) -> NDArray[np.float64]:
     """What the planes of int4 and int8 mean."""
     layout, cols = matrix.layout, matrix.cols
     values = matrix.values.numpy()
@@ -117,7 +117,7 @@ def test_linear(
 
 
 def run(
-    x: Torch, matrix: Matrix, bias: Torch | None, out: Torch, workspace: Torch, tile: LinearTile | None = None
+    x: Torch, matrix: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch, tile: LinearTile | None = None
 ) -> None:
     linear(
         x,
@@ -138,7 +138,7 @@ def run(
 def test_sums_cut_in_parts_are_added_up_in_order(rng: np.random.Generator, workspace: Torch, form: str) -> None:
     if form == "fp8":
         values, scales = quantize_rows(torch.from_numpy(rng.standard_normal((40, 512), np.float32)))
-        matrix = Matrix(Layout("fp8"), 512, values, scales)
+        matrix = DeviceMatrix(Layout("fp8"), 512, values, scales)
     else:
         matrix = on_device(stored(rng, cast("Format", form), 40, 512))
     x = torch.from_numpy(rng.standard_normal((5, 512), np.float32))
@@ -171,7 +171,7 @@ def test_linear_fp8(rng: np.random.Generator, workspace: Torch, record: Any, m: 
     dense = torch.from_numpy(rng.standard_normal((n, k), np.float32)) * torch.logspace(-6, 3, n)[:, None]
     dense[5] = 0
     values, scales = quantize_rows(dense)
-    matrix = Matrix(Layout("fp8"), k, values, scales)
+    matrix = DeviceMatrix(Layout("fp8"), k, values, scales)
     stored_values = values.view(torch.float8_e4m3fn).float() * scales[:, None]
     # Three bits of mantissa: half a step is a sixteenth; below 2**-6 of 448, steps are 2**-9.
     assert ((stored_values - dense).abs() <= dense.abs() / 16 + scales[:, None] * 2**-10).all()
@@ -203,7 +203,7 @@ def test_linear_of_short_floats(
     out = torch.empty((m, 40), dtype=dtype)
     matrix = on_device(tensor)
     if format_ == "bf16":
-        matrix = Matrix(matrix.layout, 256, matrix.values.to(dtype))
+        matrix = DeviceMatrix(matrix.layout, 256, matrix.values.to(dtype))
     run(x, matrix, None, out, workspace)
     weights = dequantize(tensor)
     expected = x.double().numpy() @ weights.T.astype(np.float64)
@@ -263,7 +263,9 @@ def test_embedding(rng: np.random.Generator, record: Any, format_: Format, token
 
 
 def test_every_byte_of_fp8_means_what_torch_says() -> None:
-    table = Matrix(Layout("fp8"), 256, torch.arange(256, dtype=torch.uint8).repeat(2, 1), torch.tensor([1.0, 0.5]))
+    table = DeviceMatrix(
+        Layout("fp8"), 256, torch.arange(256, dtype=torch.uint8).repeat(2, 1), torch.tensor([1.0, 0.5])
+    )
     rows = Embedding(table)(torch.tensor([0, 1]))
     expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     numbers = ~expected.isnan()

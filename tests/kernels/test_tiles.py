@@ -29,7 +29,7 @@ from octavo_inference.backends.cuda.kernels.tuned_configs import (
     read_tiles,
     row_step,
 )
-from octavo_inference.backends.cuda.linear import Linear, Matrix
+from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 from octavo_inference.backends.cuda.packing import Layout
 
 FAST, SLOW = GemvTile(4, 2), GemvTile(8, 1)
@@ -101,7 +101,7 @@ def test_a_layer_multiplies_by_the_tiles_of_its_card(monkeypatch: pytest.MonkeyP
     used: list[object] = []
     for name in ("gemv", "linear"):
         monkeypatch.setattr(layers, name, lambda *_, tile, **__: used.append(tile))
-    matrix = Matrix(Layout("bf16"), 64, torch.zeros((32, 64), dtype=torch.bfloat16))
+    matrix = DeviceMatrix(Layout("bf16"), 64, torch.zeros((32, 64), dtype=torch.bfloat16))
     large = LinearTile(16, 32, 128, 1, 4, 3)
     tiles = Tiles("a card", {"dense": 1}, {("dense", 32, 64, 1): FAST}, {("dense", 32, 64, 16): large})
     layer = Linear((matrix,), (None,), torch.empty(WORKSPACE), tiles=tiles)

@@ -21,7 +21,7 @@ from models import GEMMA, QWEN3, SMOLLM2, random_weights
 from null_gpu import NullGpu
 
 from octavo_inference.backends.cuda.backend import CudaBackend
-from octavo_inference.backends.cuda.collectives import Group
+from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import Device
 from octavo_inference.core.model_input import Batch, LogitAdjust, SampleRows
 from octavo_inference.models.config import ModelConfig
@@ -141,7 +141,7 @@ def quantised(weights: Weights) -> Weights:
     return replace(weights, embedding=embedding, lm_head=embedding, layers=layers)
 
 
-class Alike(Group):
+class Alike(RankGroup):
     """Ranks that are not there, and would have said the same."""
 
     def all_reduce(self, x: torch.Tensor) -> None:

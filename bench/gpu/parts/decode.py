@@ -20,7 +20,7 @@ from serving import graphs, loaded
 from shapes import Stored, config_of, table_bytes
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
-from octavo_inference.core.model_input import Change, RowSamples, RowStep
+from octavo_inference.core.model_input import RowChange, RowSamples, RowStep
 from octavo_inference.engine.factory import LoadedEngine
 from parts.kernels import float8
 from parts.setting import Setting
@@ -118,7 +118,7 @@ class Shape:
     context: int
     width: int
 
-    def at(self, step: int, changes: list[Change]) -> RowStep:
+    def at(self, step: int, changes: list[RowChange]) -> RowStep:
         """The decode of one token of each."""
         rows = np.arange(self.batch, dtype=np.int32)
         position = np.full(self.batch, self.context + step, np.int32)
@@ -135,9 +135,9 @@ def enter(backend: Any, shape: Shape) -> None:
         sampling = np.zeros(6, np.int32)
         sampling[3] = np.float32(1.0).view(np.int32)
         changes += [
-            Change("tokens", row, shape.context - 1, np.array([row + 1], np.int32)),
-            Change("blocks", row, 0, blocks),
-            Change("sampling", row, 0, sampling),
+            RowChange("tokens", row, shape.context - 1, np.array([row + 1], np.int32)),
+            RowChange("blocks", row, 0, blocks),
+            RowChange("sampling", row, 0, sampling),
         ]
     backend.launch(shape.at(0, changes)).collect()
 

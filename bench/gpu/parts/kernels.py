@@ -24,7 +24,7 @@ from octavo_inference.backends.cuda.kernels.activation import gated
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, segments_for
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
-from octavo_inference.backends.cuda.linear import Linear, Matrix
+from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 from octavo_inference.models.config import ModelConfig
 from parts.setting import Setting
 
@@ -143,7 +143,7 @@ def product(setting: Setting, place: Place, model: str, name: str, stored: str, 
 def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
     """A random matrix on the device."""
     layout, found = LAYOUTS[stored], planes(place, LAYOUTS[stored], n, k)
-    matrix = Matrix(layout, k, found.values, found.scales, found.minimums)
+    matrix = DeviceMatrix(layout, k, found.values, found.scales, found.minimums)
     gpu = place.device.type == "cuda"
     # As the server has them: activations in float8 beside float8 weights where the card multiplies it, its own tiles.
     eight = gpu and stored == "fp8" and torch.cuda.get_device_capability(place.device) >= FP8_CAPABILITY

@@ -37,7 +37,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
 )
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.tuned_configs import ROW_STEPS, Tiles, file_name, fits
-from octavo_inference.backends.cuda.linear import Linear, Matrix
+from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 from parts.kernels import products
 from parts.setting import Setting
 
@@ -240,7 +240,7 @@ def write_table(out: Path) -> Path:
 def _without_gemv(
     matrix: Planes, stored: str, k: int, workspace: torch.Tensor, x: torch.Tensor, out: torch.Tensor
 ) -> Callable[[], object]:
-    kept = Matrix(LAYOUTS[stored], k, *_planes(matrix))
+    kept = DeviceMatrix(LAYOUTS[stored], k, *_planes(matrix))
     layer = Linear((kept,), (None,), workspace, tiles=Tiles(gemv_rows={matrix.form: 0}))
     return lambda: layer(x, out)
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from octavo_gateway.access.keyring import Entry, KeyFileError, digest_of, parse
-from octavo_gateway.access.rate_limits import Limits
+from octavo_gateway.access.keyring import ApiKey, KeyFileError, digest_of, parse
+from octavo_gateway.access.rate_limits import RateLimits
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ class KeyFile:
         except (KeyFileError, UnicodeDecodeError) as error:
             raise KeyFileError(f"{path}: {_why(error)}") from None
 
-    def find(self, key: str, now: float) -> Entry | None:
+    def find(self, key: str, now: float) -> ApiKey | None:
         """Whose key it is, None when nobody's."""
         if now - self._checked >= CHECK_SECONDS:
             self._checked = now
             self._refresh()
         return self._entries.get(digest_of(key))
 
-    def limits(self) -> dict[str, Limits]:
+    def limits(self) -> dict[str, RateLimits]:
         """The limits of every account."""
         return {entry.account: entry.limits for entry in self._entries.values()}
 

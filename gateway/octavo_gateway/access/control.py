@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from math import ceil
 
 from octavo_gateway.access.api_keys import KeyFile, presented_key
-from octavo_gateway.access.keyring import ANYBODY, Entry
-from octavo_gateway.access.rate_limits import Account, Accounts, Bucket, Refusal
-from octavo_gateway.access.usage import Usage
-from octavo_gateway.metrics import Metrics
+from octavo_gateway.access.keyring import ANYBODY, ApiKey
+from octavo_gateway.access.rate_limits import Accounts, KeyUsage, LimitReached, TokenBucket
+from octavo_gateway.access.usage import TokenUsage
+from octavo_gateway.metrics import GatewayMetrics
 from octavo_gateway.openai import ApiError
 
 _UNITS = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrent": "requests at a time"}
 
 
 @dataclass(slots=True, eq=False)
-class Visit:
+class RequestGrant:
     """One request that was let in. `estimate`: the prompt tokens it was let in with; `priority`: what it may have."""
 
-    entry: Entry
-    account: Account
-    usage: Usage
+    entry: ApiKey
+    account: KeyUsage
+    usage: TokenUsage
     estimate: int
     priority: int
 
@@ -31,11 +31,11 @@ class Visit:
         return rate_headers(self.account)
 
 
-class Gate:
+class AccessControl:
     """Lets requests in. `keys` None: everyone. `clock` gives Unix seconds, `ticks` seconds that never jump."""
 
     def __init__(
-        self, keys: KeyFile | None, metrics: Metrics, clock: Callable[[], float], ticks: Callable[[], float]
+        self, keys: KeyFile | None, metrics: GatewayMetrics, clock: Callable[[], float], ticks: Callable[[], float]
     ) -> None:
         self._keys = keys
         self._metrics = metrics
@@ -45,7 +45,7 @@ class Gate:
         self.accounts = Accounts()
         self.accounts.limit_by(keys.limits() if keys else {}, ticks())
 
-    def identify(self, headers: Mapping[str, str]) -> Entry:
+    def identify(self, headers: Mapping[str, str]) -> ApiKey:
         """Whose key it is. Raises `ApiError` 401."""
         if self._keys is None:
             return ANYBODY
@@ -64,7 +64,7 @@ class Gate:
             raise ApiError(401, "the API key has expired", code="expired_api_key")
         return entry
 
-    def enter(self, entry: Entry, tokens: int, priority: object = None) -> Visit:
+    def enter(self, entry: ApiKey, tokens: int, priority: object = None) -> RequestGrant:
         """Let a request of about `tokens` prompt tokens in; `priority` as its body has it. Raises `ApiError` 429."""
         now = self._ticks()
         account = self.accounts.of(entry.account, entry.limits, now)
@@ -72,9 +72,9 @@ class Gate:
         if refused:
             self._metrics.limit_hits.labels(self._metrics.key(entry.name), refused.kind).inc()
             raise _limited(refused, account)
-        return Visit(entry, account, Usage(tokens), tokens, entry.priority_of(priority))
+        return RequestGrant(entry, account, TokenUsage(tokens), tokens, entry.priority_of(priority))
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, visit: RequestGrant) -> None:
         """The request is over: count what it really cost."""
         visit.account.leave(visit.usage.total - visit.estimate)
         if visit.entry is not ANYBODY and visit.usage.sent:
@@ -83,7 +83,7 @@ class Gate:
             self._metrics.key_tokens.labels(name, "generation").inc(visit.usage.output)
 
 
-def rate_headers(account: Account) -> dict[str, str]:
+def rate_headers(account: KeyUsage) -> dict[str, str]:
     """The `x-ratelimit-*` headers of an account; levels are those of the last request."""
     headers: dict[str, str] = {}
     for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
@@ -94,7 +94,7 @@ def rate_headers(account: Account) -> dict[str, str]:
     return headers
 
 
-def _span(bucket: Bucket) -> str:
+def _span(bucket: TokenBucket) -> str:
     """The time until the bucket is full, such as `1m30s` or `250ms`."""
     seconds = max(0.0, bucket.limit - bucket.level) * 60 / bucket.limit
     if seconds < 1:
@@ -103,7 +103,7 @@ def _span(bucket: Bucket) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _limited(refused: Refusal, account: Account) -> ApiError:
+def _limited(refused: LimitReached, account: KeyUsage) -> ApiError:
     return ApiError(
         429,
         f"This API key's limit of {refused.limit} {_UNITS[refused.kind]} is reached.",

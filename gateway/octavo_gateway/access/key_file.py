@@ -9,8 +9,8 @@ from difflib import get_close_matches
 
 import yaml
 
-from octavo_gateway.access.keyring import MAX_PRIORITY, Entry, KeyFileError, hashed, opaque
-from octavo_gateway.access.rate_limits import Limits
+from octavo_gateway.access.keyring import MAX_PRIORITY, ApiKey, KeyFileError, hashed, opaque
+from octavo_gateway.access.rate_limits import RateLimits
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?\Z")
@@ -25,7 +25,7 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def read(text: str) -> dict[bytes, Entry]:
+def read(text: str) -> dict[bytes, ApiKey]:
     """Entries by the digests of their keys. Raises `KeyFileError`."""
     try:
         _bounded(text)
@@ -35,7 +35,7 @@ def read(text: str) -> dict[bytes, Entry]:
         where = f"line {mark.line + 1}: " if mark else ""
         # The library's own text quotes the line, which may hold a key.
         raise KeyFileError(f"{where}not valid YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
-    found: dict[bytes, Entry] = {}
+    found: dict[bytes, ApiKey] = {}
     names: set[str] = set()
     for path, node in _items(_mapping(root, "the document", ("keys",)).get("keys"), "keys"):
         entry, digests = _entry(path, node)
@@ -58,7 +58,7 @@ def _bounded(text: str) -> None:
             raise KeyFileError(f"nested deeper than {_DEEPEST} levels")
 
 
-def _entry(path: str, node: yaml.Node) -> tuple[Entry, list[bytes]]:
+def _entry(path: str, node: yaml.Node) -> tuple[ApiKey, list[bytes]]:
     fields = _mapping(node, path, _FIELDS)
     for required in ("name", "key"):
         if required not in fields:
@@ -73,12 +73,12 @@ def _entry(path: str, node: yaml.Node) -> tuple[Entry, list[bytes]]:
     if "tenant" in fields:
         tenant = _text(fields["tenant"], f"{path}.tenant", _NAME, "a name as `name` is")
     default, most = _priority(fields.get("priority"), f"{path}.priority")
-    entry = Entry(
+    entry = ApiKey(
         name=name,
         account=name,
         tenant=opaque("tenant", tenant),
         models=_models(fields.get("models"), f"{path}.models"),
-        limits=Limits(
+        limits=RateLimits(
             requests=_whole(fields.get("requestsPerMinute"), f"{path}.requestsPerMinute", 1, _MOST),
             tokens=_whole(fields.get("tokensPerMinute"), f"{path}.tokensPerMinute", 1, _MOST),
             concurrent=_whole(fields.get("maxConcurrent"), f"{path}.maxConcurrent", 1, _MOST),

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from octavo_gateway.access.rate_limits import NO_LIMITS, Limits
+from octavo_gateway.access.rate_limits import NO_LIMITS, RateLimits
 
 # As the server's bounds of a request's `priority`.
 MAX_PRIORITY = 10
@@ -29,7 +29,7 @@ class KeyFileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ApiKey:
     """Who calls. `name` is for metrics and logs, empty for plain keys; `account` identifies whose limits are counted.
 
     `tenant` is opaque: what pods are told, and who shares fairly with others. `models`: patterns, None for all.
@@ -40,7 +40,7 @@ class Entry:
     account: str
     tenant: str
     models: tuple[str, ...] | None = None
-    limits: Limits = NO_LIMITS
+    limits: RateLimits = NO_LIMITS
     priority: int = 0
     max_priority: int = MAX_PRIORITY
     expires: float = float("inf")
@@ -56,7 +56,7 @@ class Entry:
 
 
 # Who calls a gateway without a key file.
-ANYBODY = Entry("", "", "")
+ANYBODY = ApiKey("", "", "")
 
 
 def digest_of(key: str) -> bytes:
@@ -69,7 +69,7 @@ def opaque(kind: str, text: str) -> str:
     return hashlib.sha256(f"octavo {kind}\0{text}".encode()).hexdigest()[:16]
 
 
-def parse(text: str) -> dict[bytes, Entry]:
+def parse(text: str) -> dict[bytes, ApiKey]:
     """Entries by the digests of their keys. Raises `KeyFileError`."""
     if len(text) > MAX_FILE:
         raise KeyFileError(f"the file is longer than {MAX_FILE} characters")
@@ -89,7 +89,7 @@ def hashed(key: str) -> bytes:
     return bytes.fromhex(given[1]) if given else digest_of(key)
 
 
-def _plain(text: str) -> dict[bytes, Entry]:
+def _plain(text: str) -> dict[bytes, ApiKey]:
     lines = (line.strip() for line in text.splitlines())
     digests = [hashed(line) for line in lines if line and not line.startswith("#")]
-    return {digest: Entry("", digest.hex(), opaque("key", digest.hex())) for digest in digests}
+    return {digest: ApiKey("", digest.hex(), opaque("key", digest.hex())) for digest in digests}

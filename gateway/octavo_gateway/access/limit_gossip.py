@@ -15,7 +15,7 @@ from functools import lru_cache
 import msgspec
 
 from octavo_gateway.access.keyring import opaque
-from octavo_gateway.access.rate_limits import Account, Accounts, Bucket
+from octavo_gateway.access.rate_limits import Accounts, KeyUsage, TokenBucket
 
 # A gateway that has not been heard for so long, which is since the last round, is silent: the others leave it its part
 # at once, and lose nothing by it when it only was late.
@@ -51,7 +51,7 @@ class _Member:
     keys: dict[str, Taken] = field(default_factory=dict)
 
 
-class Crew:
+class LimitGossip:
     """One gateway among others. `id` is this process's own; times are seconds that never jump."""
 
     def __init__(self, accounts: Accounts, name: str) -> None:
@@ -116,7 +116,7 @@ class Crew:
         return alive, all_of_them
 
 
-def _charge(account: Account, before: Taken | None, told: Taken, now: float) -> None:
+def _charge(account: KeyUsage, before: Taken | None, told: Taken, now: float) -> None:
     """Subtract what another took since `before`; None: it is heard for the first time."""
     known = before or NOTHING
     for bucket, more, left in (
@@ -139,5 +139,5 @@ def _hash(name: str) -> str:
     return opaque("account", name)
 
 
-def _buckets(account: Account) -> list[Bucket]:
+def _buckets(account: KeyUsage) -> list[TokenBucket]:
     return [bucket for bucket in (account.requests, account.tokens) if bucket]

@@ -5,7 +5,7 @@ What is only known at the end (how long an answer became) is paid later: a level
 let in until it is paid. So a request larger than the whole bucket waits for a full one instead of being refused for
 ever.
 
-Gateways share a limit (`crew`). Each counts down the whole of it by what all of them took, and may itself take, until
+Gateways share a limit (`limit_gossip`). Each counts down the whole of it by what all of them took, and may itself take, until
 the next word of the others, only its part of what is left (`take_part`). With `alive` of `all` gateways in contact they
 share `alive / all` of the limit: one that hears nobody is left with its own part.
 """
@@ -22,7 +22,7 @@ CONCURRENT_RETRY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RateLimits:
     """None: no limit. `requests` and `tokens` per minute; `concurrent` requests at a time."""
 
     requests: int | None = None
@@ -30,11 +30,11 @@ class Limits:
     concurrent: int | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = RateLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class LimitReached:
     """Which limit is reached, and the seconds until it is likely not."""
 
     kind: Kind
@@ -43,7 +43,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """`level`: what is left for all gateways; `part`: what this one may take of it before it hears of the others.
 
     `share` of the limit belongs to the gateways in contact; `aside` is what the silent ones may have of what was left
@@ -119,24 +119,24 @@ class Slots:
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class KeyUsage:
     """What one key has left. `open`: its requests under way, also without a limit of them."""
 
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
     slots: Slots | None = None
     open: int = 0
 
-    def enter(self, tokens: int, now: float) -> Refusal | None:
+    def enter(self, tokens: int, now: float) -> LimitReached | None:
         """Let a request of about `tokens` prompt tokens in, or say why not."""
         if self.slots and not self.slots.free():
-            return Refusal("concurrent", self.slots.limit, CONCURRENT_RETRY)
-        refused: Refusal | None = None
+            return LimitReached("concurrent", self.slots.limit, CONCURRENT_RETRY)
+        refused: LimitReached | None = None
         for kind, bucket, amount in self._buckets(tokens):
             bucket.refill(now)
             wait = bucket.wait(amount)
             if wait > 0 and (refused is None or wait > refused.retry_after):
-                refused = Refusal(kind, bucket.limit, wait)
+                refused = LimitReached(kind, bucket.limit, wait)
         if refused:
             return refused
         for _, bucket, amount in self._buckets(tokens):
@@ -156,7 +156,7 @@ class Account:
             self.slots.part += 1
         self.open -= 1
 
-    def limit_by(self, limits: Limits, now: float) -> None:
+    def limit_by(self, limits: RateLimits, now: float) -> None:
         """Take over limits; what was taken stays taken."""
         self.requests = _bucket(self.requests, limits.requests, now)
         self.tokens = _bucket(self.tokens, limits.tokens, now)
@@ -175,8 +175,8 @@ class Account:
         if self.slots:
             self.slots.take_part(alive, of)
 
-    def _buckets(self, tokens: int) -> list[tuple[Kind, Bucket, int]]:
-        found: list[tuple[Kind, Bucket, int]] = []
+    def _buckets(self, tokens: int) -> list[tuple[Kind, TokenBucket, int]]:
+        found: list[tuple[Kind, TokenBucket, int]] = []
         if self.requests:
             found.append(("requests", self.requests, 1))
         if self.tokens:
@@ -184,11 +184,11 @@ class Account:
         return found
 
 
-def _bucket(before: Bucket | None, limit: int | None, now: float) -> Bucket | None:
+def _bucket(before: TokenBucket | None, limit: int | None, now: float) -> TokenBucket | None:
     if limit is None:
         return None
     if before is None:
-        return Bucket(limit, float(limit), now)
+        return TokenBucket(limit, float(limit), now)
     if before.limit != limit:
         before.refill(now)
         before.level = min(before.level, limit * before.share)
@@ -201,23 +201,23 @@ def _bucket(before: Bucket | None, limit: int | None, now: float) -> Bucket | No
 class Accounts:
     """The accounts of all keys, by `Entry.account`."""
 
-    known: dict[str, Account] = field(default_factory=dict)
+    known: dict[str, KeyUsage] = field(default_factory=dict)
 
-    def of(self, name: str, limits: Limits, now: float) -> Account:
+    def of(self, name: str, limits: RateLimits, now: float) -> KeyUsage:
         """The account of a key, made when it is first seen. `limits` as the key file says now."""
         account = self.known.get(name)
         if account is None:
-            account = self.known[name] = Account()
+            account = self.known[name] = KeyUsage()
             account.limit_by(limits, now)
         return account
 
-    def limit_by(self, limits: dict[str, Limits], now: float) -> None:
+    def limit_by(self, limits: dict[str, RateLimits], now: float) -> None:
         """Take over a key file: accounts of keys that are gone are dropped.
 
         Keys with limits have accounts from the start, for what other gateways tell of them.
         """
         limited = (name for name, limit in limits.items() if limit != NO_LIMITS and name not in self.known)
         self.known = {name: account for name, account in self.known.items() if name in limits}
-        self.known |= {name: Account() for name in limited}
+        self.known |= {name: KeyUsage() for name in limited}
         for name, account in self.known.items():
             account.limit_by(limits[name], now)

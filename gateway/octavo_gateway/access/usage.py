@@ -15,7 +15,7 @@ _OUTPUT = re.compile(rb'"completion_tokens":\s{0,8}(\d{1,9})')
 
 
 @dataclass(slots=True, eq=False)
-class Usage:
+class TokenUsage:
     """Tokens of one request: `prompt` as estimated until the answer says, `output` as counted events until then.
 
     `sent`: a replica took it up. What none took up cost nothing. `cached` is what the answer says came from a prefix

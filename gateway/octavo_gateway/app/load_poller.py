@@ -8,9 +8,9 @@ import logging
 import aiohttp
 import msgspec
 
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.registry import Fleet
-from octavo_gateway.pool.replica import Upstream
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.replica import Replica
 from octavo_protocol.load import decode_load
 from octavo_protocol.names import PATH_LOAD, QUERY_CACHE_AFTER
 
@@ -24,7 +24,7 @@ CONCURRENCY = 64
 MAX_REPORT = 2 * 1024 * 1024
 
 
-async def poll(fleet: Fleet, session: aiohttp.ClientSession) -> None:
+async def poll(fleet: ModelRegistry, session: aiohttp.ClientSession) -> None:
     """Keep all reports fresh, for ever. A new pod is asked at once; held requests are looked at in the same rhythm."""
     slots = asyncio.Semaphore(CONCURRENCY)
     async with asyncio.TaskGroup() as tasks:
@@ -38,11 +38,11 @@ async def poll(fleet: Fleet, session: aiohttp.ClientSession) -> None:
             await asyncio.sleep(TICK_SECONDS)
 
 
-def _wanted(upstream: Upstream) -> bool:
+def _wanted(upstream: Replica) -> bool:
     return bool(upstream.endpoint.admin_url) and upstream.endpoint.ready and not upstream.waiting
 
 
-async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
+async def _ask(backend: ModelPool, upstream: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
     """Get one pod's report; whatever it makes go wrong here, the other pods are asked on."""
     try:
         await _hear(backend, upstream, session, slots)
@@ -50,7 +50,9 @@ async def _ask(backend: Backend, upstream: Upstream, session: aiohttp.ClientSess
         backend.complain(upstream, "unexpected", f"taking its load report failed: {error!r}", error)
 
 
-async def _hear(backend: Backend, upstream: Upstream, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
+async def _hear(
+    backend: ModelPool, upstream: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore
+) -> None:
     """Take one pod's report. One that does not come is no error: the last one ages and is left out of the choice."""
     try:
         async with slots:

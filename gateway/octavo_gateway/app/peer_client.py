@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import aiohttp
 import msgspec
 
-from octavo_gateway.access.limit_gossip import Crew, Word
+from octavo_gateway.access.limit_gossip import LimitGossip, Word
 from octavo_gateway.discovery.dns import Resolver
-from octavo_gateway.metrics import Metrics
+from octavo_gateway.metrics import GatewayMetrics
 from octavo_protocol.names import PATH_PEERS
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ class Peers:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: LimitGossip,
         session: aiohttp.ClientSession,
         hosts: Sequence[tuple[str, int]],
         ticks: Callable[[], float],
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         gateways: Callable[[int], None],
     ) -> None:
         self._crew = crew

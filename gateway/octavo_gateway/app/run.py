@@ -19,18 +19,18 @@ import aiohttp
 from aiohttp import web
 
 from octavo_gateway.access.api_keys import KeyFile
-from octavo_gateway.access.control import Gate
-from octavo_gateway.access.limit_gossip import Crew
+from octavo_gateway.access.control import AccessControl
+from octavo_gateway.access.limit_gossip import LimitGossip
 from octavo_gateway.app import load_poller
 from octavo_gateway.app.peer_client import Peers
 from octavo_gateway.app.wake import Waker
-from octavo_gateway.discovery.endpoints import Table
+from octavo_gateway.discovery.endpoints import ModelTable
 from octavo_gateway.http.connection import listen
 from octavo_gateway.http.proxy import Proxy
-from octavo_gateway.http.server import Admin, Api, Status
-from octavo_gateway.metrics import Metrics
+from octavo_gateway.http.server import Admin, Api, HealthEndpoints
+from octavo_gateway.metrics import GatewayMetrics
 from octavo_gateway.openai import ApiError
-from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.queueing.hold_queue import Bounds
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ SHUTDOWN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class GatewayOptions:
     """What the command line says. `static` None: Kubernetes; `namespaces` None: all, empty: the pod's own.
 
     `worker` is None for a gateway of one process.
@@ -53,7 +53,7 @@ class Options:
     port: int
     admin_host: str
     admin_port: int
-    static: Table | None
+    static: ModelTable | None
     namespaces: tuple[str, ...] | None
     kubeconfig: Path | None
     keys: KeyFile | None
@@ -68,15 +68,15 @@ class Options:
     random: Callable[[], float]
 
 
-async def run(options: Options) -> int:
+async def run(options: GatewayOptions) -> int:
     """Serve until SIGTERM or SIGINT, drain, and give the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    status = Status(start_time=time.time())
-    fleet = Fleet(options.bounds, time.monotonic, options.random, time.time)
-    metrics = Metrics(fleet)
+    status = HealthEndpoints(start_time=time.time())
+    fleet = ModelRegistry(options.bounds, time.monotonic, options.random, time.time)
+    metrics = GatewayMetrics(fleet)
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(upstream_session())
         own = await stack.enter_async_context(upstream_session())
@@ -86,8 +86,8 @@ async def run(options: Options) -> int:
             background.append(asyncio.create_task(waker.run()))
         background.append(asyncio.create_task(_tables(options, fleet, status)))
         stack.push_async_callback(_cancel, background)
-        gate = Gate(options.keys, metrics, time.time, time.monotonic)
-        crew = Crew(gate.accounts, uuid4().hex)
+        gate = AccessControl(options.keys, metrics, time.time, time.monotonic)
+        crew = LimitGossip(gate.accounts, uuid4().hex)
         if options.peers:
             peers = Peers(crew, own, options.peers, time.monotonic, metrics, fleet.shared_by)
             # Not before it is known what is left of the limits.
@@ -139,10 +139,10 @@ def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.so
     return made
 
 
-async def _tables(options: Options, fleet: Fleet, status: Status) -> None:
+async def _tables(options: GatewayOptions, fleet: ModelRegistry, status: HealthEndpoints) -> None:
     """Keep the fleet in step with what there is, for ever."""
 
-    def update(table: Table) -> None:
+    def update(table: ModelTable) -> None:
         fleet.update(table)
         status.synced = True
         status.ready.set()
@@ -165,7 +165,7 @@ async def _serve(
     app: web.Application,
     host: str,
     port: int,
-    metrics: Metrics,
+    metrics: GatewayMetrics,
     head_seconds: float,
     *,
     reuse_port: bool = False,
@@ -204,7 +204,9 @@ async def _until(background: list[asyncio.Task[None]], *events: asyncio.Event) -
     return False
 
 
-async def _drain(options: Options, fleet: Fleet, status: Status, public: asyncio.Server) -> None:
+async def _drain(
+    options: GatewayOptions, fleet: ModelRegistry, status: HealthEndpoints, public: asyncio.Server
+) -> None:
     """Refuse readiness, accept a little longer while clients learn of it, then let running answers finish."""
     status.draining = True
     log.info("draining: %d requests under way", status.requests)

@@ -11,9 +11,9 @@ import msgspec
 
 from octavo_gateway.discovery.dns import Resolver
 from octavo_gateway.discovery.endpoints import Key
-from octavo_gateway.metrics import Metrics
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.metrics import GatewayMetrics
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.registry import ModelRegistry
 from octavo_protocol.names import PATH_WAKE
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ class Waker:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: ModelRegistry,
         session: aiohttp.ClientSession,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         host: str,
         port: int,
         random: Callable[[], float],
@@ -70,7 +70,7 @@ class Waker:
 
         return forget
 
-    async def _until_accepted(self, backend: Backend) -> None:
+    async def _until_accepted(self, backend: ModelPool) -> None:
         pause = FIRST_PAUSE
         while _needs_wake(backend):
             if await self._call(backend):
@@ -79,7 +79,7 @@ class Waker:
             await asyncio.sleep(pause * (0.5 + self._random()))
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    async def _call(self, backend: Backend) -> bool:
+    async def _call(self, backend: ModelPool) -> bool:
         """Ask every replica of the operator once; True when one accepted."""
         namespace, name = backend.deployment.key
         body = msgspec.json.encode({"namespace": namespace, "name": name})
@@ -104,5 +104,5 @@ class Waker:
         return False
 
 
-def _needs_wake(backend: Backend) -> bool:
+def _needs_wake(backend: ModelPool) -> bool:
     return len(backend.queue) > 0 and not backend.available()

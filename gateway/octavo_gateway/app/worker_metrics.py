@@ -30,7 +30,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Totals:
+class WorkerTotals:
     """`start_time` of the parent; reports and metrics of the workers that run, by number."""
 
     start_time: float

@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from octavo_gateway.app.worker_metrics import Totals
+from octavo_gateway.app.worker_metrics import WorkerTotals
 from octavo_gateway.http.connection import listen
 from octavo_gateway.http.server import bounded
 from octavo_protocol import load
@@ -59,7 +59,7 @@ class Parent:
     host: str
     admin_port: int
     head_seconds: float
-    totals: Totals = field(default_factory=lambda: Totals(time.time()))
+    totals: WorkerTotals = field(default_factory=lambda: WorkerTotals(time.time()))
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _workers: list[_Worker] = field(default_factory=list)
 

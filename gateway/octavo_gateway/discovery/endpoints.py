@@ -70,7 +70,7 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ModelTable:
     """All LLMDeployments by key, and the key each model name leads to."""
 
     deployments: dict[Key, Deployment] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Table:
         return self.deployments.get(key)
 
 
-def table(deployments: Iterable[Deployment]) -> Table:
+def table(deployments: Iterable[Deployment]) -> ModelTable:
     """Index deployments. A model name claimed twice goes to the first by namespace and name, and is reported."""
     ordered = sorted(deployments, key=lambda deployment: deployment.key)
     models: dict[str, Key] = {}
@@ -96,10 +96,10 @@ def table(deployments: Iterable[Deployment]) -> Table:
             owner = models.setdefault(model, deployment.key)
             if owner != deployment.key:
                 conflicts.append(f"{model}: {'/'.join(owner)} and {'/'.join(deployment.key)}")
-    return Table({deployment.key: deployment for deployment in ordered}, models, tuple(conflicts))
+    return ModelTable({deployment.key: deployment for deployment in ordered}, models, tuple(conflicts))
 
 
-def build(services: Iterable[Object], slices: Iterable[Object]) -> Table:
+def build(services: Iterable[Object], slices: Iterable[Object]) -> ModelTable:
     """The table from the objects of all watched namespaces."""
     endpoints: dict[Key, dict[str, Endpoint]] = defaultdict(dict)
     for item in slices:

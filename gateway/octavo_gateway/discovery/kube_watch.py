@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio import client, config
 
-from octavo_gateway.discovery.endpoints import Key, Object, Table, build
+from octavo_gateway.discovery.endpoints import Key, ModelTable, Object, build
 from octavo_protocol import names
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class ExpiredError(Exception):
     """The resource version is too old: list again."""
 
 
-class RefusedError(Exception):
+class WatchRefusedError(Exception):
     """The API server answered with an error."""
 
 
@@ -126,7 +126,7 @@ async def follow(mirror: Mirror, changed: Callable[[], None], random: Callable[[
             log.info("watch of %s expired, listing again", mirror.what)
             mirror.version = ""
             await asyncio.sleep(FIRST_PAUSE * random())
-        except (RefusedError, aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+        except (WatchRefusedError, aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             log.warning("watch of %s interrupted, next try in about %.1f s: %r", mirror.what, pause, error)
             await asyncio.sleep(pause * (0.5 + random()))
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -141,14 +141,14 @@ class Watcher:
         self._slices = list(_mirrors(client.DiscoveryV1Api(api), "endpoint_slice", namespaces))
         self._changed = asyncio.Event()
 
-    async def run(self, update: Callable[[Table], None]) -> None:
+    async def run(self, update: Callable[[ModelTable], None]) -> None:
         """Call `update` with the first complete table and with every later one, for ever."""
         async with asyncio.TaskGroup() as tasks:
             for mirror in (*self._services, *self._slices):
                 tasks.create_task(follow(mirror, self._changed.set, self._random))
             tasks.create_task(self._tables(update))
 
-    async def _tables(self, update: Callable[[Table], None]) -> None:
+    async def _tables(self, update: Callable[[ModelTable], None]) -> None:
         conflicts: tuple[str, ...] = ()
         while True:
             await self._changed.wait()
@@ -212,7 +212,7 @@ def _check(status: int, what: str) -> None:
     if status == 410:
         raise ExpiredError
     if status >= 400:
-        raise RefusedError(f"{what}: HTTP {status}")
+        raise WatchRefusedError(f"{what}: HTTP {status}")
 
 
 def _name(item: Object) -> Key:

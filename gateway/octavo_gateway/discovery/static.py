@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from octavo_gateway.discovery.endpoints import DEFAULT_POLICY, Deployment, Endpoint, Table, table
+from octavo_gateway.discovery.endpoints import DEFAULT_POLICY, Deployment, Endpoint, ModelTable, table
 from octavo_gateway.routing.router import Policy
 
 NAMESPACE = "static"
@@ -15,7 +15,7 @@ class StaticError(ValueError):
     """A --static-endpoints value that cannot be used; says why and what it should be."""
 
 
-def parse(values: Iterable[str], strategy: str | None = None) -> Table:
+def parse(values: Iterable[str], strategy: str | None = None) -> ModelTable:
     """The table of `MODEL=URL[|ADMINPORT][,URL…]` values, routed by `strategy`. Raises `StaticError`."""
     policy = Policy(strategy) if strategy else DEFAULT_POLICY
     found: dict[str, Deployment] = {}

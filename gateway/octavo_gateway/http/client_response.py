@@ -25,7 +25,7 @@ def error_response(error: ApiError, request_id: str) -> web.Response:
     return response
 
 
-class Answer:
+class ClientResponse:
     """What has been said to the client so far, and what may still be said. `headers`: besides the pod's."""
 
     def __init__(self, request: web.Request, request_id: str, headers: Mapping[str, str] | None = None) -> None:

@@ -34,7 +34,7 @@ FRAMING_BYTES = 4096
 FRAMING_SHARE = 0.5
 
 
-class Connection(web.RequestHandler):
+class HttpConnection(web.RequestHandler):
     """One client's connection. `malformed` is called for every request that could not be read."""
 
     __slots__ = ("_body", "_busy", "_head_seconds", "_malformed", "_timer", "_wire")
@@ -160,7 +160,7 @@ async def listen(
     if server is None:
         raise RuntimeError("the runner was not set up")
     return await loop.create_server(
-        lambda: Connection(server, loop, malformed, head_seconds),
+        lambda: HttpConnection(server, loop, malformed, head_seconds),
         host,
         port,
         backlog=1024,

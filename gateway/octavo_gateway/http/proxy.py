@@ -14,18 +14,18 @@ from time import perf_counter
 import aiohttp
 from aiohttp import web
 
-from octavo_gateway.access.control import Visit
+from octavo_gateway.access.control import RequestGrant
 from octavo_gateway.http import headers
-from octavo_gateway.http.client_response import EVENT_STREAM, Answer
+from octavo_gateway.http.client_response import EVENT_STREAM, ClientResponse
 from octavo_gateway.http.sse import EventCutter
 from octavo_gateway.http.stream_watchdog import lifeline
-from octavo_gateway.metrics import Metrics, label
+from octavo_gateway.metrics import GatewayMetrics, label
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.arrivals import COMPUTED_SECONDS, Arrival
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.replica import Upstream
-from octavo_gateway.pool.reservation import Lease
-from octavo_gateway.queueing.hold_queue import Terms
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.replica import Replica
+from octavo_gateway.pool.reservation import Reservation
+from octavo_gateway.queueing.hold_queue import RequestAttributes
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_TIMEOUT, HEADER_WANT_PROMPT
 
@@ -62,8 +62,8 @@ class Call:
     prompt: Prompt
     request_id: str
     started: float
-    visit: Visit
-    terms: Terms
+    visit: RequestGrant
+    terms: RequestAttributes
     timeout: float | None = None
 
     def left(self) -> float:
@@ -90,7 +90,7 @@ class Proxy:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         hold_seconds: float,
         *,
         grace: float = STREAM_GRACE_SECONDS,
@@ -102,9 +102,9 @@ class Proxy:
         self._grace = grace
         self._keep_alive = keep_alive
 
-    async def forward(self, request: web.Request, backend: Backend, call: Call) -> web.StreamResponse:
+    async def forward(self, request: web.Request, backend: ModelPool, call: Call) -> web.StreamResponse:
         """Answer one call. Cancelled when the client goes away, which closes the connection to the pod."""
-        answer = Answer(request, call.request_id, call.visit.headers())
+        answer = ClientResponse(request, call.request_id, call.visit.headers())
         backend.wanted()
         backend.retries.earn()
         arrival = Arrival(lambda: backend.arrived(call.prompt.tokens))
@@ -118,9 +118,9 @@ class Proxy:
             arrival.counts()
 
     async def _attempts(
-        self, request: web.Request, answer: Answer, backend: Backend, call: Call, arrival: Arrival
+        self, request: web.Request, answer: ClientResponse, backend: ModelPool, call: Call, arrival: Arrival
     ) -> web.StreamResponse:
-        retried, draining = False, set[Upstream]()
+        retried, draining = False, set[Replica]()
         usage = call.visit.usage
         while True:
             lease = await self._place(answer, backend, call, arrival)
@@ -148,7 +148,7 @@ class Proxy:
                 lease.settle(usage.prompt if usage.sent else 0, usage.output)
                 lease.release()
 
-    async def _place(self, answer: Answer, backend: Backend, call: Call, arrival: Arrival) -> Lease:
+    async def _place(self, answer: ClientResponse, backend: ModelPool, call: Call, arrival: Arrival) -> Reservation:
         """A place on a pod, at once or after being held."""
         lease = backend.lease(call.prompt, call.terms)
         held = 0.0
@@ -167,7 +167,9 @@ class Proxy:
         self._metrics.overhead.observe(max(0.0, perf_counter() - call.started - held))
         return lease
 
-    async def _wait(self, answer: Answer, granted: asyncio.Future[Lease], backend: Backend, call: Call) -> Lease:
+    async def _wait(
+        self, answer: ClientResponse, granted: asyncio.Future[Reservation], backend: ModelPool, call: Call
+    ) -> Reservation:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._hold_seconds
         patience = self._grace
@@ -185,7 +187,7 @@ class Proxy:
         return granted.result()
 
     async def _exchange(
-        self, request: web.Request, answer: Answer, lease: Lease, call: Call, arrival: Arrival
+        self, request: web.Request, answer: ClientResponse, lease: Reservation, call: Call, arrival: Arrival
     ) -> web.StreamResponse:
         if call.left() < headers.MIN_TIMEOUT:
             raise call.expired()
@@ -225,7 +227,7 @@ class Proxy:
             else:
                 pod.close()
 
-    async def _open(self, request: web.Request, lease: Lease, call: Call) -> aiohttp.ClientResponse:
+    async def _open(self, request: web.Request, lease: Reservation, call: Call) -> aiohttp.ClientResponse:
         passed = headers.to_pod(request.headers, call.request_id, call.visit.entry.tenant, call.visit.priority)
         passed[HEADER_WANT_PROMPT] = "1"
         if call.timeout is not None:
@@ -247,7 +249,7 @@ class Proxy:
             raise ApiError(502, "The replica gave an answer that is not HTTP.", code="bad_gateway") from None
 
     async def _relay(
-        self, pod: aiohttp.ClientResponse, answer: Answer, lease: Lease, call: Call, sent: float
+        self, pod: aiohttp.ClientResponse, answer: ClientResponse, lease: Reservation, call: Call, sent: float
     ) -> web.StreamResponse:
         """Pass an event stream on as it comes, in whole events. `sent`: when it was asked for."""
         await answer.begin(pod.status, headers.to_client(pod.headers, call.request_id))
@@ -276,7 +278,9 @@ class Proxy:
         await answer.write(rest)
         return await answer.end()
 
-    async def _whole(self, pod: aiohttp.ClientResponse, answer: Answer, lease: Lease, call: Call) -> web.StreamResponse:
+    async def _whole(
+        self, pod: aiohttp.ClientResponse, answer: ClientResponse, lease: Reservation, call: Call
+    ) -> web.StreamResponse:
         """Pass an answer on that is not a stream."""
         body, well = bytearray(), False
         try:

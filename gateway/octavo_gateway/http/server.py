@@ -14,18 +14,18 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from octavo_gateway.access.control import Gate
-from octavo_gateway.access.keyring import ANYBODY, Entry
+from octavo_gateway.access.control import AccessControl
+from octavo_gateway.access.keyring import ANYBODY, ApiKey
 from octavo_gateway.access.limit_gossip import Word
 from octavo_gateway.http import headers
 from octavo_gateway.http.client_response import error_response
-from octavo_gateway.http.connection import Connection
+from octavo_gateway.http.connection import HttpConnection
 from octavo_gateway.http.proxy import Call, Proxy
-from octavo_gateway.metrics import UNKNOWN, Metrics, label
+from octavo_gateway.metrics import UNKNOWN, GatewayMetrics, label
 from octavo_gateway.openai import ApiError, model_list, model_object, most_output, read_head, unknown_model
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.registry import Fleet
-from octavo_gateway.queueing.hold_queue import Terms
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.queueing.hold_queue import RequestAttributes
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD, PATH_PEERS
 
@@ -41,12 +41,12 @@ OPEN_PATHS = frozenset({"/livez", "/readyz"})
 
 _ID = web.RequestKey("id", str)
 _MODEL = web.RequestKey("model", str)
-_ENTRY = web.RequestKey("entry", Entry)
+_ENTRY = web.RequestKey("entry", ApiKey)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
-class Status:
+class HealthEndpoints:
     """Whether the gateway may get traffic.
 
     `synced`: the first table was read, which sets `ready`. `requests` are those under way; `idle` is set when the last
@@ -66,11 +66,11 @@ class Status:
 class Api:
     """Handlers of the client side."""
 
-    fleet: Fleet
+    fleet: ModelRegistry
     proxy: Proxy
-    metrics: Metrics
-    status: Status
-    gate: Gate
+    metrics: GatewayMetrics
+    status: HealthEndpoints
+    gate: AccessControl
     body_seconds: float = BODY_SECONDS
     version: str = field(default_factory=lambda: version("octavo"))
 
@@ -96,7 +96,7 @@ class Api:
         self.status.idle.clear()
         connection = request.protocol
         try:
-            if isinstance(connection, Connection):
+            if isinstance(connection, HttpConnection):
                 connection.begin(request)
             self._admit(request)
             response = await handler(request)
@@ -118,7 +118,7 @@ class Api:
             log.exception("%s: request failed", request_id)
             response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id)
         finally:
-            if isinstance(connection, Connection):
+            if isinstance(connection, HttpConnection):
                 connection.end()
             self.status.requests -= 1
             if not self.status.requests:
@@ -158,14 +158,14 @@ class Api:
         prompt = backend.prompt(head.text(chat=request.path == CHAT), entry.tenant, bytes(head.cache_salt), session)
         visit = self.gate.enter(entry, prompt.tokens, head.priority)
         try:
-            terms = Terms(entry.tenant, visit.priority, most_output(head))
+            terms = RequestAttributes(entry.tenant, visit.priority, most_output(head))
             limit = headers.timeout(request.headers)
             call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit, terms, limit)
             return await self.proxy.forward(request, backend, call)
         finally:
             self.gate.leave(visit)
 
-    def _find(self, model: str, entry: Entry) -> Backend:
+    def _find(self, model: str, entry: ApiKey) -> ModelPool:
         """The deployment of a model that the caller may use. Raises `ApiError` 404."""
         backend = self.fleet.find(model)
         if backend is None or not entry.may_use(backend.deployment.names):
@@ -198,9 +198,9 @@ class Api:
 class Admin:
     """Handlers of the second port."""
 
-    fleet: Fleet
-    metrics: Metrics
-    status: Status
+    fleet: ModelRegistry
+    metrics: GatewayMetrics
+    status: HealthEndpoints
     word: Callable[[], Word]
 
     def app(self) -> web.Application:
@@ -235,7 +235,7 @@ async def _later(_: web.Request) -> None:
 async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Tell the connection when its head was complete and when it was answered, as `Api` does with all else."""
     connection = request.protocol
-    if not isinstance(connection, Connection):
+    if not isinstance(connection, HttpConnection):
         return await handler(request)
     try:
         connection.begin(request)

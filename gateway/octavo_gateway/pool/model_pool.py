@@ -14,15 +14,15 @@ from itertools import compress
 
 from octavo_gateway.discovery.endpoints import Deployment
 from octavo_gateway.openai import ApiError
-from octavo_gateway.pool.replica import Upstream, implausible
-from octavo_gateway.pool.reservation import Lease
+from octavo_gateway.pool.replica import Replica, implausible
+from octavo_gateway.pool.reservation import Reservation
 from octavo_gateway.pool.retry_budget import RetryBudget
 from octavo_gateway.queueing import virtual_token_counter
-from octavo_gateway.queueing.dispatch_rate import Pace
-from octavo_gateway.queueing.hold_queue import PLAIN, HoldQueue, Terms, Ticket
+from octavo_gateway.queueing.dispatch_rate import DispatchRate
+from octavo_gateway.queueing.hold_queue import PLAIN, HoldQueue, QueuedRequest, RequestAttributes
 from octavo_gateway.routing import headroom, prompt_features
 from octavo_gateway.routing.canary import Tracks, split
-from octavo_gateway.routing.decaying_stats import Ratio, Variation
+from octavo_gateway.routing.decaying_stats import DecayingRatio, Variation
 from octavo_gateway.routing.prefix_index import DeltaError, PrefixIndex, reach
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_gateway.routing.router import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, route
@@ -47,12 +47,12 @@ GATEWAYS = 2
 class _Searched:
     """A held request for which all pods were found full, and the most tokens that any of them takes."""
 
-    ticket: Ticket[Lease]
+    ticket: QueuedRequest[Reservation]
     most: float
 
 
 @dataclass(slots=True, eq=False)
-class Backend:
+class ModelPool:
     """One LLMDeployment at run time. `clock` gives seconds that never jump, `unix` the time of day for others.
 
     `gateways` send to its pods, as far as is known. `output` tokens an answer has in the mean; `varied` is the square
@@ -61,10 +61,10 @@ class Backend:
     """
 
     deployment: Deployment
-    queue: HoldQueue[Lease]
+    queue: HoldQueue[Reservation]
     clock: Callable[[], float]
     random: Callable[[], float]
-    upstreams: dict[str, Upstream] = field(default_factory=dict)
+    upstreams: dict[str, Replica] = field(default_factory=dict)
     arrivals: int = 0
     arrival_tokens: int = 0
     in_flight: int = 0
@@ -72,12 +72,12 @@ class Backend:
     last_arrival: float = 0.0
     tracks: Tracks | None = None
     index: PrefixIndex = field(default_factory=PrefixIndex)
-    bytes_per_token: Ratio = field(default_factory=prompt_features.bytes_per_token)
-    output: Ratio = field(default_factory=lambda: Ratio(128.0, 1, 10_000))
+    bytes_per_token: DecayingRatio = field(default_factory=prompt_features.bytes_per_token)
+    output: DecayingRatio = field(default_factory=lambda: DecayingRatio(128.0, 1, 10_000))
     largest: int = 0
     varied: Variation = field(default_factory=lambda: Variation(1000))
     disbelieved: dict[str, int] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
+    pace: DispatchRate = field(default_factory=DispatchRate)
     retries: RetryBudget = field(default_factory=RetryBudget)
     gateways: int = GATEWAYS
     learned_at: float = float("-inf")
@@ -117,7 +117,7 @@ class Backend:
         tokens = max(1, int(len(text) / self.bytes_per_token.value))
         return Prompt(tokens, len(text), keys, conversation=conversation, answered=answered, session=key)
 
-    def lease(self, prompt: Prompt, terms: Terms = PLAIN) -> Lease | None:
+    def lease(self, prompt: Prompt, terms: RequestAttributes = PLAIN) -> Reservation | None:
         """A place on a pod at once; None when no pod accepts, all are full, or others have waited longer.
 
         Where nothing may be held, a full pod's own queue has to do.
@@ -130,12 +130,12 @@ class Backend:
             free, _ = self._roomy(prompt, terms, free, now)
         return self._place(prompt, terms, free, now)
 
-    def hold(self, size: int, prompt: Prompt, terms: Terms = PLAIN) -> Ticket[Lease]:
+    def hold(self, size: int, prompt: Prompt, terms: RequestAttributes = PLAIN) -> QueuedRequest[Reservation]:
         """A place in the queue. Raises `ApiError` 503 when the deployment does not hold, 503 or 429 when it is full."""
         if self._in_vain():
             raise self._without_replica()
-        granted: Future[Lease] = get_running_loop().create_future()
-        ticket = Ticket(size, prompt.tokens, self.clock(), granted, prompt, terms)
+        granted: Future[Reservation] = get_running_loop().create_future()
+        ticket = QueuedRequest(size, prompt.tokens, self.clock(), granted, prompt, terms)
         for gone in self.queue.displaced(ticket):
             self.queue.remove(gone)
             gone.granted.set_exception(self._crowded(full=gone.priority < terms.priority))
@@ -143,7 +143,7 @@ class Backend:
             raise self._crowded(full=not self.queue.crowding(terms.tenant))
         return ticket
 
-    def withdraw(self, ticket: Ticket[Lease]) -> None:
+    def withdraw(self, ticket: QueuedRequest[Reservation]) -> None:
         """Leave the queue; a place that was granted in the same moment goes back."""
         self.queue.remove(ticket)
         granted = ticket.granted
@@ -153,7 +153,7 @@ class Backend:
             granted.cancel()
             self.pump(())
 
-    def pump(self, changed: Sequence[Upstream] | None = None) -> None:
+    def pump(self, changed: Sequence[Replica] | None = None) -> None:
         """Grant places to held requests in order, as long as a pod has room for the first.
 
         `changed`: the pods that may take more than at the last call, None for any. Once all were found full for a
@@ -168,9 +168,11 @@ class Backend:
             ticket.granted.set_result(lease)
         self.searched = None
 
-    def _turn(self, ticket: Ticket[Lease], changed: Sequence[Upstream] | None, now: float) -> Lease | None:
+    def _turn(
+        self, ticket: QueuedRequest[Reservation], changed: Sequence[Replica] | None, now: float
+    ) -> Reservation | None:
         """A place for the first of the queue; None when the pods are full."""
-        pods: Iterable[Upstream] = self.upstreams.values()
+        pods: Iterable[Replica] = self.upstreams.values()
         most = 0.0
         if changed is not None and self.searched is not None and self.searched.ticket is ticket:
             most = self.searched.most
@@ -256,7 +258,7 @@ class Backend:
             # A new pod may get the address of an old one: nothing known of the old one is true of it.
             if upstream is None or upstream.endpoint.name != endpoint.name:
                 self.index.forget(endpoint.url)
-                upstream = Upstream(endpoint)
+                upstream = Replica(endpoint)
             upstream.endpoint = endpoint
             self.upstreams[endpoint.url] = upstream
         for url in before.keys() - self.upstreams.keys():
@@ -265,7 +267,7 @@ class Backend:
         if len(self.queue) and self._in_vain():
             self.fail_held(self._without_replica())
 
-    def reported(self, upstream: Upstream, report: LoadReport, after: int) -> None:
+    def reported(self, upstream: Replica, report: LoadReport, after: int) -> None:
         """A pod's report came, asked for what changed in its cache after `after`."""
         url = upstream.endpoint.url
         if (wrong := implausible(report)) is not None:
@@ -288,7 +290,7 @@ class Backend:
                 self.index.forget(url)
         self.pump((upstream,))
 
-    def _hear_output(self, upstream: Upstream, last: LoadReport, report: LoadReport, before: int) -> None:
+    def _hear_output(self, upstream: Replica, last: LoadReport, report: LoadReport, before: int) -> None:
         """How long answers are: what was generated between two reports, and how many ended.
 
         `before`: the number of the earlier one.
@@ -318,13 +320,13 @@ class Backend:
         for upstream in self.upstreams.values():
             upstream.learned(paced(common, upstream.steps) if common else None)
 
-    def disbelieve(self, upstream: Upstream, kind: str, why: str) -> None:
+    def disbelieve(self, upstream: Replica, kind: str, why: str) -> None:
         """A pod's report cannot be true: only the gateway's own counts are believed of it, until it says better."""
         upstream.doubted()
         self.index.forget(upstream.endpoint.url)
         self.complain(upstream, kind, why)
 
-    def complain(self, upstream: Upstream, kind: str, why: str, error: Exception | None = None) -> None:
+    def complain(self, upstream: Replica, kind: str, why: str, error: Exception | None = None) -> None:
         """Count what a pod says and cannot be; said in the log once for each pod and kind, with the error's trace."""
         self.disbelieved[kind] = self.disbelieved.get(kind, 0) + 1
         if upstream.complain(kind):
@@ -332,7 +334,7 @@ class Backend:
                 "what %s says of itself cannot be, and is left out: %s", upstream.endpoint.name, why, exc_info=error
             )
 
-    def _cached(self, prompt: Prompt, pods: Iterable[Upstream]) -> list[tuple[Upstream, int]]:
+    def _cached(self, prompt: Prompt, pods: Iterable[Replica]) -> list[tuple[Replica, int]]:
         """Each of the pods with the prompt tokens that it has cached."""
         pods, per_token = list(pods), self.bytes_per_token.value
         depths = self.index.match(prompt.keys, [pod.endpoint.url for pod in pods])
@@ -342,21 +344,28 @@ class Backend:
         ]
 
     def _roomy(
-        self, prompt: Prompt, terms: Terms, pods: Sequence[tuple[Upstream, int]], now: float, most: float = 0.0
-    ) -> tuple[list[tuple[Upstream, int]], float]:
+        self,
+        prompt: Prompt,
+        terms: RequestAttributes,
+        pods: Sequence[tuple[Replica, int]],
+        now: float,
+        most: float = 0.0,
+    ) -> tuple[list[tuple[Replica, int]], float]:
         """Those of the pods that have room for a request, and the most that any takes; `most`: that others do."""
         usual = self.usual
         rooms = [pod.room(now, usual, self.gateways) for pod, _ in pods]
         most = max(most, headroom.largest(rooms))
-        answers = headroom.Answers(self._output(terms), usual, self.varied.value)
+        answers = headroom.AnswerLengths(self._output(terms), usual, self.varied.value)
         fits = headroom.roomy(rooms, prompt.tokens, answers, [cached for _, cached in pods], most)
         return list(compress(pods, fits)), most
 
-    def _output(self, terms: Terms) -> float:
+    def _output(self, terms: RequestAttributes) -> float:
         """Tokens that a request will likely generate."""
         return self.usual if terms.most_output is None else min(self.usual, terms.most_output)
 
-    def _place(self, prompt: Prompt, terms: Terms, free: Sequence[tuple[Upstream, int]], now: float) -> Lease | None:
+    def _place(
+        self, prompt: Prompt, terms: RequestAttributes, free: Sequence[tuple[Replica, int]], now: float
+    ) -> Reservation | None:
         """Choose one of the pods, each with what it has cached of the prompt; None when there is none."""
         output, per_token = self._output(terms), self.bytes_per_token.value
         if share := self.deployment.canary_percent:
@@ -388,7 +397,7 @@ class Backend:
         tally = None
         if self.tracks is not None:
             tally = self.tracks.canary if upstream.endpoint.canary else self.tracks.stable
-        return Lease(
+        return Reservation(
             self,
             upstream,
             prompt,
@@ -402,7 +411,7 @@ class Backend:
             marks=marks,
         )
 
-    def _accepting(self, pods: Iterable[Upstream], now: float) -> Iterator[Upstream]:
+    def _accepting(self, pods: Iterable[Replica], now: float) -> Iterator[Replica]:
         """Those of the pods that may be sent requests; those of a canary without a share may not."""
         canary = self.deployment.canary_percent > 0
         return (pod for pod in pods if pod.accepts(now) and (canary or not pod.endpoint.canary))

@@ -11,7 +11,7 @@ from msgspec.structs import fields
 from octavo_gateway.discovery.endpoints import Endpoint
 from octavo_gateway.routing import headroom
 from octavo_gateway.routing.router import Candidate, Report
-from octavo_gateway.routing.step_cost import Figures, Steps
+from octavo_gateway.routing.step_cost import StepCost, Steps
 from octavo_protocol.load import LoadReport
 
 # Reports are taken every second; an older one says less than what this gateway itself has sent.
@@ -29,7 +29,7 @@ _numbers = attrgetter(*_NUMBERS)
 
 
 class Growing(Protocol):
-    """A request whose answer is not seen growing; `asks` as `Upstream.sent` gave it."""
+    """A request whose answer is not seen growing; `asks` as `Replica.sent` gave it."""
 
     asks: int
 
@@ -38,7 +38,7 @@ class Growing(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Upstream:
+class Replica:
     """One pod.
 
     `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
@@ -78,7 +78,7 @@ class Upstream:
     avoided_at: float = float("-inf")
     avoid_until: float = float("-inf")
     start_time: float | None = None
-    figures: Figures | None = None
+    figures: StepCost | None = None
     steps: Steps = field(default_factory=Steps)
     complaints: set[str] = field(default_factory=set)
     unseen: set[Growing] = field(default_factory=set)
@@ -112,19 +112,19 @@ class Upstream:
             self.known if age <= REPORT_SECONDS else None, self.since_uncached, self.prefilling, matched, max(0.0, age),
         )  # fmt: skip
 
-    def _by_own_counts(self, pool: int, rows: int) -> headroom.Room:
+    def _by_own_counts(self, pool: int, rows: int) -> headroom.PodHeadroom:
         """What this gateway sent there, generated tokens included."""
         used = max(self.in_flight_tokens, self.private)
-        return headroom.Room(pool, used, self.in_flight, rows, growth=self.growth, private=self.private)
+        return headroom.PodHeadroom(pool, used, self.in_flight, rows, growth=self.growth, private=self.private)
 
-    def room(self, now: float, output: float, gateways: int) -> headroom.Room:
+    def room(self, now: float, output: float, gateways: int) -> headroom.PodHeadroom:
         """What it holds and will hold, if answers of others have `output` tokens; `gateways` send to it."""
         known = self.known
         if known is None:
             # One that has an address for reports and never gave any is not waited for.
             soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
             if bool(self.endpoint.admin_url) and soon:
-                return headroom.Room(None, 0.0, self.in_flight, headroom.BLIND)
+                return headroom.PodHeadroom(None, 0.0, self.in_flight, headroom.BLIND)
             # What it said last that could be true bounds what is sent to one that says nonsense now.
             return self._by_own_counts(*self.size) if self.size else headroom.ANY
         in_flight, pool = self.in_flight, known.pool_tokens
@@ -144,7 +144,7 @@ class Upstream:
             # Sent before the report, and not in it yet: still being read there.
             used -= others * self.in_flight_tokens / max(1, in_flight)
         rows = max(in_flight, known.rows + self.since)
-        return headroom.Room(pool, max(0.0, used), rows, known.max_rows, due, growth, private)
+        return headroom.PodHeadroom(pool, max(0.0, used), rows, known.max_rows, due, growth, private)
 
     def sent(self, tokens: int, uncached: int) -> int:
         """Count a request that goes there; what to say with `began` and `finished` later."""
@@ -221,7 +221,7 @@ class Upstream:
         """What it said of itself is not believed any more."""
         self.report = self.known = None
 
-    def learned(self, figures: Figures | None) -> None:
+    def learned(self, figures: StepCost | None) -> None:
         """What its steps cost."""
         self.figures = figures
         self._know()

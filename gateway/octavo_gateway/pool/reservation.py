@@ -5,33 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_gateway.pool.replica import Upstream
+from octavo_gateway.pool.replica import Replica
 from octavo_gateway.queueing import virtual_token_counter
 from octavo_gateway.routing import prompt_features
-from octavo_gateway.routing.canary import Tally
+from octavo_gateway.routing.canary import CanaryStats
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_gateway.routing.router import Choice
 from octavo_protocol.prompt import PromptError, decode_prompt
 
 if TYPE_CHECKING:
-    from octavo_gateway.pool.model_pool import Backend
+    from octavo_gateway.pool.model_pool import ModelPool
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class Reservation:
     """One request's place on one pod.
 
     `uncached` prompt tokens are to be computed there, as far as is known; `output` tokens are likely to be generated,
     and `left` of them still. `marks` are the pieces of its prompt that nobody had sent there before.
     """
 
-    backend: Backend
-    upstream: Upstream
+    backend: ModelPool
+    upstream: Replica
     prompt: Prompt
     choice: Choice
     uncached: int
     asks: int
-    tally: Tally | None = None
+    tally: CanaryStats | None = None
     began: bool = False
     tenant: str = ""
     output: float = 0.0

@@ -10,7 +10,7 @@ _WINDOW_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Pace:
+class DispatchRate:
     """The times of the last requests that were sent."""
 
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))

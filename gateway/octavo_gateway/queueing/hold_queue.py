@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from octavo_gateway.queueing.virtual_token_counter import Ledger
+from octavo_gateway.queueing.virtual_token_counter import VirtualTokenCounter
 from octavo_gateway.routing.prompt_features import NO_PROMPT, Prompt
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RequestAttributes:
     """On which terms a request waits. `most_output`: tokens it may generate at most, None when that is not bounded."""
 
     tenant: str = ""
@@ -46,11 +46,11 @@ class Terms:
     most_output: float | None = None
 
 
-PLAIN = Terms()
+PLAIN = RequestAttributes()
 
 
 @dataclass(slots=True, eq=False)
-class Ticket(Generic[T]):
+class QueuedRequest(Generic[T]):
     """One held request: its size in bytes and prompt tokens, since when, and the future that is its turn.
 
     `prompt` is what a pod will be chosen by, `terms` who waits.
@@ -61,7 +61,7 @@ class Ticket(Generic[T]):
     since: float
     granted: Future[T]
     prompt: Prompt = NO_PROMPT
-    terms: Terms = PLAIN
+    terms: RequestAttributes = PLAIN
 
     @property
     def tenant(self) -> str:
@@ -78,21 +78,21 @@ class Ticket(Generic[T]):
 class _Line(Generic[T]):
     """Tickets in order of arrival, and the sum of their sizes."""
 
-    tickets: dict[int, Ticket[T]] = field(default_factory=dict)
+    tickets: dict[int, QueuedRequest[T]] = field(default_factory=dict)
     size: int = 0
 
     def __len__(self) -> int:
         return len(self.tickets)
 
-    def add(self, ticket: Ticket[T]) -> None:
+    def add(self, ticket: QueuedRequest[T]) -> None:
         self.tickets[id(ticket)] = ticket
         self.size += ticket.size
 
-    def remove(self, ticket: Ticket[T]) -> None:
+    def remove(self, ticket: QueuedRequest[T]) -> None:
         del self.tickets[id(ticket)]
         self.size -= ticket.size
 
-    def first(self) -> Ticket[T]:
+    def first(self) -> QueuedRequest[T]:
         return next(iter(self.tickets.values()))
 
 
@@ -115,7 +115,7 @@ class HoldQueue(Generic[T]):
 
     bounds: Bounds
     tokens: int = 0
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: VirtualTokenCounter = field(default_factory=VirtualTokenCounter)
     _all: _Line[T] = field(default_factory=_Line)
     _classes: dict[int, _Class[T]] = field(default_factory=dict)
     _tenants: dict[str, int] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class HoldQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Ticket[T]]:
+    def __iter__(self) -> Iterator[QueuedRequest[T]]:
         return iter(tuple(self._all.tickets.values()))
 
     @property
@@ -131,7 +131,7 @@ class HoldQueue(Generic[T]):
         """Bytes of all that wait."""
         return self._all.size
 
-    def offer(self, ticket: Ticket[T]) -> bool:
+    def offer(self, ticket: QueuedRequest[T]) -> bool:
         """Put a ticket behind those of its tenant and priority; False when the queue is full."""
         if not self._fits(ticket, len(self), self.size):
             return False
@@ -144,7 +144,7 @@ class HoldQueue(Generic[T]):
         self.tokens += ticket.tokens
         return True
 
-    def displaced(self, ticket: Ticket[T]) -> list[Ticket[T]]:
+    def displaced(self, ticket: QueuedRequest[T]) -> list[QueuedRequest[T]]:
         """The tickets to remove so that `ticket` fits; empty when none has to go or it has no more right than they."""
         if not self._classes or self._fits(ticket, len(self), self.size):
             return []
@@ -158,7 +158,7 @@ class HoldQueue(Generic[T]):
             least = self._weight(members.lines.get(ticket.tenant, _Line())) + self._share(1, ticket.size)
         if lowest > ticket.priority or (lowest == ticket.priority and heaviest == ticket.tenant):
             return []
-        going: list[Ticket[T]] = []
+        going: list[QueuedRequest[T]] = []
         weight, count, size = self._weight(line), len(self), self.size
         for youngest in reversed(line.tickets.values()):
             weight -= self._share(1, youngest.size)
@@ -174,7 +174,7 @@ class HoldQueue(Generic[T]):
         """Whether a tenant, one of several who wait, has its share of the queue."""
         return len(self._tenants) > 1 and self._tenants.get(tenant, 0) * len(self._tenants) >= len(self)
 
-    def head(self, now: float) -> Ticket[T] | None:
+    def head(self, now: float) -> QueuedRequest[T] | None:
         """The ticket that is next."""
         if not self._classes:
             return None
@@ -182,7 +182,7 @@ class HoldQueue(Generic[T]):
         lines = self._classes[turn].lines
         return lines[min(lines, key=self.ledger.served)].first()
 
-    def remove(self, ticket: Ticket[T]) -> None:
+    def remove(self, ticket: QueuedRequest[T]) -> None:
         """Take a ticket out, wherever it is; nothing happens when it is not in the queue."""
         if id(ticket) not in self._all.tickets:
             return
@@ -206,7 +206,7 @@ class HoldQueue(Generic[T]):
         """How many wait in each class."""
         return {priority: len(members.all) for priority, members in sorted(self._classes.items())}
 
-    def _fits(self, ticket: Ticket[T], count: int, size: int) -> bool:
+    def _fits(self, ticket: QueuedRequest[T], count: int, size: int) -> bool:
         return count < self.bounds.requests and size + ticket.size <= self.bounds.size
 
     def _weight(self, line: _Line[T]) -> float:

@@ -21,7 +21,7 @@ def cost(prompt: float, output: float) -> float:
     return prompt * PROMPT_TOKEN + output * OUTPUT_TOKEN
 
 
-class Ledger:
+class VirtualTokenCounter:
     """The counters. `floor` is that of the tenant chosen last, when it was chosen."""
 
     def __init__(self) -> None:

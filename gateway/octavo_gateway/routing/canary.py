@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class CanaryStats:
     """What one track answered since the canary's step began."""
 
     requests: int = 0
@@ -41,8 +41,8 @@ class Tracks:
     """Both tallies of one step. A request counts for the step it was sent in, whenever it ends."""
 
     step: str
-    stable: Tally = field(default_factory=Tally)
-    canary: Tally = field(default_factory=Tally)
+    stable: CanaryStats = field(default_factory=CanaryStats)
+    canary: CanaryStats = field(default_factory=CanaryStats)
 
     def traffic(self) -> CanaryTraffic:
         """For the report."""

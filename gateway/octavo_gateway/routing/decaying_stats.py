@@ -9,7 +9,7 @@ LEAST = 8
 
 
 @dataclass(slots=True)
-class Ratio:
+class DecayingRatio:
     """`top / bottom` over about the last `memory` of `bottom`; what it starts with is worth little."""
 
     top: float

@@ -20,7 +20,7 @@ CHANCE = 0.5
 BLIND = 4
 
 
-class Room(NamedTuple):
+class PodHeadroom(NamedTuple):
     """One pod. `pool`, `used`, `growth`: KV tokens, there and likely to come; `rows`: sequences, running or waiting.
 
     `private` of those used are of one sequence alone, as far as is known.
@@ -38,7 +38,7 @@ class Room(NamedTuple):
     private: float = 0.0
 
 
-class Answers(NamedTuple):
+class AnswerLengths(NamedTuple):
     """How long answers are: `usual` tokens in the mean, `varied` the square of their coefficient of variation.
 
     The request asked for has `output` of them to come.
@@ -50,15 +50,17 @@ class Answers(NamedTuple):
 
 
 # A pod that never says what it holds: its own queue has to.
-ANY = Room(None, 0.0, 0, 1)
+ANY = PodHeadroom(None, 0.0, 0, 1)
 
 
-def largest(rooms: Iterable[Room]) -> float:
+def largest(rooms: Iterable[PodHeadroom]) -> float:
     """The most tokens that any of the pods takes; 0 while none has said."""
     return max((FILL_SHARE * room.pool for room in rooms if room.pool is not None), default=0.0)
 
 
-def roomy(rooms: Sequence[Room], prompt: int, answers: Answers, matched: Sequence[int], most: float) -> list[bool]:
+def roomy(
+    rooms: Sequence[PodHeadroom], prompt: int, answers: AnswerLengths, matched: Sequence[int], most: float
+) -> list[bool]:
     """Which pods a request of `prompt` tokens may be sent to now; `matched` of them each has cached.
 
     `most` is what the `largest` pod takes, of all that there are.
@@ -69,7 +71,7 @@ def roomy(rooms: Sequence[Room], prompt: int, answers: Answers, matched: Sequenc
     return [_fits(room, prompt, answers, cached, most) for room, cached in zip(rooms, matched, strict=True)]
 
 
-def peak(held: float, private: float, growth: float, rows: int, answers: Answers) -> float:
+def peak(held: float, private: float, growth: float, rows: int, answers: AnswerLengths) -> float:
     """KV tokens that sequences will likely hold together at most.
 
     `held` now, `private` of them by one sequence alone, so that they go with it; `growth` still to come in all. Equal
@@ -91,7 +93,7 @@ def peak(held: float, private: float, growth: float, rows: int, answers: Answers
     return whole - min(1.0, answers.varied) * max(0.0, whole - exponential)
 
 
-def _fits(room: Room, prompt: int, answers: Answers, cached: int, most: float) -> bool:
+def _fits(room: PodHeadroom, prompt: int, answers: AnswerLengths, cached: int, most: float) -> bool:
     if room.due or not room.rows:
         return True
     if room.rows >= room.max_rows:

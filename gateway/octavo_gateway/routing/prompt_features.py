@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 
-from octavo_gateway.routing.decaying_stats import Ratio
+from octavo_gateway.routing.decaying_stats import DecayingRatio
 from octavo_gateway.routing.prefix_index import COARSE, chain, pieces, reach, root
 
 # What bytes per token a text may have; beyond it the answer's count is not believed.
@@ -40,9 +40,9 @@ class Prompt:
 NO_PROMPT = Prompt(1, 0)
 
 
-def bytes_per_token() -> Ratio:
+def bytes_per_token() -> DecayingRatio:
     """For one model, four until something else is learned."""
-    return Ratio(4.0 * 256, 256, 1e6)
+    return DecayingRatio(4.0 * 256, 256, 1e6)
 
 
 def prefix_keys(text: bytes, deployment: str, tenant: str, salt: bytes) -> tuple[bytes, ...]:
@@ -70,7 +70,7 @@ def session_key(value: str | None) -> bytes:
     return blake2b(value.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
-def learn(ratio: Ratio, size: int, tokens: int) -> None:
+def learn(ratio: DecayingRatio, size: int, tokens: int) -> None:
     """Take an answer's count of the tokens of a prompt of `size` bytes, if it can be true."""
     if size > 0 and size / MOST_BYTES <= tokens <= size / LEAST_BYTES:
         ratio.add(size, tokens)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from statistics import median, median_low
 from typing import NamedTuple
 
-from octavo_gateway.routing.step_cost import Figures
+from octavo_gateway.routing.step_cost import StepCost
 
 PREFIX_AWARE = "PrefixAware"
 LEAST_LOAD = "LeastLoad"
@@ -53,7 +53,7 @@ class Report:
     max_rows: int
     uncached: int = 0
     batch: int = NEUTRAL_BATCH
-    figures: Figures | None = None
+    figures: StepCost | None = None
     running: int = 0
 
 
@@ -152,7 +152,7 @@ class _Pod(NamedTuple):
     pool: int
     max_rows: int
     batch: int
-    figures: Figures
+    figures: StepCost
 
 
 def _cheapest(
@@ -244,7 +244,7 @@ def _cost(pod: _Pod, ask: Ask, matched: int) -> float:
     return cost
 
 
-def _idle(figures: Figures, ask: Ask) -> float:
+def _idle(figures: StepCost, ask: Ask) -> float:
     """What the request would cost on an empty pod that has all of it cached."""
     return ask.output * (figures.base + figures.row + figures.context * ask.tokens)
 
@@ -288,7 +288,7 @@ def _gateways(candidates: Sequence[Candidate]) -> float:
     return min(MAX_GATEWAYS, max(1.0, (rows + FEW_ROWS) / (max(0, own) + FEW_ROWS)))
 
 
-def _assumed(reports: Sequence[Report], pods: int) -> tuple[Report, Figures | None]:
+def _assumed(reports: Sequence[Report], pods: int) -> tuple[Report, StepCost | None]:
     """What is taken to be true of a pod without a report, and of one without figures: what is usual here."""
     known = [report.figures for report in reports if report.figures]
     unknown, common = _BLIND, None
@@ -302,8 +302,8 @@ def _assumed(reports: Sequence[Report], pods: int) -> tuple[Report, Figures | No
     return unknown, common
 
 
-def _typical(known: Sequence[Figures]) -> Figures:
-    return Figures(
+def _typical(known: Sequence[StepCost]) -> StepCost:
+    return StepCost(
         median(figures.base for figures in known),
         median(figures.prefill for figures in known),
         median(figures.row for figures in known),
@@ -311,8 +311,8 @@ def _typical(known: Sequence[Figures]) -> Figures:
     )
 
 
-def _neutral(report: Report) -> Figures:
-    return Figures(
+def _neutral(report: Report) -> StepCost:
+    return StepCost(
         NEUTRAL_STEP,
         NEUTRAL_PREFILL * NEUTRAL_STEP / (report.batch or 1),
         NEUTRAL_STEP / (report.max_rows or 1),

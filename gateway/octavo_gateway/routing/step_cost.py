@@ -36,7 +36,7 @@ _values = attrgetter(*_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StepCost:
     """Seconds of a step: its `base`, and what each prompt token, row and token of context adds."""
 
     base: float
@@ -68,7 +68,7 @@ class Steps:
         return True
 
 
-def fit(pods: Iterable[Steps]) -> Figures | None:
+def fit(pods: Iterable[Steps]) -> StepCost | None:
     """The figures that the steps of equal pods have in common, or None while too little was seen to tell."""
     sums = dict.fromkeys(_NAMES, 0.0)
     for steps in pods:
@@ -78,10 +78,10 @@ def fit(pods: Iterable[Steps]) -> Figures | None:
         return None
     found = non_negative(*_equations(sums), (0.0,) * 4, RIDGE)
     # A prompt that costs nothing would be sent anywhere: then neutral figures say more.
-    return Figures(*found) if found[1] > 0 else None
+    return StepCost(*found) if found[1] > 0 else None
 
 
-def paced(figures: Figures, steps: Steps) -> Figures:
+def paced(figures: StepCost, steps: Steps) -> StepCost:
     """The figures of one pod: those in common times its pace, where that differs by more than chance and mix explain.
 
     Figures fitted for each pod alone differ by noise, and the pod with the luckiest would get everything.
@@ -99,7 +99,7 @@ def paced(figures: Figures, steps: Steps) -> Figures:
     pace = min(max(pace / SAME_PACE, 1.0), MOST_PACE) if pace > 1 else max(min(pace * SAME_PACE, 1.0), 1 / MOST_PACE)
     if pace == 1.0:
         return figures
-    return Figures(figures.base * pace, figures.prefill * pace, figures.row * pace, figures.context * pace)
+    return StepCost(figures.base * pace, figures.prefill * pace, figures.row * pace, figures.context * pace)
 
 
 def _equations(sums: Mapping[str, float]) -> tuple[Matrix, Vector]:

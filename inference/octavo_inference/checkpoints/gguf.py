@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.checkpoints.gguf_header import Entry, Header, Value, damaged, read_header
+from octavo_inference.checkpoints.gguf_header import Header, TensorEntry, Value, damaged, read_header
 from octavo_inference.common.errors import ModelError
 
 # ggml type -> name, elements per block, bytes per block
@@ -77,7 +77,7 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(path, header.metadata, tensors, buffer[: header.size], buffer)
 
 
-def _view(header: Header, buffer: NDArray[np.uint8], entry: Entry) -> GgufTensor:
+def _view(header: Header, buffer: NDArray[np.uint8], entry: TensorEntry) -> GgufTensor:
     name, shape, path = entry.name, entry.shape, header.path
     if entry.type_id not in TYPES:
         known = ", ".join(known[0] for known in TYPES.values())

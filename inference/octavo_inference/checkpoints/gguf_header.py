@@ -38,7 +38,7 @@ _MAX_NAME = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor as the file lists it: `shape` outermost first (as numpy), `offset` from the start of the data."""
 
     name: str
@@ -54,7 +54,7 @@ class Header:
     path: Path
     mapped: mmap.mmap
     metadata: dict[str, Value]
-    entries: list[Entry]
+    entries: list[TensorEntry]
     size: int
     data_start: int
 
@@ -202,7 +202,7 @@ def read_header(path: Path) -> Header:
     return Header(path, mapped, metadata, entries, cursor.offset, -(-cursor.offset // alignment) * alignment)
 
 
-def _read_entry(cursor: _Cursor) -> Entry:
+def _read_entry(cursor: _Cursor) -> TensorEntry:
     name = cursor.string("a tensor name")
     dimensions = int(cursor.scalar("<I", f"dimensions of {name}"))
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
@@ -210,4 +210,4 @@ def _read_entry(cursor: _Cursor) -> Entry:
     sizes = [int(cursor.scalar("<Q", f"size of {name}")) for _ in range(dimensions)]
     type_id = int(cursor.scalar("<I", f"type of {name}"))
     offset = int(cursor.scalar("<Q", f"offset of {name}"))
-    return Entry(name, type_id, tuple(reversed(sizes)), offset)
+    return TensorEntry(name, type_id, tuple(reversed(sizes)), offset)

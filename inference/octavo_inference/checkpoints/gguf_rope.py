@@ -13,7 +13,7 @@ from octavo_inference.models.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
-    Scaling,
+    RopeScaling,
     YarnScaling,
     long_magnitude,
     yarn_magnitude,
@@ -26,7 +26,7 @@ Number = Callable[..., float]
 Divisors = Callable[[str], NDArray[np.float32] | None]
 
 
-def read_scaling(file: GgufFile, number: Number, divisors: Divisors, theta: float, dim: int) -> Scaling | None:
+def read_scaling(file: GgufFile, number: Number, divisors: Divisors, theta: float, dim: int) -> RopeScaling | None:
     """`number` reads a key of the architecture; `divisors` a vector of dim / 2 numbers, None when it is not there.
 
     Raises ModelError for a scaling that is not known or not complete.

@@ -11,7 +11,7 @@ from octavo_inference.models.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
-    Scaling,
+    RopeScaling,
     YarnScaling,
     long_magnitude,
     yarn_magnitude,
@@ -24,7 +24,7 @@ class RopeParameters:
 
     theta: float
     dim: int
-    scaling: Scaling | None
+    scaling: RopeScaling | None
     local_theta: float | None
 
 
@@ -57,7 +57,7 @@ def read_rope(path: Path, data: dict[str, Any], head_dim: int, *, theta: float, 
     )
 
 
-def _scaling(path: Path, data: dict[str, Any], rope: dict[str, Any], dim: int) -> Scaling | None:
+def _scaling(path: Path, data: dict[str, Any], rope: dict[str, Any], dim: int) -> RopeScaling | None:
     kind = _kind(rope)
     if kind == "default":
         return None
@@ -74,7 +74,7 @@ def _scaling(path: Path, data: dict[str, Any], rope: dict[str, Any], dim: int) -
     return scaling
 
 
-def _llama3(rope: dict[str, Any], data: dict[str, Any]) -> Scaling:
+def _llama3(rope: dict[str, Any], data: dict[str, Any]) -> RopeScaling:
     return Llama3Scaling(
         factor=float(rope["factor"]),
         low_freq_factor=float(rope["low_freq_factor"]),
@@ -83,11 +83,11 @@ def _llama3(rope: dict[str, Any], data: dict[str, Any]) -> Scaling:
     )
 
 
-def _linear(rope: dict[str, Any], _: dict[str, Any]) -> Scaling:
+def _linear(rope: dict[str, Any], _: dict[str, Any]) -> RopeScaling:
     return LinearScaling(float(rope["factor"]))
 
 
-def _yarn(rope: dict[str, Any], data: dict[str, Any]) -> Scaling:
+def _yarn(rope: dict[str, Any], data: dict[str, Any]) -> RopeScaling:
     original = _original(rope, data)
     factor = float(rope.get("factor") or data["max_position_embeddings"] / original)
     magnitude = rope.get("attention_factor")
@@ -105,7 +105,7 @@ def _yarn(rope: dict[str, Any], data: dict[str, Any]) -> Scaling:
     )
 
 
-def _long(rope: dict[str, Any], data: dict[str, Any]) -> Scaling:
+def _long(rope: dict[str, Any], data: dict[str, Any]) -> RopeScaling:
     original = _original(rope, data)
     factor = float(rope.get("factor") or data["max_position_embeddings"] / original)
     magnitude = rope.get("attention_factor")

@@ -17,7 +17,7 @@ ProfileName = Literal["latency", "balanced", "throughput"]
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class BatchProfile:
     """Defaults for settings that were not given: sequences and tokens in one step, and how much prompts may slow it.
 
     The last one is for servers; offline nobody waits for the next token.
@@ -30,16 +30,16 @@ class Profile:
 
 # A step's length is what others wait while a prompt enters: `prefill_slowdown` bounds it, and its tokens where nothing
 # is measured yet. More tokens amortise what each step costs anyway, and more rows read the weights for more at once.
-PROFILES: dict[ProfileName, Profile] = {
-    "latency": Profile(max_running_requests=16, max_batched_tokens=256, prefill_slowdown=1.3),
-    "balanced": Profile(max_running_requests=64, max_batched_tokens=512, prefill_slowdown=1.5),
-    "throughput": Profile(max_running_requests=256, max_batched_tokens=1024, prefill_slowdown=4.0),
+PROFILES: dict[ProfileName, BatchProfile] = {
+    "latency": BatchProfile(max_running_requests=16, max_batched_tokens=256, prefill_slowdown=1.3),
+    "balanced": BatchProfile(max_running_requests=64, max_batched_tokens=512, prefill_slowdown=1.5),
+    "throughput": BatchProfile(max_running_requests=256, max_batched_tokens=1024, prefill_slowdown=4.0),
 }
 # A GPU reads its weights for hundreds of rows in the time it reads them for one.
-GPU_PROFILES: dict[ProfileName, Profile] = {
-    "latency": Profile(max_running_requests=32, max_batched_tokens=512, prefill_slowdown=1.3),
-    "balanced": Profile(max_running_requests=256, max_batched_tokens=2048, prefill_slowdown=1.5),
-    "throughput": Profile(max_running_requests=512, max_batched_tokens=8192, prefill_slowdown=4.0),
+GPU_PROFILES: dict[ProfileName, BatchProfile] = {
+    "latency": BatchProfile(max_running_requests=32, max_batched_tokens=512, prefill_slowdown=1.3),
+    "balanced": BatchProfile(max_running_requests=256, max_batched_tokens=2048, prefill_slowdown=1.5),
+    "throughput": BatchProfile(max_running_requests=512, max_batched_tokens=8192, prefill_slowdown=4.0),
 }
 
 

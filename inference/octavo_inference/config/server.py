@@ -19,7 +19,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a server process is told. Lengths and sizes in tokens, `kv_memory` in bytes, times in seconds.
 
     None leaves the choice to the engine, which prints what it chose.
@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
 
 
-def parse(argv: Sequence[str]) -> Settings:
+def parse(argv: Sequence[str]) -> ServerSettings:
     """Settings from a command line. Raises `SettingsError`; exits after `--help`."""
     parser = build_parser()
     explicit = parser.parse_args(argv)
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> Settings:
     values = vars(explicit)
     del values["config"]
     names = tuple(dict.fromkeys(values.pop("served_model_name") or ()))
-    settings = Settings(served_model_names=names, **values)
+    settings = ServerSettings(served_model_names=names, **values)
     if settings.batching == "static" and settings.static_wait_ms / 1000 >= settings.stall_seconds:
         raise SettingsError(
             f"--static-wait-ms: {settings.static_wait_ms} is not less than --stall-seconds {settings.stall_seconds:g}: "
@@ -119,7 +119,7 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
         allow_abbrev=False,
     )
-    d = Settings()
+    d = ServerSettings()
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -284,7 +284,7 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
 def build_parser() -> argparse.ArgumentParser:
     """The flags of a server."""
     parser = engine_parser("octavo-server", "Serve a language model over the OpenAI API.")
-    d = Settings()
+    d = ServerSettings()
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default=d.host, help=f"address of the API (default: {d.host})")
     http.add_argument(

@@ -47,7 +47,7 @@ class Backend(Protocol):
         ...
 
 
-class Launched(Protocol):
+class StepHandle(Protocol):
     """A step that is on its way."""
 
     def collect(self) -> StepResult:
@@ -62,7 +62,7 @@ class RowBackend(Backend, Protocol):
     So a step may be launched before the tokens of the one before are known here.
     """
 
-    def launch(self, step: RowStep) -> Launched:
+    def launch(self, step: RowStep) -> StepHandle:
         """Start a step; the ones before it are computed first. Steps are collected in the order of their launch."""
         ...
 

@@ -79,7 +79,7 @@ class PoolError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Retention:
     """What the pool does with released blocks of one policy: keep them for `seconds`, at most `blocks` of them."""
 
     seconds: float
@@ -90,7 +90,7 @@ class Keep:
 class _Cached:
     """The cached blocks of one policy."""
 
-    keep: Keep
+    keep: Retention
     leaves: BlockList = field(default_factory=BlockList)
     inner: BlockList = field(default_factory=BlockList)
 
@@ -106,13 +106,13 @@ class BlockPool:
     Times are seconds of one clock, and never go back.
     """
 
-    def __init__(self, count: int, keeps: Sequence[Keep] = ()) -> None:
+    def __init__(self, count: int, keeps: Sequence[Retention] = ()) -> None:
         self.blocks = [Block(i) for i in range(count)]
         self.by_hash: dict[bytes, Block] = {}
         self.followers: dict[bytes, int] = {}
         """How many known blocks follow the block of this hash; absent when none."""
         self.free = BlockList()
-        self.kept = [_Cached(keep) for keep in keeps or (Keep(math.inf, count),)]
+        self.kept = [_Cached(keep) for keep in keeps or (Retention(math.inf, count),)]
         self.clock = 0
         self.evictions = 0
         # What `changes` has not told yet; None while nobody has asked, so that it costs nothing and cannot grow.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from octavo_inference.common.memory_plan import MemoryPlan
 from octavo_inference.config.engine import BackendName, Dtype
 from octavo_inference.core.backend import Backend
-from octavo_inference.core.kv_cache_sizing import Sizes
-from octavo_inference.models.info import Description
+from octavo_inference.core.kv_cache_sizing import CacheSizes
+from octavo_inference.models.info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Built:
     """A backend, the sizes it was made for, and what became of settings that left the choice."""
 
     backend: Backend
-    config: Description
-    sizes: Sizes
+    config: ModelInfo
+    sizes: CacheSizes
     name: BackendName
     dtype: Dtype
     threads: int

@@ -23,20 +23,20 @@ from octavo_inference.common.errors import DeviceLostError, QueueFullError, Requ
 from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.config.cache_policy import POLICIES, PolicyName
 from octavo_inference.core.backend import Backend, RowBackend
-from octavo_inference.core.block_pool import BlockPool, Keep, PoolError
+from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
-from octavo_inference.core.input_batch import RowTable
+from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.model_input import StepResult
-from octavo_inference.core.pending_step import Flight, starter
-from octavo_inference.core.prefill_budget import Pace
+from octavo_inference.core.pending_step import PendingStep, starter
+from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
-from octavo_inference.core.request_table import LiveRequests
+from octavo_inference.core.request_table import RequestTable
 from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
-from octavo_inference.core.scheduler_output import Plan
-from octavo_inference.core.sequence import Sequence, State
+from octavo_inference.core.scheduler_output import SchedulerOutput
+from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.validation import check_prompt, check_sampling
-from octavo_inference.models.info import Description
+from octavo_inference.models.info import ModelInfo
 from octavo_protocol.hashing import KEY_BYTES, root_hash
 from octavo_protocol.load import LoadReport
 
@@ -51,7 +51,7 @@ _CHECK_SECONDS = 30.0
 class EngineLimits:
     """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait.
 
-    `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`core.pace`), None does not.
+    `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`core.prefill_budget`), None does not.
     `overlap`: the next step is launched before the tokens of the last are here, where the backend can.
     `static_wait`: None for continuous batching, else the seconds a static batch waits to fill. `host_blocks`: how many
     blocks of preempted sequences the host may keep; 0 computes them again. `cache_policy` is for requests without one.
@@ -79,7 +79,7 @@ class Engine:
     def __init__(
         self,
         backend: Backend,
-        config: Description,
+        config: ModelInfo,
         limits: EngineLimits,
         *,
         clock: Callable[[], float],
@@ -100,16 +100,16 @@ class Engine:
         self._arrivals = 0
         self._reports = 0
         self._failures = 0
-        self._pace = None if limits.prefill_slowdown is None else Pace(limits.prefill_slowdown)
+        self._pace = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
         keeps_rows = isinstance(backend, RowBackend)
-        self._rows = RowTable(limits.max_running, limits.max_model_len, backend.block_size, journal=keeps_rows)
+        self._rows = InputBatch(limits.max_running, limits.max_model_len, backend.block_size, journal=keeps_rows)
         self._start = starter(backend, self._rows)
         # Steps on their way, the oldest first: `depth` of them beside the one that is planned.
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[PendingStep] = deque()
         self._depth = 1 if limits.overlap and keeps_rows else 0
         self._collected = -math.inf
         blocks = backend.num_blocks
-        self._pool = BlockPool(blocks, [Keep(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
+        self._pool = BlockPool(blocks, [Retention(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
         self.scheduler = Scheduler(
             self._pool,
             self._rows,
@@ -123,7 +123,7 @@ class Engine:
             host_blocks=limits.host_blocks,
             failpoints=self._failpoints,
         )
-        self._live = LiveRequests(self.scheduler, clock)
+        self._live = RequestTable(self.scheduler, clock)
 
     @property
     def overlaps(self) -> bool:
@@ -274,7 +274,7 @@ class Engine:
 
     def _launch(self, now: float, outputs: list[Output]) -> bool:
         """Plan a step and start it; whether there was one to start. What that ends goes to `outputs`."""
-        plan = Plan()
+        plan = SchedulerOutput()
         try:
             self.scheduler.schedule(plan, now)
         except PoolError:
@@ -304,7 +304,7 @@ class Engine:
         self._flights.append(flight)
         return True
 
-    def _collect(self, flight: Flight) -> list[Output]:
+    def _collect(self, flight: PendingStep) -> list[Output]:
         """Wait for a step and hand out its tokens."""
         plan = flight.plan
         try:
@@ -330,10 +330,10 @@ class Engine:
             self._pace.observe(seconds, len(plan.decodes), flight.prefill)
         return outputs
 
-    def _hand_out(self, plan: Plan, result: StepResult) -> list[Output]:
+    def _hand_out(self, plan: SchedulerOutput, result: StepResult) -> list[Output]:
         outputs: list[Output] = []
         for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
-            if sequence.state is State.FINISHED:
+            if sequence.state is SequenceState.FINISHED:
                 continue  # by a token before this one, an abort, or with a sibling whose logits were no numbers
             if token < 0:
                 outputs += self._refuse_numbers(sequence)
@@ -380,7 +380,7 @@ class Engine:
         scheduler = self.scheduler
         return f"{len(scheduler.running)} sequences run and {len(scheduler.queue) + scheduler.pending_forks} wait"
 
-    def _save(self, plan: Plan) -> None:
+    def _save(self, plan: SchedulerOutput) -> None:
         """Copy preempted sequences to the host. One that cannot be copied is computed again."""
         for sequence, blocks in plan.saves:
             try:
@@ -392,7 +392,7 @@ class Engine:
                 log.exception("a preempted sequence could not be kept; it is computed again")
                 self.scheduler.drop_host(sequence)
 
-    def _restore(self, plan: Plan) -> None:
+    def _restore(self, plan: SchedulerOutput) -> None:
         for sequence, first, blocks in plan.restores:
             self._failpoints.hit("swap.in")
             if blocks and sequence.host is not None:
@@ -425,7 +425,7 @@ class Engine:
         """End every request that had a part in a step: its KV may be half written."""
         # Clients get no word of the cause, which may name paths or addresses; the log has it.
         message = "the step this request was part of failed; the server's log says why"
-        ids = dict.fromkeys(s.request.id for s in sequences if s.state is not State.FINISHED)
+        ids = dict.fromkeys(s.request.id for s in sequences if s.state is not SequenceState.FINISHED)
         return [output for request_id in ids for output in self._live.end(request_id, "error", message)]
 
 

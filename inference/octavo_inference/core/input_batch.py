@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 from octavo_inference.core.model_input import (
     SAMPLING,
     Batch,
-    Change,
     Float32,
     Int32,
     LogitAdjust,
     Penalty,
+    RowChange,
     RowSamples,
     RowStep,
     SampleRows,
 )
-from octavo_inference.core.scheduler_output import Plan
+from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence
 
 _NO_IDS = np.empty(0, np.int32)
 
 
-class RowTable:
+class InputBatch:
     """Rows of running sequences. `max_len` tokens a sequence, blocks of `block_size`.
 
     With `journal`, changes are kept until `describe` hands them on.
@@ -46,7 +46,7 @@ class RowTable:
         self.logprobs = np.zeros(rows, np.int32)
         self._positions = np.arange(max_len, dtype=np.int32)
         self._free = list(range(rows - 1, -1, -1))
-        self._changes: list[Change] | None = [] if journal else None
+        self._changes: list[RowChange] | None = [] if journal else None
 
     @property
     def free(self) -> int:
@@ -69,9 +69,9 @@ class RowTable:
         self.logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         if self._changes is not None:
             self._changes += [
-                Change("tokens", row, 0, self.tokens[row, : sequence.total]),
-                Change("blocks", row, 0, self.blocks[row, : len(sequence.blocks)]),
-                Change("sampling", row, 0, self.sampling[row]),
+                RowChange("tokens", row, 0, self.tokens[row, : sequence.total]),
+                RowChange("blocks", row, 0, self.blocks[row, : len(sequence.blocks)]),
+                RowChange("sampling", row, 0, self.sampling[row]),
             ]
 
     def leave(self, sequence: Sequence) -> None:
@@ -84,9 +84,9 @@ class RowTable:
         """Write one entry of a sequence's block table."""
         self.blocks[sequence.row, index] = block
         if self._changes is not None:
-            self._changes.append(Change("blocks", sequence.row, index, self.blocks[sequence.row, index : index + 1]))
+            self._changes.append(RowChange("blocks", sequence.row, index, self.blocks[sequence.row, index : index + 1]))
 
-    def gather(self, plan: Plan) -> Batch:
+    def gather(self, plan: SchedulerOutput) -> Batch:
         """The batch of a plan: decoding sequences first, one query token each, then the chunks."""
         size, decodes = self.block_size, len(plan.decodes)
         rows, query_start, seq_len = _sequences(plan)
@@ -107,7 +107,7 @@ class RowTable:
         width = -(-int(seq_len.max(initial=0)) // size)
         return Batch(tokens, positions, slots, query_start, seq_len, self.blocks[rows, :width], self._sample_rows(plan))
 
-    def describe(self, plan: Plan) -> RowStep:
+    def describe(self, plan: SchedulerOutput) -> RowStep:
         """A plan for a backend that keeps the table, with all that changed since the last one. Needs `journal`."""
         changes, self._changes = self._changes or [], []
         rows, query_start, seq_len = _sequences(plan)
@@ -121,7 +121,7 @@ class RowTable:
         )
         return RowStep(changes, rows, query_start, seq_len, sample)
 
-    def _sample_rows(self, plan: Plan) -> SampleRows:
+    def _sample_rows(self, plan: SchedulerOutput) -> SampleRows:
         rows = np.array([s.row for s in plan.samples], np.intp)
         sampling = self.sampling[rows]
         return SampleRows(
@@ -137,7 +137,7 @@ class RowTable:
         )
 
 
-def _sequences(plan: Plan) -> tuple[Int32, Int32, Int32]:
+def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
     """Row, start of query tokens (one more than rows) and length after the step of each sequence in a plan."""
     decodes = len(plan.decodes)
     rows = np.array([s.row for s in plan.decodes] + [s.row for s, _ in plan.chunks], np.int32)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.config.engine import EngineSettings, Profile
+from octavo_inference.config.engine import BatchProfile, EngineSettings
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _SWAP_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class CacheSizes:
     """How the KV pool and the batch were cut."""
 
     num_blocks: int
@@ -31,14 +31,14 @@ class Sizes:
 
 def fit(
     settings: EngineSettings,
-    profile: Profile,
+    profile: BatchProfile,
     *,
     max_positions: int,
     token_bytes: int,
     block_size: int,
     room: Callable[[int, int], int],
     host_room: int | None = None,
-) -> Sizes:
+) -> CacheSizes:
     """Settle all sizes.
 
     `token_bytes` is a token's K and V over all layers, `block_size` the backend's own. `room(rows, tokens)` is how many
@@ -87,7 +87,7 @@ def fit(
             f"max_batched_tokens {max_batched} is less than max_model_len {wanted_len}, needed without chunked_prefill",
             "max_batched_tokens",
         )
-    return Sizes(
+    return CacheSizes(
         num_blocks,
         block_size,
         wanted_len,
@@ -98,7 +98,7 @@ def fit(
     )
 
 
-def _batched_tokens(settings: EngineSettings, profile: Profile, max_running: int, longest: int) -> int:
+def _batched_tokens(settings: EngineSettings, profile: BatchProfile, max_running: int, longest: int) -> int:
     if settings.max_batched_tokens is not None:
         return settings.max_batched_tokens
     return max(profile.max_batched_tokens, max_running, 0 if settings.chunked_prefill else longest)

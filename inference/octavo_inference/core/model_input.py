@@ -84,7 +84,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     """Integers of the row table that are not as the backend last saw them: `values` from `column` on of a `row`.
 
     `field` is "tokens" (prompt and output by position), "blocks" (the block table), or "sampling": `SAMPLING` columns,
@@ -139,7 +139,7 @@ class RowStep:
     number of sequences, never by their lengths. The arrays last until the next step.
     """
 
-    changes: list[Change]
+    changes: list[RowChange]
     row: Int32
     query_start: Int32
     seq_len: Int32

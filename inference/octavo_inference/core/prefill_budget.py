@@ -28,7 +28,7 @@ def chunk_limit(quiet: float, per_token: float, slowdown: float, answers: int, e
     return max(_LEAST, int(wait / per_token))
 
 
-class Pace:
+class PrefillBudget:
     """What steps took lately, and the limit that follows. `slowdown` above 1: as for `chunk_limit`."""
 
     def __init__(self, slowdown: float) -> None:

@@ -11,7 +11,7 @@ from octavo_inference.config.cache_policy import PolicyName
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
-# Ten levels are a hundred seconds of waiting (`core.waiting`): nobody gets further ahead of others than that.
+# Ten levels are a hundred seconds of waiting (`core.request_queue`): nobody gets further ahead of others than that.
 MAX_PRIORITY = 10
 MAX_TIMEOUT = 86400.0
 DEADLINE = "deadline"
@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One prompt handed to the engine. `tokens` is the prompt; `salt` separates prefix caches of tenants.
 
-    `priority`: higher starts first, see `core.waiting`. `tenant` is who shares fairly with others of that priority.
+    `priority`: higher starts first, see `core.request_queue`. `tenant` is who shares fairly with others of that priority.
     `cache_policy` says how long the prefix cache keeps its blocks; None is the engine's default. `timeout` is how many
     seconds it may take; what it has by then is its answer.
     """

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from octavo_inference.core.sequence import Sequence
-from octavo_inference.core.virtual_token_counter import Account
+from octavo_inference.core.virtual_token_counter import TenantCounter
 
 AGING_SECONDS = 10.0
 
@@ -84,10 +84,10 @@ class _Class:
 
     def __init__(self) -> None:
         self._all = _Line()
-        self._lines: dict[Account, _Line] = {}
+        self._lines: dict[TenantCounter, _Line] = {}
         # (counter, number, account) of those who have a line. A counter only grows: an entry that is behind is put
         # right when it comes to the top.
-        self._turns: list[tuple[int, int, Account]] = []
+        self._turns: list[tuple[int, int, TenantCounter]] = []
 
     def add(self, sequence: Sequence) -> None:
         account = sequence.account

@@ -10,7 +10,7 @@ from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.sequence import Sequence
 
 
-class LiveRequests:
+class RequestTable:
     """Knows sequences by their request's id, and ends them wherever they are. `clock` gives seconds."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:

@@ -14,13 +14,13 @@ from collections import deque
 
 from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.core.block_pool import BlockPool, PoolError
-from octavo_inference.core.input_batch import RowTable
-from octavo_inference.core.prefill_budget import Pace
+from octavo_inference.core.input_batch import InputBatch
+from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_inference.core.request_queue import WaitingQueue, level
-from octavo_inference.core.scheduler_output import Plan
-from octavo_inference.core.sequence import Sequence, State
+from octavo_inference.core.scheduler_output import SchedulerOutput
+from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.static_batching import next_batch
-from octavo_inference.core.virtual_token_counter import GENERATED_TOKEN, Ledger
+from octavo_inference.core.virtual_token_counter import GENERATED_TOKEN, VirtualTokenCounter
 from octavo_protocol.hashing import block_hash
 
 
@@ -38,7 +38,7 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
-        rows: RowTable,
+        rows: InputBatch,
         *,
         block_size: int,
         max_running: int,
@@ -46,7 +46,7 @@ class Scheduler:
         chunked: bool,
         caching: bool,
         static_wait: float | None = None,
-        pace: Pace | None = None,
+        pace: PrefillBudget | None = None,
         host_blocks: int = 0,
         failpoints: Failpoints | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
         self.host_blocks = self.host_free = host_blocks
         self._failpoints = failpoints or Failpoints("")
         self.queue = WaitingQueue()
-        self.ledger = Ledger()
+        self.ledger = VirtualTokenCounter()
         self.running: list[Sequence] = []
         self.pending_forks = 0
         # A static batch: its members that have not started, and how many have.
@@ -91,7 +91,7 @@ class Scheduler:
         """Queue a sequence, new or preempted."""
         if self.caching:
             self._hash_prompt(sequence)
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         sequence.enqueued = now
         known = len(self.pool.match(sequence.hashes, now)) * self.block_size
         self.queue.push(sequence, max(1, sequence.total - max(known, sequence.kept)))
@@ -103,7 +103,7 @@ class Scheduler:
             fork.leader = leader
         self.pending_forks += len(forks)
 
-    def schedule(self, plan: Plan, now: float) -> None:
+    def schedule(self, plan: SchedulerOutput, now: float) -> None:
         """Plan one step and hold all the blocks it needs. Preempted sequences are queued again.
 
         What raises leaves an unfinished plan: then everything that runs is to be finished, and `saves` to be dropped.
@@ -132,7 +132,7 @@ class Scheduler:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
 
-    def advance(self, plan: Plan) -> None:
+    def advance(self, plan: SchedulerOutput) -> None:
         """The step is launched: count what it computes and the tokens it will choose."""
         for sequence in plan.decodes:
             sequence.computed += 1
@@ -142,7 +142,7 @@ class Scheduler:
             sequence.total += 1
             sequence.pending += 1
 
-    def confirm(self, plan: Plan) -> None:
+    def confirm(self, plan: SchedulerOutput) -> None:
         """The step was computed: make blocks it filled findable. Sequences may have been preempted or ended since."""
         size = self.block_size
         for sequence in plan.decodes:
@@ -155,7 +155,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, now: float) -> None:
         """Free all a sequence has, wherever it is: running, queued, or waiting for its leader's prompt."""
-        if sequence.state is State.RUNNING:
+        if sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._free(sequence, now)
         elif sequence in self.queue:
@@ -164,7 +164,7 @@ class Scheduler:
             sequence.leader.forks.remove(sequence)
             sequence.leader = None
             self.pending_forks -= 1
-        sequence.state = State.FINISHED
+        sequence.state = SequenceState.FINISHED
         self.drop_host(sequence)
         self.ledger.leave(sequence.account)
         if sequence.forks:
@@ -216,7 +216,7 @@ class Scheduler:
         limit = self.pace.limit(decodes, entering)
         return left if limit is None else min(left, limit)
 
-    def _plan_decodes(self, plan: Plan, now: float) -> None:
+    def _plan_decodes(self, plan: SchedulerOutput, now: float) -> None:
         pool = self.pool
         while True:
             # One at its limit waits for its last token to be known; there is nothing to compute.
@@ -229,7 +229,7 @@ class Scheduler:
             self._grow(sequence, plan)
         plan.decodes = decodes
 
-    def _grow(self, sequence: Sequence, plan: Plan) -> None:
+    def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:
         """Give a decoding sequence the block its next token goes to: a further one, or its own copy of a shared one."""
         last = len(sequence.blocks) - 1
         if sequence.computed < sequence.capacity:
@@ -249,7 +249,7 @@ class Scheduler:
         sequence.capacity += self.block_size
         self.rows.set_block(sequence, last + 1, block)
 
-    def _preempt(self, plan: Plan, now: float) -> None:
+    def _preempt(self, plan: SchedulerOutput, now: float) -> None:
         """Take the blocks of the sequence that matters least: lowest level, least lost work, newest."""
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
@@ -299,7 +299,7 @@ class Scheduler:
             self._batch.popleft()
         return self._batch[0] if self._batch else None
 
-    def _admit(self, sequence: Sequence, left: int, plan: Plan, now: float) -> int:
+    def _admit(self, sequence: Sequence, left: int, plan: SchedulerOutput, now: float) -> int:
         """Start a waiting sequence if rows, blocks and budget allow; the number of tokens it computes, 0 if not."""
         growth = len(self.running)
         if growth >= self.max_running or self.pool.available <= growth:
@@ -341,12 +341,12 @@ class Scheduler:
                 self.hit_tokens += sequence.cached
         self.recomputed += max(0, sequence.reached - computed)
         sequence.reached = 0
-        sequence.state = State.RUNNING
+        sequence.state = SequenceState.RUNNING
         self.rows.enter(sequence)
         self.running.append(sequence)
         self._batch_rows += 1
 
-    def _plan_samples(self, plan: Plan, now: float) -> None:
+    def _plan_samples(self, plan: SchedulerOutput, now: float) -> None:
         """Sequences whose last token is computed in this step get their next one, and so do siblings waiting for it."""
         plan.samples = list(plan.decodes)
         plan.sample_rows = list(range(len(plan.decodes)))
@@ -363,7 +363,7 @@ class Scheduler:
                 if sequence.forks:
                     self._fork(sequence, end - 1, plan, now)
 
-    def _fork(self, leader: Sequence, row: int, plan: Plan, now: float) -> None:
+    def _fork(self, leader: Sequence, row: int, plan: SchedulerOutput, now: float) -> None:
         """Start siblings on the leader's blocks: they need nothing computed, only a token of their own."""
         while leader.forks and len(self.running) < self.max_running:
             fork = leader.forks.pop(0)
@@ -409,7 +409,7 @@ class Scheduler:
             sequence.hashes.append(parent)
 
     def _register(self, sequence: Sequence) -> None:
-        if not self.caching or sequence.sealed or sequence.state is not State.RUNNING:
+        if not self.caching or sequence.sealed or sequence.state is not SequenceState.RUNNING:
             return
         full = sequence.confirmed // self.block_size
         if len(sequence.hashes) < full:

@@ -8,7 +8,7 @@ from octavo_inference.core.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Plan:
+class SchedulerOutput:
     """One step: `decodes` compute one token each, `chunks` as many as stated; in this order in the batch.
 
     `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.request import Request
-from octavo_inference.core.virtual_token_counter import Account
+from octavo_inference.core.virtual_token_counter import TenantCounter
 
 
-class State(Enum):
+class SequenceState(Enum):
     """Where a sequence is."""
 
     WAITING = "waiting"
@@ -82,7 +82,7 @@ class Sequence:
         root: bytes,
         arrival: int,
         arrived: float,
-        account: Account,
+        account: TenantCounter,
         policy: int,
     ) -> None:
         """`limit`: total tokens at which the sequence ends by length. `arrival` numbers sequences, `arrived` is a time.
@@ -99,7 +99,7 @@ class Sequence:
         # Its priority, aged, when it last started: it keeps while it runs what it gained by waiting.
         self.level = request.priority
         self.enqueued = 0.0
-        self.state = State.WAITING
+        self.state = SequenceState.WAITING
         self.started = False
 
         self.tokens: Int32 = prompt

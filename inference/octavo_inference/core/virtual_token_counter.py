@@ -13,7 +13,7 @@ GENERATED_TOKEN = 2
 _MANY = 1024
 
 
-class Account:
+class TenantCounter:
     """One tenant's counter. `open` counts its sequences that wait or run; `number` orders accounts by age."""
 
     __slots__ = ("name", "number", "open", "served")
@@ -25,35 +25,35 @@ class Account:
         self.open = 0
 
 
-class Ledger:
+class VirtualTokenCounter:
     """All accounts. `floor` is the counter of the tenant chosen last, when it was chosen."""
 
     def __init__(self) -> None:
         self.floor = 0
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TenantCounter] = {}
         self._numbers = 0
 
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def enter(self, tenant: str) -> Account:
+    def enter(self, tenant: str) -> TenantCounter:
         """The account of a sequence that arrives."""
         account = self._accounts.get(tenant)
         if account is None:
             if len(self._accounts) >= _MANY:
                 self._tidy()
             self._numbers += 1
-            account = self._accounts[tenant] = Account(tenant, self._numbers)
+            account = self._accounts[tenant] = TenantCounter(tenant, self._numbers)
         if account.open == 0:
             account.served = max(account.served, self.floor)
         account.open += 1
         return account
 
-    def leave(self, account: Account) -> None:
+    def leave(self, account: TenantCounter) -> None:
         """One of its sequences has finished."""
         account.open -= 1
 
-    def choose(self, account: Account, tokens: int) -> None:
+    def choose(self, account: TenantCounter, tokens: int) -> None:
         """One of its sequences starts, with `tokens` of prompt to compute."""
         self.floor = max(self.floor, account.served)
         account.served += tokens * PROMPT_TOKEN

@@ -23,14 +23,14 @@ from octavo_inference.common import logs
 from octavo_inference.common.errors import DeviceLostError, RankLostError
 from octavo_inference.common.process import EXIT_RANK_LOST
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.core.kv_cache_sizing import Sizes
+from octavo_inference.core.kv_cache_sizing import CacheSizes
 from octavo_inference.distributed.messages import (
     Begin,
     Call,
-    Failed,
-    Found,
     Made,
     Make,
+    RankDevice,
+    RankFailed,
     Reader,
     decode_from_rank,
     encode,
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 End = Callable[[str, int], NoReturn]
 """Ends this process, from any thread and whatever it is doing: a sentence that says why, and the exit status."""
 
-Answer = TypeVar("Answer", Found, Made)
+Answer = TypeVar("Answer", RankDevice, Made)
 
 _SOCKET_BUFFER = 1 << 20
 # A process whose socket has closed is on its way out.
@@ -53,7 +53,7 @@ class _Peer:
     rank: int
     process: subprocess.Popen[bytes]
     connection: socket.socket
-    answers: SimpleQueue[Found | Made] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[RankDevice | Made] = field(default_factory=SimpleQueue)
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class _Peer:
         )
 
 
-class Ranks:
+class RankExecutor:
     """Ranks 1 to `size` - 1, children of this process, which is rank 0.
 
     `end` is called by a thread of this object as soon as one of them is gone, for this process may be waiting for it in
@@ -99,11 +99,11 @@ class Ranks:
             begin = Begin(settings=settings, digest=digest, rank=peer.rank, log_format=logs.form())
             self._send(peer, encode(begin))
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[RankDevice]:
         """The devices of ranks 1 and up."""
-        return [self._answer(peer, Found) for peer in self._peers]
+        return [self._answer(peer, RankDevice) for peer in self._peers]
 
-    def make(self, sizes: Sizes) -> None:
+    def make(self, sizes: CacheSizes) -> None:
         """Have every rank load its part, which waits for rank 0 to do the same."""
         self.tell(Make(sizes=sizes))
 
@@ -182,7 +182,7 @@ class Ranks:
         try:
             for frame in reader.read():
                 message = decode_from_rank(frame)
-                if isinstance(message, Failed):
+                if isinstance(message, RankFailed):
                     self._finish(f"{peer.name}: {message.message}", message.status)
                 else:
                     peer.answers.put(message)

@@ -1,7 +1,7 @@
-"""What ranks say to each other: MessagePack, framed as in `ipc`, arrays as their shape and their bytes.
+"""What ranks say to each other: MessagePack, framed as in `common.framing`, arrays as their shape and their bytes.
 
-Rank 0 sends `Begin` and is told `Found`; it sends `Make` and is told `Made`; from then on it sends calls, which are not
-answered. `Failed` may come at any time and is a rank's last word.
+Rank 0 sends `Begin` and is told `RankDevice`; it sends `Make` and is told `Made`; from then on it sends calls, which
+are not answered. `RankFailed` may come at any time and is a rank's last word.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from octavo_inference.common.framing import LENGTH_BYTES, FrameReader
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.core.kv_cache_sizing import Sizes
+from octavo_inference.core.kv_cache_sizing import CacheSizes
 from octavo_inference.core.model_input import Batch, RowStep
 
 _RECEIVE_BYTES = 1 << 20
@@ -30,7 +30,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     log_format: Literal["text", "json"]
 
 
-class Found(msgspec.Struct, frozen=True, tag="found"):
+class RankDevice(msgspec.Struct, frozen=True, tag="found"):
     """The device of a rank. Memory in bytes."""
 
     name: str
@@ -41,21 +41,21 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 class Make(msgspec.Struct, frozen=True, tag="make"):
     """Sizes that hold for all ranks."""
 
-    sizes: Sizes
+    sizes: CacheSizes
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
     """The rank waits for calls."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
     """Why the rank ends; `status` is the exit status its replica is to end with."""
 
     message: str
     status: int
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class RunStep(msgspec.Struct, frozen=True, tag="step"):
     """`Backend.step`."""
 
     batch: Batch
@@ -89,9 +89,9 @@ class Idle(msgspec.Struct, frozen=True, tag="idle"):
     """`RowBackend.idle`."""
 
 
-Call = Step | Logits | Launch | CopyBlocks | ClearBlocks | Idle
+Call = RunStep | Logits | Launch | CopyBlocks | ClearBlocks | Idle
 ToRank = Begin | Make | Call
-FromRank = Found | Made | Failed
+FromRank = RankDevice | Made | RankFailed
 
 
 def encode(message: ToRank | FromRank) -> bytes:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from octavo_inference.backends.cuda.collectives import Group, join
+from octavo_inference.backends.cuda.collectives import RankGroup, join
 from octavo_inference.backends.cuda.device import Device, find_device
 from octavo_inference.common.errors import DeviceError
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.distributed.executor import Ranks
-from octavo_inference.distributed.messages import Found
+from octavo_inference.distributed.executor import RankExecutor
+from octavo_inference.distributed.messages import RankDevice
 
 
-def enter(rank: int, size: int, folder: Path) -> tuple[Group, Device]:
+def enter(rank: int, size: int, folder: Path) -> tuple[RankGroup, Device]:
     """Become a rank on its GPU. What is free there is so with the group's own memory taken."""
     device = find_device(rank, count=size)
     group = join(folder, rank=rank, size=size, device=device.torch)
     return group, find_device(rank, count=size)
 
 
-def meet(settings: EngineSettings, digest: str, ranks: Ranks) -> tuple[Group, Device]:
+def meet(settings: EngineSettings, digest: str, ranks: RankExecutor) -> tuple[RankGroup, Device]:
     """Become rank 0. The device is its own, with no more memory than any rank has: sizes are to be the same for all.
 
     Raises `DeviceError` when the GPUs are not of one kind.
@@ -30,7 +30,7 @@ def meet(settings: EngineSettings, digest: str, ranks: Ranks) -> tuple[Group, De
     return group, least(device, ranks.found())
 
 
-def least(own: Device, others: list[Found]) -> Device:
+def least(own: Device, others: list[RankDevice]) -> Device:
     """`own` with the memory of the smallest. Raises `DeviceError` for others of another kind."""
     for rank, other in enumerate(others, 1):
         if other.name != own.name:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.core.backend import HostBlocks, Launched, RowBackend
+from octavo_inference.core.backend import HostBlocks, RowBackend, StepHandle
 from octavo_inference.core.model_input import Batch, Float32, RowStep, StepResult
-from octavo_inference.distributed.executor import Ranks
-from octavo_inference.distributed.messages import ClearBlocks, CopyBlocks, Idle, Launch, Logits, Step
+from octavo_inference.distributed.executor import RankExecutor
+from octavo_inference.distributed.messages import ClearBlocks, CopyBlocks, Idle, Launch, Logits, RunStep
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    own: Launched
-    ranks: Ranks
+    own: StepHandle
+    ranks: RankExecutor
 
     def collect(self) -> StepResult:
         with self.ranks.in_step():
@@ -30,7 +30,7 @@ class TensorParallel:
     together.
     """
 
-    def __init__(self, own: RowBackend, ranks: Ranks) -> None:
+    def __init__(self, own: RowBackend, ranks: RankExecutor) -> None:
         self.name = f"{own.name}, {ranks.size} ranks"
         self.block_size = own.block_size
         self.num_blocks = own.num_blocks
@@ -38,7 +38,7 @@ class TensorParallel:
         self._own = own
         self._ranks = ranks
 
-    def launch(self, step: RowStep) -> Launched:
+    def launch(self, step: RowStep) -> StepHandle:
         """Start a step on all ranks."""
         self._ranks.tell(Launch(step=step))
         with self._ranks.in_step():
@@ -46,7 +46,7 @@ class TensorParallel:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model over the batch."""
-        self._ranks.tell(Step(batch=batch))
+        self._ranks.tell(RunStep(batch=batch))
         with self._ranks.in_step():
             return self._own.step(batch)
 

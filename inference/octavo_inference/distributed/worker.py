@@ -26,21 +26,21 @@ from octavo_inference.common.errors import DeviceLostError, ModelError, OctavoEr
 from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.common.process import DUMP_SIGNAL, EXIT_RANK_LOST
-from octavo_inference.core.backend import Launched, RowBackend
+from octavo_inference.core.backend import RowBackend, StepHandle
 from octavo_inference.distributed.messages import (
     Begin,
     ClearBlocks,
     CopyBlocks,
-    Failed,
-    Found,
     FromRank,
     Idle,
     Launch,
     Logits,
     Made,
     Make,
+    RankDevice,
+    RankFailed,
     Reader,
-    Step,
+    RunStep,
     ToRank,
     decode_to_rank,
     encode,
@@ -100,7 +100,7 @@ def serve(connection: socket.socket, folder: Path) -> int:
         refused = not made and not isinstance(error, DeviceLostError)
         status = 1 if refused else EXIT_RANK_LOST
         try:
-            answer(Failed(message=message, status=status))
+            answer(RankFailed(message=message, status=status))
         except OSError:
             log.error("%s", message)  # noqa: TRY400 -- the error is `error`; that nobody hears it is no second one
         return status
@@ -108,7 +108,7 @@ def serve(connection: socket.socket, folder: Path) -> int:
 
 def follow(backend: RowBackend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
     """Make the calls of rank 0, in order. Raises `EOFError` when it is gone, else what a call raised."""
-    launched: deque[Launched] = deque()
+    launched: deque[StepHandle] = deque()
     while True:
         while launched and inbox.quiet(_QUIET_SECONDS):
             launched.popleft().collect()
@@ -118,7 +118,7 @@ def follow(backend: RowBackend, inbox: Inbox, failpoints: Failpoints) -> NoRetur
             launched.append(backend.launch(call.step))
             if len(launched) > 1:
                 launched.popleft().collect()
-        elif isinstance(call, Step):
+        elif isinstance(call, RunStep):
             backend.step(call.batch)
         elif isinstance(call, Logits):
             backend.logits(call.batch)
@@ -145,7 +145,7 @@ def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> Row
     if isinstance(model, ForeignModel) or model.config.digest != begin.digest:
         raise ModelError(f"{settings.model} is not what rank 0 read there; let nothing change it while it is loaded")
     group, device = enter(begin.rank, settings.tensor_parallel_size, folder)
-    answer(Found(name=device.name, total=device.total, free=device.free))
+    answer(RankDevice(name=device.name, total=device.total, free=device.free))
     make = inbox.next()
     if not isinstance(make, Make):
         raise TypeError(f"{type(make).__name__} before make")

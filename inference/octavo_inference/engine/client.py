@@ -15,10 +15,10 @@ from typing import Any, Protocol, cast
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.process import DUMP_SIGNAL
 from octavo_inference.core.request import Abort, Request, ResetCache
-from octavo_inference.engine.ipc import EngineInfo, Failure, Ready, Step, decode_from_engine
-from octavo_inference.engine.kv_events import CacheJournal
+from octavo_inference.engine.ipc import EngineFailure, EngineInfo, EngineStep, Ready, decode_from_engine
+from octavo_inference.engine.kv_events import KvEventLog
 from octavo_inference.engine.loop import Engine, EngineLoop, report
-from octavo_inference.engine.output_router import EXIT_STALLED, EngineDiedError, StreamHub
+from octavo_inference.engine.output_router import EXIT_STALLED, EngineDiedError, OutputRouter
 from octavo_inference.engine.spawn import EngineProcess
 
 _EXIT_SECONDS = 5.0
@@ -27,7 +27,7 @@ _EXIT_SECONDS = 5.0
 class EngineClient(Protocol):
     """What serving needs. Used in the event loop only."""
 
-    hub: StreamHub
+    hub: OutputRouter
 
     async def start(self) -> EngineInfo:
         """Wait until the model is loaded. Raises `EngineDiedError` when it cannot be."""
@@ -45,14 +45,14 @@ class ProcessClient(asyncio.Protocol):
     """
 
     def __init__(self, child: EngineProcess, *, stall_seconds: float) -> None:
-        self.hub = StreamHub(self._send, _journal())
+        self.hub = OutputRouter(self._send, _journal())
         self._child = child
         self._stall_seconds = stall_seconds
         self._reader = FrameReader()
         self._outbox: list[Request | Abort | ResetCache] = []
         self._transport: asyncio.WriteTransport | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._last_words: Failure | None = None
+        self._last_words: EngineFailure | None = None
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -86,13 +86,13 @@ class ProcessClient(asyncio.Protocol):
         """Called by asyncio."""
         for frame in self._reader.feed(data):
             message = decode_from_engine(frame)
-            if isinstance(message, Step):
+            if isinstance(message, EngineStep):
                 self.hub.deliver(message)
             elif isinstance(message, Ready):
                 self.hub.loaded(message.report)
                 if not self._ready.done():  # whoever waited may have given up
                     self._ready.set_result(message.info)
-            elif isinstance(message, Failure):
+            elif isinstance(message, EngineFailure):
                 self._last_words = message
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the exit status says more
@@ -118,7 +118,7 @@ class ProcessClient(asyncio.Protocol):
 
     async def _bury(self) -> None:
         status = await asyncio.to_thread(self._reap)
-        words = self._last_words or Failure(message=_cause(status))
+        words = self._last_words or EngineFailure(message=_cause(status))
         error = EngineDiedError(words.message, words.status)
         self.hub.fail(error)
         if not self._ready.done():
@@ -163,9 +163,9 @@ class ProcessClient(asyncio.Protocol):
         )
 
 
-def _journal() -> CacheJournal:
+def _journal() -> KvEventLog:
     # Microseconds: no process changes blocks faster than that, so a later one begins above all that it gave out.
-    return CacheJournal(time.time_ns() // 1000)
+    return KvEventLog(time.time_ns() // 1000)
 
 
 def _cause(status: int) -> str:
@@ -182,7 +182,7 @@ class InProcessClient:
     """An engine in a thread of this process: for tests and tools, where one interpreter lock is enough."""
 
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
-        self.hub = StreamHub(self._send, _journal())
+        self.hub = OutputRouter(self._send, _journal())
         self._engine = engine
         self._info = info
         self._inbox: list[Request | Abort | ResetCache] = []

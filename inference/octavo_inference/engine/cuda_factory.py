@@ -15,7 +15,7 @@ from octavo_inference.config.engine import GPU_PROFILES, EngineSettings
 from octavo_inference.core.backend import RowBackend
 from octavo_inference.core.built import Built
 from octavo_inference.core.kv_cache_sizing import fit
-from octavo_inference.distributed.executor import Ranks
+from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.rendezvous import meet
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.model_loader import ForeignModel, LoadedModel
@@ -30,7 +30,7 @@ _SWAP_ROOM = 0.5
 
 
 def build_cuda(
-    settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device, ranks: Ranks | None = None
+    settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device, ranks: RankExecutor | None = None
 ) -> Built:
     """A model on the GPU, or on those of all `ranks`, of which this process is the first.
 

@@ -19,10 +19,10 @@ from octavo_inference.config.engine import PROFILES, BackendName, Dtype, EngineS
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.core.kv_cache_sizing import Sizes, fit
-from octavo_inference.distributed.executor import End, Ranks, end_process
+from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
+from octavo_inference.distributed.executor import End, RankExecutor, end_process
 from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
-from octavo_inference.models.info import Description
+from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.shard import require_shards
 from octavo_inference.models.weights import Weights
 
@@ -154,7 +154,7 @@ def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, e
         )
     if isinstance(model, LoadedModel):
         require_shards(model.config, model.weights, size)
-    ranks = Ranks(size, end)
+    ranks = RankExecutor(size, end)
     try:
         from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
         from octavo_inference.engine.cuda_factory import build_cuda  # noqa: PLC0415 -- imports torch
@@ -180,7 +180,7 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     return Built(backend, model.config, sizes, name, dtype, threads, memory)
 
 
-def _plan(backend: Backend, sizes: Sizes, process: int, free: int) -> MemoryPlan | None:
+def _plan(backend: Backend, sizes: CacheSizes, process: int, free: int) -> MemoryPlan | None:
     """What will be in use; None for the reference, which takes what it needs as it goes."""
     from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
 
@@ -231,7 +231,7 @@ def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
     return "bfloat16" if machine_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"  # the last is ARM's
 
 
-def _fit(settings: EngineSettings, config: Description, element_bytes: int, block_size: int, free: int) -> Sizes:
+def _fit(settings: EngineSettings, config: ModelInfo, element_bytes: int, block_size: int, free: int) -> CacheSizes:
     return fit(
         settings,
         PROFILES[settings.profile],
@@ -283,7 +283,7 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype) -> int:
     return packed_bytes(weights, "f32" if backend == "reference" else WEIGHT_FORMATS[dtype])
 
 
-def _create(backend: str, dtype: Dtype, threads: int, model: LoadedModel, sizes: Sizes) -> Backend:
+def _create(backend: str, dtype: Dtype, threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:
     if backend == "reference":
         import torch  # noqa: PLC0415 -- only the reference needs it
 

@@ -1,7 +1,7 @@
 """What the API process and the engine process say to each other, in frames (`common.framing`).
 
 The API process sends `Start` once and then lists of `Request | Abort | ResetCache`; the engine process answers `Ready`
-once and then a `Step` per step, or `Failure` and exits.
+once and then a `EngineStep` per step, or `EngineFailure` and exits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
-from octavo_inference.config.server import Settings
+from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_protocol.load import LoadReport
 
@@ -17,7 +17,7 @@ from octavo_protocol.load import LoadReport
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process loads."""
 
-    settings: Settings
+    settings: ServerSettings
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     report: LoadReport
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """One turn of the engine: what came out, and its state afterwards. `heartbeat` grows with every turn.
 
     `known`, `forgotten`: keys (`octavo_protocol.hashing.keys`) of blocks that the prefix cache finds since, or no more.
@@ -72,14 +72,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     forgotten: bytes = b""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
+class EngineFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     """Last words of an engine process; `message` is for people, `status` the exit status the server is to end with."""
 
     message: str
     status: int = 1
 
 
-FromEngine = Ready | Step | Failure
+FromEngine = Ready | EngineStep | EngineFailure
 ToEngine = list[Request | Abort | ResetCache]
 
 decode_start = msgspec.msgpack.Decoder(Start).decode

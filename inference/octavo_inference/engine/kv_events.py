@@ -12,7 +12,7 @@ from octavo_protocol.load import CacheDelta
 MAX_CHANGES = 32768
 
 
-class CacheJournal:
+class KvEventLog:
     """The keys that can be found now, and in which order the last `limit` changes came.
 
     `first` is the sequence before any change. It must be above all that earlier processes gave out, so that their

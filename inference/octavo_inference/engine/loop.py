@@ -7,7 +7,7 @@ from typing import Protocol
 
 from octavo_inference.common.errors import OctavoError, QueueFullError
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
-from octavo_inference.engine.ipc import Step
+from octavo_inference.engine.ipc import EngineStep
 from octavo_protocol.load import LoadReport
 
 # `Output.stop_reason` of a request that the engine did not take: it could never be served, or its queue is full.
@@ -81,7 +81,7 @@ class EngineLoop:
         """
         return self._engine.rest()
 
-    def turn(self, messages: Iterable[Request | Abort | ResetCache]) -> Step:
+    def turn(self, messages: Iterable[Request | Abort | ResetCache]) -> EngineStep:
         """Apply `messages` in order, then run one step. A request the engine refuses ends with an error output."""
         outputs: list[Output] = []
         for message in messages:
@@ -110,6 +110,6 @@ class EngineLoop:
             outputs += self._engine.step()
         self._heartbeat += 1
         known, forgotten = self._engine.cache_changes()
-        return Step(
+        return EngineStep(
             heartbeat=self._heartbeat, outputs=outputs, report=report(self._engine), known=known, forgotten=forgotten
         )

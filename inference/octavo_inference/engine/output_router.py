@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from octavo_inference.common.errors import OctavoError
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
-from octavo_inference.engine.ipc import Step
-from octavo_inference.engine.kv_events import CacheJournal
+from octavo_inference.engine.ipc import EngineStep
+from octavo_inference.engine.kv_events import KvEventLog
 from octavo_protocol.load import LoadReport
 
 EXIT_ENGINE_DIED = 1
@@ -26,7 +26,7 @@ class EngineDiedError(OctavoError):
 class Stream:
     """The outputs of one or more requests, in the order the engine made them. Close it to free what still runs."""
 
-    def __init__(self, hub: StreamHub) -> None:
+    def __init__(self, hub: OutputRouter) -> None:
         self._hub = hub
         self._ready: list[Output] = []
         self._wake: asyncio.Future[None] | None = None
@@ -72,10 +72,10 @@ class Stream:
             self._wake.set_result(None)
 
 
-class StreamHub:
+class OutputRouter:
     """All streams of a process, what they wait for, and the engine's last word."""
 
-    def __init__(self, send: Callable[[Request | Abort | ResetCache], None], cache: CacheJournal) -> None:
+    def __init__(self, send: Callable[[Request | Abort | ResetCache], None], cache: KvEventLog) -> None:
         self._send = send
         self.cache = cache
         self._streams: dict[str, Stream] = {}
@@ -141,7 +141,7 @@ class StreamHub:
         """The engine can work."""
         self._report = report
 
-    def deliver(self, step: Step) -> None:
+    def deliver(self, step: EngineStep) -> None:
         """Sort a step's outputs to their streams."""
         self._report = step.report
         self.heartbeat += 1

@@ -30,18 +30,18 @@ from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.common.process import DUMP_SIGNAL, EXIT_CORRUPT, EXIT_DEVICE_LOST, EXIT_RANK_LOST
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.engine import PROFILES, EngineSettings
-from octavo_inference.config.server import Settings
+from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.block_pool import PoolError
 from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.distributed.executor import End
-from octavo_inference.engine.ipc import EngineInfo, Failure, Ready, decode_start, decode_to_engine
+from octavo_inference.engine.ipc import EngineFailure, EngineInfo, Ready, decode_start, decode_to_engine
 from octavo_inference.engine.loop import Engine, EngineLoop, report
 
 _RECEIVE_BYTES = 1 << 20
 _LAST_WORDS_SECONDS = 2.0
 log = logging.getLogger("octavo.engine")
 
-Loader = Callable[[Settings], tuple[Engine, EngineInfo]]
+Loader = Callable[[ServerSettings], tuple[Engine, EngineInfo]]
 
 
 class _PeerGoneError(Exception):
@@ -89,7 +89,7 @@ class Channel:
         # Another thread that sends is done in a moment, or the peer does not read anyway.
         if self._sending.acquire(timeout=_LAST_WORDS_SECONDS):
             with contextlib.suppress(OSError):
-                self._connection.sendall(encode_frame(Failure(message=message, status=status)))
+                self._connection.sendall(encode_frame(EngineFailure(message=message, status=status)))
         os._exit(status)
 
 
@@ -132,7 +132,7 @@ def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
 
 def _last_words(channel: Channel, message: str, status: int = 1) -> None:
     with contextlib.suppress(_PeerGoneError):
-        channel.send(encode_frame(Failure(message=message, status=status)))
+        channel.send(encode_frame(EngineFailure(message=message, status=status)))
 
 
 def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
@@ -149,7 +149,7 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
         frames = channel.receive(pause)
 
 
-def engine_settings(settings: Settings) -> EngineSettings:
+def engine_settings(settings: ServerSettings) -> EngineSettings:
     """A server's settings as its engine takes them: a server bounds how much prompts slow its answers."""
     return EngineSettings(
         model=settings.model,
@@ -179,7 +179,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
     )
 
 
-def load_model(settings: Settings, end: End) -> tuple[Engine, EngineInfo]:
+def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
     """The real engine; see `octavo_inference.engine.factory`, also for `end`."""
     logs.configure(settings.log_format)
     timeline = Timeline.of_process()

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_inference.config.server import Settings
+    from octavo_inference.config.server import ServerSettings
 
 _SOCKET_BUFFER = 1 << 20
 
@@ -25,7 +25,7 @@ class EngineProcess:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
 
-    def load(self, settings: Settings) -> None:
+    def load(self, settings: ServerSettings) -> None:
         """Tell it what to load."""
         from octavo_inference.common.framing import encode_frame  # noqa: PLC0415 -- after the child is on its way
         from octavo_inference.engine.ipc import Start  # noqa: PLC0415 -- after the child is on its way

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo_inference.models.rope import Rope, Scaling
+from octavo_inference.models.rope import Rope, RopeScaling
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -38,7 +38,7 @@ class ModelConfig:
     tied_embeddings: bool
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
-    rope_scaling: Scaling | None = None
+    rope_scaling: RopeScaling | None = None
     rotary_dim: int | None = None
     local_rope_theta: float | None = None
     rotated: tuple[bool, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Description(Protocol):
+class ModelInfo(Protocol):
     """A decoder as engine, pool and tokenizer see it."""
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Float64 = NDArray[np.float64]
 
 
-class Scaling(Protocol):
+class RopeScaling(Protocol):
     """How a model was stretched beyond the context it was first trained on."""
 
     @property
@@ -123,7 +123,7 @@ class Rope:
 
     theta: float
     dim: int
-    scaling: Scaling | None = None
+    scaling: RopeScaling | None = None
 
     def table(self, positions: int) -> NDArray[np.float32]:
         """Cosines then sines, [positions, dim]: computed in float64, rounded once."""

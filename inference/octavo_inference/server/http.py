@@ -41,7 +41,7 @@ NOTES = "octavo.notes"
 """A dict of numbers for the access log: tokens, never text."""
 
 
-class Gate:
+class RequestGuard:
     """Outermost ASGI layer of a port: no request passes without an id, a key where one is needed, and an answer.
 
     `open_paths` need no key. Paths are compared literally, so whatever a client does to a path, only these are open.

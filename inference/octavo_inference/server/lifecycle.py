@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.config.server import Settings
+from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.client import EngineClient, ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
@@ -30,7 +30,7 @@ from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.routes import admin_app, public_app
-from octavo_inference.server.service import Loaded, Service, TextModel
+from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.server.sockets import Sockets
 from octavo_inference.tokenizer.assets import check_vocabulary, load_words
 
@@ -43,7 +43,7 @@ _NICENESS = 10
 
 
 def run(
-    settings: Settings,
+    settings: ServerSettings,
     sockets: Sockets,
     keys: Keys | None,
     admin_keys: Keys | None,
@@ -56,7 +56,7 @@ def run(
 
 
 async def _main(
-    settings: Settings,
+    settings: ServerSettings,
     sockets: Sockets,
     child: EngineProcess,
     timeline: Timeline,
@@ -153,7 +153,7 @@ class _Process:
         hub.fail(EngineDiedError("The server is shutting down.", 0))
 
 
-async def _start(service: Service, settings: Settings, timeline: Timeline, sockets: Sockets) -> None:
+async def _start(service: Service, settings: ServerSettings, timeline: Timeline, sockets: Sockets) -> None:
     """Load the words here and the weights there, generate one token, be ready."""
     # Both fail on a path that is not there. `gather` raises the first and keeps the second quiet.
     (text, longest), info = await asyncio.gather(
@@ -182,7 +182,7 @@ async def _start_engine(client: EngineClient, timeline: Timeline) -> EngineInfo:
     return info
 
 
-def _load_text(model: str) -> tuple[TextModel, int]:
+def _load_text(model: str) -> tuple[ServedModel, int]:
     from octavo_inference.tokenizer.chat_template import ChatTemplate  # noqa: PLC0415 -- jinja: while the engine loads, not before
 
     words = load_words(model)
@@ -194,7 +194,7 @@ def _load_text(model: str) -> tuple[TextModel, int]:
             )
         except ModelError as error:
             raise ModelError(f"{model}: {error}") from None
-    text = TextModel(words.tokenizer, template)
+    text = ServedModel(words.tokenizer, template)
     return text, text.longest_token
 
 
@@ -209,7 +209,7 @@ async def _warm_up(client: EngineClient, info: EngineInfo) -> None:
                 raise EngineDiedError(f"the first token could not be generated: {output.error}")
 
 
-def _greet(service: Service, settings: Settings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:
+def _greet(service: Service, settings: ServerSettings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:
     log.info("start-up: %s", timeline)
     log.info(
         "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB); profile %s: %d running, "

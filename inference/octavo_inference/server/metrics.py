@@ -43,7 +43,7 @@ class Histogram:
         return list(zip(bounds, itertools.accumulate(map(float, self._counts)), strict=True)), self._sum
 
 
-class Metrics:
+class ServerMetrics:
     """What is counted while serving."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Metrics:
 class SequenceTimer:
     """Times one sequence into the metrics. `now` are seconds of one monotonic clock."""
 
-    def __init__(self, metrics: Metrics, arrival: float) -> None:
+    def __init__(self, metrics: ServerMetrics, arrival: float) -> None:
         self._metrics = metrics
         self._arrival = arrival
         self._last: float | None = None

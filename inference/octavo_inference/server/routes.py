@@ -15,11 +15,11 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_inference.server.auth import Keys
-from octavo_inference.server.http import Gate, json_response
+from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.openai.chat import chat_completions
 from octavo_inference.server.openai.completions import completions
 from octavo_inference.server.openai.errors import ApiError, invalid, model_not_found, not_ready
-from octavo_inference.server.openai.responses import Model, ModelList
+from octavo_inference.server.openai.responses import ModelList, ModelObject
 from octavo_inference.server.service import Service
 from octavo_protocol import load, names
 
@@ -46,7 +46,7 @@ def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
         _route("/startupz", startupz, service, "GET"),
         _route("/health", readyz, service, "GET"),
     ]
-    return Gate(_router(routes), keys=keys, open_paths=OPEN_PATHS)
+    return RequestGuard(_router(routes), keys=keys, open_paths=OPEN_PATHS)
 
 
 def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) -> ASGIApp:
@@ -75,7 +75,7 @@ def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) ->
         _route(names.PATH_DRAIN, post_drain, service, "POST"),
         _route(names.PATH_CACHE_RESET, reset_cache, service, "POST"),
     ]
-    return Gate(_router(routes), keys=keys)
+    return RequestGuard(_router(routes), keys=keys)
 
 
 async def models(service: Service, _: Request) -> Response:
@@ -143,9 +143,9 @@ def _cache_after(request: Request) -> int | None:
     return int(given[0])
 
 
-def _model(service: Service, name: str) -> Model:
+def _model(service: Service, name: str) -> ModelObject:
     limit = service.loaded.info.max_model_len if service.loaded else None
-    return Model(name, int(service.start_time), service.names[0], limit)
+    return ModelObject(name, int(service.start_time), service.names[0], limit)
 
 
 def _route(path: str, endpoint: Endpoint, service: Service, method: str) -> Route:

@@ -17,7 +17,7 @@ from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.engine.client import EngineClient
 from octavo_inference.engine.ipc import EngineInfo
-from octavo_inference.server.metrics import Metrics
+from octavo_inference.server.metrics import ServerMetrics
 from octavo_inference.server.openai import errors
 from octavo_inference.server.openai.errors import (
     ApiError,
@@ -39,7 +39,7 @@ TEXT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class TextModel:
+class ServedModel:
     """What the API process knows of the model: its words, not its weights. `template` None: no chat."""
 
     tokenizer: Tokenizer
@@ -62,7 +62,7 @@ class Service:
     tenant_header: bool = False
     """Gateways alone reach this server: what they say of tenants and priorities holds."""
     clock: Callable[[], float] = time.monotonic
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TEXT_THREADS, "octavo-text"))
     ready: bool = False
     """The model is loaded and has generated a token."""
@@ -179,7 +179,7 @@ class Service:
 class Loaded:
     """A model that answers."""
 
-    text: TextModel
+    text: ServedModel
     info: EngineInfo
     longest_token: int
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 
 from octavo_inference.common.errors import OctavoError
-from octavo_inference.config.server import Settings
+from octavo_inference.config.server import ServerSettings
 
 
 class Sockets:
     """The API's and the admin port's socket, bound. Raises `OctavoError` naming the flag to change."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self.api = _bind(settings.host, settings.port, "--port")
         self.admin = _bind(settings.admin_host, settings.admin_port, "--admin-port")
 

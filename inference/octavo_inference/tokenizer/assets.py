@@ -17,7 +17,7 @@ from octavo_inference.tokenizer.tokenizer import Described, load_tokenizer, toke
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TokenizerAssets:
     """`chat_template` is Jinja source, None when the model has none."""
 
     tokenizer: Tokenizer
@@ -26,19 +26,19 @@ class Words:
     eos_token: str | None
 
 
-def load_words(path: str) -> Words:
+def load_words(path: str) -> TokenizerAssets:
     """The words of a model, `path` as for `find_model`. Raises `ModelError` saying what is missing or wrong."""
     source = find_model(path)
     with refusing(source):
         return gguf_words(read_header(source)) if source.is_file() else hf_words(source)
 
 
-def gguf_words(file: Described) -> Words:
+def gguf_words(file: Described) -> TokenizerAssets:
     """From a GGUF file; a tokenizer.json beside it wins."""
     folder = file.path.parent
     beside = folder / "tokenizer.json"
     template = file.metadata.get("tokenizer.chat_template")
-    return Words(
+    return TokenizerAssets(
         tokenizer=load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file),
         chat_template=template if isinstance(template, str) else _hf_template(folder),
         bos_token=token_at(file, "bos"),
@@ -46,13 +46,13 @@ def gguf_words(file: Described) -> Words:
     )
 
 
-def hf_words(folder: Path) -> Words:
+def hf_words(folder: Path) -> TokenizerAssets:
     """From tokenizer.json and tokenizer_config.json."""
     file = folder / "tokenizer.json"
     if not file.exists():
         raise ModelError(f"{folder}: tokenizer.json is missing beside the safetensors files")
     settings = optional_json(folder / "tokenizer_config.json")
-    return Words(
+    return TokenizerAssets(
         tokenizer=load_tokenizer(file),
         chat_template=_hf_template(folder),
         bos_token=_token_text(settings.get("bos_token")),

@@ -37,7 +37,7 @@ class Delta(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
 
 
-class SequenceText:
+class Detokenizer:
     """The text of one sequence, grown output by output.
 
     When `Delta.finish_reason` is set although the output's was not, a stop string was found: the caller aborts the

@@ -29,7 +29,7 @@ from octavo_inference.backends.cuda.aot import kernel_cache
 from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB, NullDriver
 from octavo_inference.backends.cuda.aot.shapes import SHAPES
 from octavo_inference.backends.cuda.backend import CudaBackend
-from octavo_inference.backends.cuda.collectives import Group
+from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.config.engine import GPU_PROFILES, KvDtype, ProfileName
@@ -56,7 +56,7 @@ _BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompileJob:
     """Kernels of a model on a kind of card: a name of `SHAPES`, how K and V are kept, and weights of bfloat16 files.
 
     `ranks`: how many such cards share the model.
@@ -73,7 +73,7 @@ class Job:
         return f"{dotted(self.capability)} {self.model}{shared}, KV {self.kv_dtype}, weights {self.weights}"
 
 
-class _Absent(Group):
+class _Absent(RankGroup):
     """Other ranks that are not there: nobody waits for them, and nobody reads what they would have added."""
 
     def all_reduce(self, x: Torch) -> None:
@@ -111,10 +111,10 @@ def jobs_of(
     kv_dtypes: Iterable[KvDtype],
     weights: Iterable[Quantization],
     ranks: Iterable[int] = (1,),
-) -> list[Job]:
+) -> list[CompileJob]:
     """All that a card can compute of these combinations."""
     major, _, minor = capability.partition(".")
-    found = [Job((int(major), int(minor)), *one) for one in product(models, kv_dtypes, weights, ranks)]
+    found = [CompileJob((int(major), int(minor)), *one) for one in product(models, kv_dtypes, weights, ranks)]
     return [
         job
         for job in found
@@ -136,7 +136,7 @@ def zeros(config: ModelConfig) -> Weights:
     return Weights(embedding, (layer,) * config.layers, norm(config.hidden), embedding)
 
 
-def warm_up(job: Job, profile: ProfileName = "balanced") -> kernel_cache.Found:
+def warm_up(job: CompileJob, profile: ProfileName = "balanced") -> kernel_cache.CacheUse:
     """Have Triton compile what a server of the job needs, into TRITON_CACHE_DIR. The process has a `NullDriver`."""
     whole, sizes = SHAPES[job.model], GPU_PROFILES[profile]
     config, weights = shard(whole, zeros(whole), rank=0, size=job.ranks)
@@ -161,7 +161,7 @@ def warm_up(job: Job, profile: ProfileName = "balanced") -> kernel_cache.Found:
     return found
 
 
-def fill(folder: Path, jobs: Sequence[Job]) -> list[str]:
+def fill(folder: Path, jobs: Sequence[CompileJob]) -> list[str]:
     """Do the jobs, which are of one capability, in this process; a line about each."""
     torch.set_num_threads(1)
     triton.knobs.cache.dir = str(folder)

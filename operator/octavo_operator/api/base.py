@@ -54,7 +54,7 @@ def unset(schema: Json) -> None:
     schema.pop("default", None)
 
 
-class Block(BaseModel):
+class ApiBlock(BaseModel):
     """A structured value of the API, written in camelCase."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")

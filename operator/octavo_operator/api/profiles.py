@@ -15,13 +15,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from octavo_operator.api.base import Block, LabelValue, ObjectName, Quantity
-from octavo_operator.api.resource import LLMDeployment, Refusal
+from octavo_operator.api.base import ApiBlock, LabelValue, ObjectName, Quantity
+from octavo_operator.api.resource import LLMDeployment, SpecRefusal
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.api.v1alpha1_scheduling import Toleration
 
 
-class Profile(Block):
+class InstallationProfile(ApiBlock):
     """One profile; every field may be left out."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid")
@@ -34,8 +34,8 @@ class Profile(Block):
     priority_class_name: ObjectName | None = None
 
 
-Profiles = Mapping[str, Profile]
-_PROFILES = TypeAdapter(dict[str, Profile])
+Profiles = Mapping[str, InstallationProfile]
+_PROFILES = TypeAdapter(dict[str, InstallationProfile])
 
 
 class ProfilesError(ValueError):
@@ -66,11 +66,11 @@ def completed(owner: LLMDeployment, profiles: Profiles) -> LLMDeployment:
             f"spec.resources.profile: {name!r} is not a profile of this installation (there are: {known}); use one of "
             "them, leave it out, or have the administrator add it (the chart's resourceProfiles)"
         )
-        return replace(owner, refusal=Refusal("UnknownProfile", message))
+        return replace(owner, refusal=SpecRefusal("UnknownProfile", message))
     return replace(owner, spec=_with(owner.spec, profiles[name]))
 
 
-def _with(spec: Spec, profile: Profile) -> Spec:
+def _with(spec: Spec, profile: InstallationProfile) -> Spec:
     given = spec.resources.model_fields_set
     sizes = {"cpu": profile.cpu, "memory": profile.memory}
     resources = {field: size for field, size in sizes.items() if size is not None and field not in given}
@@ -99,7 +99,7 @@ def _without_unknown_zones(owner: LLMDeployment) -> LLMDeployment:
     message = f"spec.autoscaling.schedules[{unknown[0]}].timeZone: the operator knows no time zone {zone!r}"
     kept = tuple(schedule for number, schedule in enumerate(scaling.schedules) if number not in unknown)
     spec = owner.spec.model_copy(update={"autoscaling": scaling.model_copy(update={"schedules": kept})})
-    return replace(owner, spec=spec, refusal=Refusal("UnknownTimeZone", message))
+    return replace(owner, spec=spec, refusal=SpecRefusal("UnknownTimeZone", message))
 
 
 def _is_known(zone: str) -> bool:

@@ -31,7 +31,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class SpecRefusal:
     """Why this installation cannot carry a spec out: a reason in one word, and a message with field, value and fix."""
 
     reason: str
@@ -52,7 +52,7 @@ class LLMDeployment:
     spec: Spec
     status: Json
     revision: str
-    refusal: Refusal | None = None
+    refusal: SpecRefusal | None = None
 
     @property
     def name(self) -> str:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo_operator.api.base import Block, Json
+from octavo_operator.api.base import ApiBlock, Json
 from octavo_operator.api.v1alpha1 import ROOT_RULES, Spec
-from octavo_operator.api.v1alpha1_status import Status
+from octavo_operator.api.v1alpha1_status import LLMDeploymentStatus
 from octavo_protocol import names
 
 _INT32_MAX = 2**31 - 1
 _CONVERTED = ("title", "properties", "items", "default", "additionalProperties")
 
 
-def structural(model: type[Block]) -> Json:
+def structural(model: type[ApiBlock]) -> Json:
     """Structural schema of a model: references inlined, nulls gone, nested defaults that satisfy their own rules."""
     schema = model.model_json_schema(by_alias=True, mode="serialization")
     definitions: dict[str, Json] = schema.pop("$defs", {})
-    rules = {cls.__name__: [rule.schema_entry() for rule in cls.RULES] for cls in _blocks(Block)}
+    rules = {cls.__name__: [rule.schema_entry() for rule in cls.RULES] for cls in _blocks(ApiBlock)}
     return _convert(schema, definitions, rules)
 
 
 def crd() -> Json:
     """The CustomResourceDefinition."""
-    spec, status = structural(Spec), structural(Status)
+    spec, status = structural(Spec), structural(LLMDeploymentStatus)
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -94,7 +94,7 @@ _COLUMNS = [
 ]
 
 
-def _blocks(cls: type[Block]) -> list[type[Block]]:
+def _blocks(cls: type[ApiBlock]) -> list[type[ApiBlock]]:
     found = [cls]
     for sub in cls.__subclasses__():
         found += _blocks(sub)

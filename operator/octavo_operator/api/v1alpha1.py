@@ -11,22 +11,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from octavo_operator.api import cron
-from octavo_operator.api.base import OBJECT_NAME, Block, Bytes, LabelValue, ObjectName, Quantity, Rule, unset
+from octavo_operator.api.base import OBJECT_NAME, ApiBlock, Bytes, LabelValue, ObjectName, Quantity, Rule, unset
 from octavo_operator.api.v1alpha1_cache import Cache
-from octavo_operator.api.v1alpha1_engine import Engine
+from octavo_operator.api.v1alpha1_engine import EngineSpec
 from octavo_operator.api.v1alpha1_routing import Routing
 from octavo_operator.api.v1alpha1_scheduling import Scheduling
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
 
 
-class SecretRef(Block):
+class SecretRef(ApiBlock):
     """A Secret of the same namespace."""
 
     name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the Secret.")
 
 
-class Model(Block):
+class ModelSpec(ApiBlock):
     """What is served, and under which names."""
 
     RULES = (
@@ -98,7 +98,7 @@ class Model(Block):
     )
 
 
-class Gpu(Block):
+class Gpu(ApiBlock):
     """GPUs of one replica."""
 
     RULES = (
@@ -149,7 +149,7 @@ class Gpu(Block):
     )
 
 
-class Claim(Block):
+class Claim(ApiBlock):
     """A resource claim of the pods (dynamic resource allocation)."""
 
     RULES = (
@@ -170,7 +170,7 @@ class Claim(Block):
     )
 
 
-class Resources(Block):
+class Resources(ApiBlock):
     """What one replica asks of its node."""
 
     RULES = (
@@ -213,7 +213,7 @@ class Resources(Block):
     ] = Field(default=(), max_length=8, description="Resource claims of the pods, such as devices.")
 
 
-class Targets(Block):
+class Targets(ApiBlock):
     """What a well-loaded replica looks like."""
 
     kv_occupancy_percent: int = Field(
@@ -241,7 +241,7 @@ class Targets(Block):
     )
 
 
-class ScaleUp(Block):
+class ScaleUp(ApiBlock):
     """How fast replicas are added."""
 
     stabilization_seconds: int = Field(
@@ -251,7 +251,7 @@ class ScaleUp(Block):
     period_seconds: int = Field(default=30, ge=1, le=3600, description="Length of a period.")
 
 
-class ScaleDown(Block):
+class ScaleDown(ApiBlock):
     """How slowly replicas are taken away."""
 
     stabilization_seconds: int = Field(
@@ -265,7 +265,7 @@ class ScaleDown(Block):
     period_seconds: int = Field(default=60, ge=1, le=3600, description="Length of a period.")
 
 
-class Schedule(Block):
+class Schedule(ApiBlock):
     """A time that recurs, and for how long more replicas are kept from then on."""
 
     RULES = (
@@ -293,7 +293,7 @@ class Schedule(Block):
     min_replicas: int = Field(ge=1, le=1000, description="Fewest replicas while it is open.")
 
 
-class Autoscaling(Block):
+class Autoscaling(ApiBlock):
     """Who decides the number of replicas."""
 
     RULES = (
@@ -351,7 +351,7 @@ class Autoscaling(Block):
     )
 
 
-class CanaryStep(Block):
+class CanaryStep(ApiBlock):
     """One share of the requests, held for a while."""
 
     percent: int = Field(ge=1, le=100, description="Share of the requests that the new revision gets.")
@@ -360,7 +360,7 @@ class CanaryStep(Block):
     )
 
 
-class Canary(Block):
+class Canary(ApiBlock):
     """A new revision beside the old one, given more requests as long as it answers as well."""
 
     RULES = (
@@ -389,7 +389,7 @@ class Canary(Block):
     )
 
 
-class Rollout(Block):
+class Rollout(ApiBlock):
     """How a change that concerns pods reaches them."""
 
     RULES = (
@@ -444,7 +444,7 @@ class Rollout(Block):
     canary: Canary | None = Field(default=None, description="Steps and limits of strategy Canary.")
 
 
-class Drain(Block):
+class Drain(ApiBlock):
     """How a replica that must go finishes its work. Grace period of the pod = propagation + timeout + 15 seconds."""
 
     timeout_seconds: int = Field(
@@ -459,7 +459,7 @@ class Drain(Block):
     )
 
 
-class Probes(Block):
+class Probes(ApiBlock):
     """When a replica counts as failed."""
 
     startup_timeout_seconds: int = Field(
@@ -473,7 +473,7 @@ class Probes(Block):
     )
 
 
-class Availability(Block):
+class Availability(ApiBlock):
     """Protection of the pods."""
 
     pod_disruption_budget: bool = Field(
@@ -506,7 +506,7 @@ _BATCHED = "self.engine.scheduler.maxBatchedTokens"
 _TENSOR, _COUNT = "self.engine.parallelism.tensor", "self.resources.gpu.count"
 
 
-class Spec(Block):
+class Spec(ApiBlock):
     """The wanted state of one served model."""
 
     RULES = (
@@ -601,9 +601,9 @@ class Spec(Block):
         le=1000,
         description="Replicas in the modes Manual and External (there written through `/scale`).",
     )
-    model: Model = Field(description="What is served.")
+    model: ModelSpec = Field(description="What is served.")
     cache: Cache = Field(default=Cache(), description="Where downloaded weights are kept.")
-    engine: Engine = Field(default=Engine(), description="How the inference server runs.")
+    engine: EngineSpec = Field(default=EngineSpec(), description="How the inference server runs.")
     resources: Resources = Field(default=Resources(), description="What one replica asks of its node.")
     autoscaling: Autoscaling = Field(default=Autoscaling(), description="Who decides the number of replicas.")
     routing: Routing = Field(default=Routing(), description="Which replica a gateway sends a request to.")

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.base import OBJECT_NAME, Block, Bytes, Rule
+from octavo_operator.api.base import OBJECT_NAME, ApiBlock, Bytes, Rule
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 _OF_CLAIM = ("claimName", "size", "storageClassName", "accessModes")
 
 
-class Cache(Block):
+class Cache(ApiBlock):
     """Where downloaded weights are kept."""
 
     RULES = (

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.base import OBJECT_NAME, Block, Bytes, ObjectName, Rule
+from octavo_operator.api.base import OBJECT_NAME, ApiBlock, Bytes, ObjectName, Rule
 
 # Flags that describe where the operator put things: pods made with other values could not be reached or drained.
 RESERVED_FLAGS = (
@@ -27,7 +27,7 @@ RESERVED_FLAGS = (
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
-class Kv(Block):
+class Kv(ApiBlock):
     """The KV cache pool."""
 
     RULES = (
@@ -52,7 +52,7 @@ class Kv(Block):
     )
 
 
-class Parallelism(Block):
+class Parallelism(ApiBlock):
     """How the GPUs of one replica share a model."""
 
     tensor: int = Field(
@@ -65,7 +65,7 @@ class Parallelism(Block):
     )
 
 
-class Scheduler(Block):
+class SchedulerSpec(ApiBlock):
     """Bounds of one engine step, of the queue before it, and what happens when there is no room."""
 
     RULES = (
@@ -130,14 +130,14 @@ class Scheduler(Block):
     )
 
 
-class KeyRef(Block):
+class KeyRef(ApiBlock):
     """One key of a Secret or ConfigMap of the same namespace."""
 
     name: ObjectName = Field(description="Name of the object.")
     key: str = Field(min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$", description="Key in the object.")
 
 
-class EnvSource(Block):
+class EnvSource(ApiBlock):
     """Where a variable's value comes from."""
 
     RULES = (
@@ -151,7 +151,7 @@ class EnvSource(Block):
     config_map_key_ref: KeyRef | None = Field(default=None, description="Key of a ConfigMap.")
 
 
-class Env(Block):
+class Env(ApiBlock):
     """One environment variable of the server container."""
 
     RULES = (
@@ -174,13 +174,13 @@ class Env(Block):
     value_from: EnvSource | None = Field(default=None, description="The value from an object.")
 
 
-class ObjectRef(Block):
+class ObjectRef(ApiBlock):
     """A Secret or ConfigMap of the same namespace."""
 
     name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the object.")
 
 
-class EnvFrom(Block):
+class EnvFrom(ApiBlock):
     """An object whose keys are environment variables of the server container."""
 
     RULES = (
@@ -197,7 +197,7 @@ class EnvFrom(Block):
     config_map_ref: ObjectRef | None = Field(default=None, description="A ConfigMap.")
 
 
-class Engine(Block):
+class EngineSpec(ApiBlock):
     """How the inference server runs."""
 
     RULES = (
@@ -268,7 +268,7 @@ class Engine(Block):
         description="How long they are kept for requests that do not say: a day (`chat`, when not given), an hour "
         "(`api`) or minutes and in a tenth of the pool (`batch`).",
     )
-    scheduler: Scheduler = Field(default=Scheduler(), description="Bounds of a step and of the queue.")
+    scheduler: SchedulerSpec = Field(default=SchedulerSpec(), description="Bounds of a step and of the queue.")
     env: Annotated[
         tuple[Env, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from octavo_operator.api.base import Block, Rule
+from octavo_operator.api.base import ApiBlock, Rule
 
 
-class Routing(Block):
+class Routing(ApiBlock):
     """Which replica a gateway sends a request to."""
 
     RULES = (

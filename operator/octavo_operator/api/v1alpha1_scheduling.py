@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.base import Block, LabelKey, LabelValue, ObjectName, Rule
+from octavo_operator.api.base import ApiBlock, LabelKey, LabelValue, ObjectName, Rule
 
 _Values = Annotated[tuple[LabelValue, ...], Field(max_length=64)]
 _SET = "self.operator in ['In', 'NotIn']"
 _NUMBER = "self.operator in ['Gt', 'Lt']"
 
 
-class Toleration(Block):
+class Toleration(ApiBlock):
     """A taint that the pods accept."""
 
     RULES = (
@@ -48,7 +48,7 @@ class Toleration(Block):
     )
 
 
-class LabelRequirement(Block):
+class LabelRequirement(ApiBlock):
     """What must be true of one label."""
 
     RULES = (
@@ -63,7 +63,7 @@ class LabelRequirement(Block):
     values: _Values = Field(default=(), description="The values of In and NotIn.")
 
 
-class LabelSelector(Block):
+class LabelSelector(ApiBlock):
     """Objects by their labels; all that is given must be true."""
 
     match_labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(
@@ -74,7 +74,7 @@ class LabelSelector(Block):
     )
 
 
-class NodeRequirement(Block):
+class NodeRequirement(ApiBlock):
     """What must be true of one label of a node."""
 
     RULES = (
@@ -93,7 +93,7 @@ class NodeRequirement(Block):
     values: _Values = Field(default=(), description="The values of In and NotIn; one number for Gt and Lt.")
 
 
-class NodeTerm(Block):
+class NodeTerm(ApiBlock):
     """Nodes by their labels; all requirements must be true."""
 
     match_expressions: tuple[NodeRequirement, ...] = Field(
@@ -101,7 +101,7 @@ class NodeTerm(Block):
     )
 
 
-class NodeSelector(Block):
+class NodeSelector(ApiBlock):
     """Nodes that fit one of the terms."""
 
     node_selector_terms: tuple[NodeTerm, ...] = Field(
@@ -109,14 +109,14 @@ class NodeSelector(Block):
     )
 
 
-class PreferredNodes(Block):
+class PreferredNodes(ApiBlock):
     """Nodes that are better than others."""
 
     weight: int = Field(ge=1, le=100, description="How much better.")
     preference: NodeTerm = Field(description="The nodes.")
 
 
-class NodeAffinity(Block):
+class NodeAffinity(ApiBlock):
     """Nodes that pods need or prefer."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = Field(
@@ -127,7 +127,7 @@ class NodeAffinity(Block):
     )
 
 
-class PodTerm(Block):
+class PodTerm(ApiBlock):
     """Pods of the same namespace, and how near they are meant."""
 
     label_selector: LabelSelector | None = Field(
@@ -138,14 +138,14 @@ class PodTerm(Block):
     )
 
 
-class PreferredPods(Block):
+class PreferredPods(ApiBlock):
     """Pods that are better company than others."""
 
     weight: int = Field(ge=1, le=100, description="How much better.")
     pod_affinity_term: PodTerm = Field(description="The pods.")
 
 
-class PodAffinity(Block):
+class PodAffinity(ApiBlock):
     """Pods that the pods must or should be near to (or away from)."""
 
     required_during_scheduling_ignored_during_execution: tuple[PodTerm, ...] = Field(
@@ -156,7 +156,7 @@ class PodAffinity(Block):
     )
 
 
-class Affinity(Block):
+class Affinity(ApiBlock):
     """Nodes and pods that the pods are drawn to, or kept away from."""
 
     node_affinity: NodeAffinity | None = Field(default=None, description="Nodes that pods need or prefer.")
@@ -164,7 +164,7 @@ class Affinity(Block):
     pod_anti_affinity: PodAffinity | None = Field(default=None, description="Pods to be away from.")
 
 
-class TopologySpread(Block):
+class TopologySpread(ApiBlock):
     """How evenly the pods are spread over places."""
 
     RULES = (
@@ -197,7 +197,7 @@ class TopologySpread(Block):
     )
 
 
-class Scheduling(Block):
+class Scheduling(ApiBlock):
     """Where pods may run; the fields have the meaning they have in a pod."""
 
     RULES = (

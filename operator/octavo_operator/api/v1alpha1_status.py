@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo_operator.api.base import Block, Time
+from octavo_operator.api.base import ApiBlock, Time
 
 
-class Condition(Block):
+class Condition(ApiBlock):
     """One aspect of the state, with a reason and a message a person can act on."""
 
     type: str = Field(max_length=316, description="Aspect.")
@@ -20,7 +20,7 @@ class Condition(Block):
     observed_generation: int = Field(ge=0, description="Generation of the spec this was said of.")
 
 
-class Load(Block):
+class LoadStatus(ApiBlock):
     """Sums over the replicas, written when they moved and at most every 30 seconds."""
 
     kv_occupancy: str | None = Field(
@@ -32,7 +32,7 @@ class Load(Block):
     updated_at: Time = Field(description="When this was written.")
 
 
-class Capacity(Block):
+class CapacityStatus(ApiBlock):
     """What was measured of a replica."""
 
     cold_start_seconds: int | None = Field(
@@ -49,7 +49,7 @@ class Capacity(Block):
     )
 
 
-class ModelStatus(Block):
+class ModelStatus(ApiBlock):
     """What was found when the model was looked at, before pods were made for it."""
 
     identity: str = Field(max_length=16, description="Hash over what `spec.model` says of where the model is.")
@@ -68,7 +68,7 @@ class ModelStatus(Block):
     context_length: int | None = Field(default=None, ge=0, description="Longest sequence, in tokens.")
 
 
-class ScalingEvent(Block):
+class ScalingEvent(ApiBlock):
     """One change of the number of replicas by the autoscaler."""
 
     time: Time = Field(description="When.")
@@ -78,7 +78,7 @@ class ScalingEvent(Block):
     inputs: str = Field(max_length=1024, description="The numbers the decision was made from.")
 
 
-class AutoscalingStatus(Block):
+class AutoscalingStatus(ApiBlock):
     """What the built-in autoscaler thinks."""
 
     reason: str = Field(max_length=128, description="One word for programs.")
@@ -90,7 +90,7 @@ class AutoscalingStatus(Block):
     )
 
 
-class Failure(Block):
+class PodFailure(ApiBlock):
     """Something that is wrong with a pod, or keeps pods from being created."""
 
     pod: str | None = Field(
@@ -103,7 +103,7 @@ class Failure(Block):
     last_time: Time | None = Field(default=None, description="When last.")
 
 
-class Status(Block):
+class LLMDeploymentStatus(ApiBlock):
     """The observed state, written by the operator."""
 
     observed_generation: int = Field(ge=0, description="Generation of the spec this status is about.")
@@ -118,11 +118,11 @@ class Status(Block):
     update_revision: str | None = Field(default=None, max_length=63, description="The revision of the spec.")
     selector: str = Field(max_length=512, description="Label selector of the pods, for HPA and KEDA.")
     url: str = Field(max_length=512, description="OpenAI-compatible base address inside the cluster.")
-    load: Load | None = Field(default=None, description="What the replicas do.")
+    load: LoadStatus | None = Field(default=None, description="What the replicas do.")
     model: ModelStatus | None = Field(default=None, description="What was found of the model.")
-    capacity: Capacity | None = Field(default=None, description="What was measured of a replica.")
+    capacity: CapacityStatus | None = Field(default=None, description="What was measured of a replica.")
     autoscaling: AutoscalingStatus | None = Field(default=None, description="What the built-in autoscaler thinks.")
-    failures: tuple[Failure, ...] = Field(
+    failures: tuple[PodFailure, ...] = Field(
         default=(), max_length=10, description="What is wrong with pods, worst first."
     )
     conditions: Annotated[

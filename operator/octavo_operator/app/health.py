@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from octavo_operator.api.resource import Key
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_protocol import names
 
 _BODY_LIMIT = 4096
@@ -25,17 +25,17 @@ class Wake(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ProcessState:
     """What the server asks its process. `unhealthy` and `unready` say why, or are empty."""
 
     unhealthy: Callable[[], str]
     unready: Callable[[], str]
     leading: Callable[[], bool]
     wake: Callable[[Key], int | None]
-    metrics: Metrics
+    metrics: OperatorMetrics
 
 
-def application(answers: Answers) -> web.Application:
+def application(answers: ProcessState) -> web.Application:
     """The routes."""
 
     async def healthz(_: web.Request) -> web.Response:

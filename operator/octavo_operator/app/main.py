@@ -17,9 +17,9 @@ from aiohttp import web
 
 from octavo_operator.api.resource import Key
 from octavo_operator.app import watches
-from octavo_operator.app.health import Answers, application
+from octavo_operator.app.health import ProcessState, application
 from octavo_operator.app.leader import LeaseLock, Timing, boottime
-from octavo_operator.app.watch_health import Pulse
+from octavo_operator.app.watch_health import WatchHealth
 from octavo_operator.app.workqueue import WorkQueue
 from octavo_operator.autoscaler.decision_log import DecisionLog
 from octavo_operator.autoscaler.loop import AutoscaleLoop
@@ -28,10 +28,10 @@ from octavo_operator.kube.client import KubeClient, connection
 from octavo_operator.kube.errors import KubeError, NotFoundError, retry_after
 from octavo_operator.kube.permissions import LEASE_NAME
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, PODS
-from octavo_operator.metrics.process import Metrics
-from octavo_operator.reconcile.nodes import Nodes
+from octavo_operator.metrics.process import OperatorMetrics
+from octavo_operator.reconcile.nodes import NodeGpuReader
 from octavo_operator.reconcile.reconciler import Reconciler
-from octavo_operator.reconcile.version_tracker import Basis, Change
+from octavo_operator.reconcile.version_tracker import ObjectChange, VersionTracker
 from octavo_operator.resources.common import COMPONENT_GATEWAY, Installation
 from octavo_protocol import names
 
@@ -58,7 +58,7 @@ class LeaseLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OperatorOptions:
     """What the command line decides. No `scope` means all namespaces."""
 
     installation: Installation
@@ -75,11 +75,13 @@ class Options:
 class App:
     """One operator process. All replicas watch and answer; the holder of the Lease reconciles."""
 
-    def __init__(self, options: Options, client: KubeClient, http: aiohttp.ClientSession, metrics: Metrics) -> None:
+    def __init__(
+        self, options: OperatorOptions, client: KubeClient, http: aiohttp.ClientSession, metrics: OperatorMetrics
+    ) -> None:
         self._options = options
         self._client = client
         self._metrics = metrics
-        self._basis = Basis()
+        self._basis = VersionTracker()
         self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._basis.stale)
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime, options.lease)
         log = DecisionLog(options.decision_log) if options.decision_log else None
@@ -95,7 +97,7 @@ class App:
             options.identity,
             self._basis,
             # Roles of namespaces cannot grant nodes.
-            None if options.scope else Nodes(client, time.monotonic),
+            None if options.scope else NodeGpuReader(client, time.monotonic),
         )
         self._leading = False
         self._undefined = False
@@ -104,7 +106,7 @@ class App:
         self._relisted = asyncio.Event()
         self._looked = asyncio.Event()
         self._stop = asyncio.Event()
-        self._pulse = Pulse(watches.watches(options.scope), self._watching.set, self._relisted.set)
+        self._pulse = WatchHealth(watches.watches(options.scope), self._watching.set, self._relisted.set)
 
     def stop(self) -> None:
         """Have `run` return."""
@@ -138,7 +140,7 @@ class App:
             await watches.watch(self._notice, connection, self._options.scope, self._stop, self._pulse)
             again.cancel()
 
-    def _notice(self, change: Change) -> None:
+    def _notice(self, change: ObjectChange) -> None:
         """An event. Who takes the lead looks at everything, whatever events said before."""
         if self._leading:
             self._basis.change(change)
@@ -233,7 +235,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        answers = Answers(
+        answers = ProcessState(
             unhealthy=self._unhealthy,
             unready=lambda: "" if self._watching.is_set() else "the watches are not running yet",
             leading=lambda: self._leading,
@@ -272,9 +274,9 @@ class App:
         return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod.get("status", {}).get("podIP")}
 
 
-async def run(options: Options) -> None:
+async def run(options: OperatorOptions) -> None:
     """Run one operator process until it is told to end."""
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     client = await KubeClient.connect(metrics.called)
     timeout = aiohttp.ClientTimeout(total=_SAMPLE_TIMEOUT)
     try:

@@ -16,7 +16,7 @@ LONGEST_PAUSE = 15.0
 CALM_SECONDS = 30.0
 
 
-class Pulse:
+class WatchHealth:
     """The questions of `watches` watches.
 
     `complete` is called when each has read everything, `missed` when one has done so again or found its

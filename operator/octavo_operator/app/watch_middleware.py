@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from octavo_operator.app.watch_health import Pulse
+from octavo_operator.app.watch_health import WatchHealth
 
 _GONE = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 _EVENT, _ERROR = b'{"type":"', b'{"type":"ERROR"'
@@ -48,7 +48,7 @@ class _Gone(_Lines):
         yield _GONE
 
 
-def tamed(plurals: Collection[str], pulse: Pulse) -> aiohttp.ClientMiddlewareType:
+def tamed(plurals: Collection[str], pulse: WatchHealth) -> aiohttp.ClientMiddlewareType:
     """A middleware for the lists and watches of `plurals`; other requests pass as they are."""
 
     async def ask(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

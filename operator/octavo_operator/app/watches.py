@@ -15,15 +15,15 @@ import aiohttp
 import kopf
 
 from octavo_operator.api.resource import Key
-from octavo_operator.app.watch_health import Pulse
+from octavo_operator.app.watch_health import WatchHealth
 from octavo_operator.app.watch_middleware import tamed
-from octavo_operator.kube.client import Connection
+from octavo_operator.kube.client import ApiServerConnection
 from octavo_operator.kube.resources import CHILDREN, LLMDEPLOYMENTS, PODS, Resource
-from octavo_operator.reconcile.version_tracker import GONE, Change, version_of
+from octavo_operator.reconcile.version_tracker import GONE, ObjectChange, version_of
 from octavo_protocol import names
 
-Notice = Callable[[Change], None]
-Connect = Callable[[], Awaitable[Connection]]
+Notice = Callable[[ObjectChange], None]
+Connect = Callable[[], Awaitable[ApiServerConnection]]
 _CHILDREN = (*CHILDREN.values(), PODS)
 _WATCHED = (LLMDEPLOYMENTS, *_CHILDREN)
 _PLURALS = frozenset(resource.plural for resource in _WATCHED)
@@ -42,7 +42,7 @@ class JitteredForever:
             delay = min(delay * 2, self.longest)
 
 
-def _registry(notice: Notice, connect: Connect, pulse: Pulse) -> kopf.OperatorRegistry:
+def _registry(notice: Notice, connect: Connect, pulse: WatchHealth) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.AiohttpSession:
@@ -78,9 +78,9 @@ def _registry(notice: Notice, connect: Connect, pulse: Pulse) -> kopf.OperatorRe
     return registry
 
 
-def _change(key: Key, *, meta: Any, **event: Any) -> Change:
+def _change(key: Key, *, meta: Any, **event: Any) -> ObjectChange:
     version = GONE if event["type"] == "DELETED" else version_of(meta.get("resourceVersion"))
-    return Change(key, meta.get("uid", ""), version)
+    return ObjectChange(key, meta.get("uid", ""), version)
 
 
 def _selector(resource: Resource) -> tuple[str, str, str]:
@@ -112,7 +112,9 @@ def watches(namespaces: Sequence[str]) -> int:
     return len(_WATCHED) * max(1, len(namespaces))
 
 
-async def watch(notice: Notice, connect: Connect, namespaces: Sequence[str], stop: asyncio.Event, pulse: Pulse) -> None:
+async def watch(
+    notice: Notice, connect: Connect, namespaces: Sequence[str], stop: asyncio.Event, pulse: WatchHealth
+) -> None:
     """Watch until `stop` is set or the process is told to end. Without `namespaces`, all are watched."""
     await kopf.operator(
         registry=_registry(notice, connect, pulse),

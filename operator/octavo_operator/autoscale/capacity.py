@@ -17,7 +17,7 @@ TAIL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class RequestSizes:
     """Means of a request: prompt and answer tokens, share of the prompt found in the cache, KV tokens a row holds."""
 
     prompt: float
@@ -32,7 +32,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReplicaLimits:
     """Of one replica: KV tokens it holds, rows, tokens per step; target seconds per token, 0 for none."""
 
     tokens: float
@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class ReplicaCapacity:
     """`rate` requests and `prefill` uncached prompt tokens per second, at `rows` rows and `step` seconds per step.
 
     `service` is the mean time of an answer in seconds; `feasible` is false when one row alone misses the target.
@@ -56,7 +56,7 @@ class Capacity:
     feasible: bool
 
 
-def capacity(model: StepModel, sizes: Sizes, limits: Limits) -> Capacity | None:
+def capacity(model: StepModel, sizes: RequestSizes, limits: ReplicaLimits) -> ReplicaCapacity | None:
     """What a replica does within its limits; None while too little is known to say."""
     answer = max(1.0, sizes.answer)
     share = sizes.uncached / answer
@@ -77,7 +77,7 @@ def capacity(model: StepModel, sizes: Sizes, limits: Limits) -> Capacity | None:
     if limits.tpot > 0 and model.prefill > 0:
         decoding = model.base + (model.row + model.context * attended) * rows
         spare = (1.0 - decoding / limits.tpot) / model.prefill
-    return Capacity(rate, max(spare, rate * sizes.uncached), rows, step, answer * step, timed >= 1.0)
+    return ReplicaCapacity(rate, max(spare, rate * sizes.uncached), rows, step, answer * step, timed >= 1.0)
 
 
 def _timed(left: float, per_row: float, spread: float) -> float:

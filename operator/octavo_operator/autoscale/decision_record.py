@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import msgspec
 
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import Decision, Demand, Observation, Settings, State
+from octavo_operator.autoscale.types import Decision, Demand, Observation, PolicyState, ScalingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DecisionLine:
     """One decision about `key` (namespace/name) at Unix time `now`."""
 
     key: str
     now: float
-    settings: Settings
+    settings: ScalingSettings
     observation: Observation
     decision: Outcome
-    state: State | None = None
+    state: PolicyState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Difference:
     """The decision that is recorded in line `number`, counted from 1, and the one taken again; what differs of them."""
 
     number: int
-    line: Line
+    line: DecisionLine
     again: Outcome
 
     @property
@@ -59,15 +59,21 @@ class Recorder:
     """Lines of decisions, in the order they are taken."""
 
     def __init__(self) -> None:
-        self._led_to: dict[str, State] = {}
+        self._led_to: dict[str, PolicyState] = {}
 
     def line(
-        self, key: str, settings: Settings, state: State, observation: Observation, now: float, decision: Decision
+        self,
+        key: str,
+        settings: ScalingSettings,
+        state: PolicyState,
+        observation: Observation,
+        now: float,
+        decision: Decision,
     ) -> bytes:
         """One line, with its end."""
         follows = self._led_to.get(key) is state
         self._led_to[key] = decision.state
-        told = Line(key, now, settings, observation, outcome(decision), None if follows else state)
+        told = DecisionLine(key, now, settings, observation, outcome(decision), None if follows else state)
         return encode(told)
 
     def forget(self, key: str | None = None) -> None:
@@ -91,14 +97,14 @@ def outcome(decision: Decision) -> Outcome:
     )
 
 
-def encode(line: Line) -> bytes:
+def encode(line: DecisionLine) -> bytes:
     """One line of JSON, with its end."""
     return msgspec.json.encode(line) + b"\n"
 
 
-def decode(data: bytes) -> Line:
+def decode(data: bytes) -> DecisionLine:
     """A line. Raises `msgspec.MsgspecError` naming the field when it is none."""
-    return msgspec.json.decode(data, type=Line)
+    return msgspec.json.decode(data, type=DecisionLine)
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[Difference | None]:
@@ -106,7 +112,7 @@ def replay(lines: Iterable[bytes]) -> Iterator[Difference | None]:
 
     Raises `ValueError` naming the line that is none or builds on one that is not there.
     """
-    states: dict[str, State] = {}
+    states: dict[str, PolicyState] = {}
     for number, data in enumerate(lines, 1):
         try:
             line = decode(data)

@@ -12,7 +12,7 @@ from math import erf, exp, inf, pi, sqrt
 from octavo_operator.autoscale.arrivals import FAST_SECONDS, dispersion, forecast, sure
 from octavo_operator.autoscale.estimators import cold_start
 from octavo_operator.autoscale.signals import Signals
-from octavo_operator.autoscale.types import Demand, Learned, Settings
+from octavo_operator.autoscale.types import Demand, Learned, ScalingSettings
 
 # This share of the requests may wait longer than the target.
 MISSES = 0.01
@@ -26,7 +26,7 @@ SURGE = 2.0
 _SOON_FULL_SECONDS = 5.0
 
 
-def demand(settings: Settings, known: Learned, signals: Signals, now: float, surge_arrivals: float) -> Demand:
+def demand(settings: ScalingSettings, known: Learned, signals: Signals, now: float, surge_arrivals: float) -> Demand:
     """Replicas by term; `surge_arrivals` is the most that the last seconds had while they have counted in full."""
     ahead = cold_start(settings, known)
     spread = max(dispersion(known.arrivals), known.spread)
@@ -59,7 +59,7 @@ def demand(settings: Settings, known: Learned, signals: Signals, now: float, sur
     )
 
 
-def _rate(settings: Settings, known: Learned, rate: float, spread: float) -> tuple[float, float]:
+def _rate(settings: ScalingSettings, known: Learned, rate: float, spread: float) -> tuple[float, float]:
     """Arrivals by what a replica does, and the room for chance: the least with which few enough wait too long."""
     if known.capacity is None:
         return 0.0, 0.0
@@ -93,7 +93,7 @@ def _spare_rows(offered: float, spread: float, patience: float) -> float:
     return high
 
 
-def _ttft(settings: Settings, known: Learned, signals: Signals, arrivals: float, ahead: float) -> float:
+def _ttft(settings: ScalingSettings, known: Learned, signals: Signals, arrivals: float, ahead: float) -> float:
     """Replicas that compute all prompts in time, from a start now on; 0 while those there are and to come suffice.
 
     Until a replica started now has served for the target time: what is there and what comes, less what those that
@@ -113,7 +113,7 @@ def _ttft(settings: Settings, known: Learned, signals: Signals, arrivals: float,
     return signals.ready + signals.pending + left / (speed * settings.ttft)
 
 
-def _surge(settings: Settings, known: Learned, signals: Signals, lately: float) -> str:
+def _surge(settings: ScalingSettings, known: Learned, signals: Signals, lately: float) -> str:
     """Why the load of the last seconds is to count in full, in words; empty when it is not."""
     if lately >= SURGE * max(1, signals.ready):
         return f"the last seconds ask for {lately:.1f} replicas, {signals.ready} serve"

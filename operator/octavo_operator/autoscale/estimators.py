@@ -13,7 +13,7 @@ from statistics import median
 
 from octavo_operator.autoscale import step_cost
 from octavo_operator.autoscale.arrivals import count, dispersion
-from octavo_operator.autoscale.capacity import Limits, Sizes, capacity
+from octavo_operator.autoscale.capacity import ReplicaLimits, RequestSizes, capacity
 from octavo_operator.autoscale.signals import FEW, Signals, answering
 from octavo_operator.autoscale.types import (
     GatewayCounters,
@@ -21,8 +21,8 @@ from octavo_operator.autoscale.types import (
     Observation,
     PodSample,
     PodTotals,
-    Settings,
-    Totals,
+    RequestTotals,
+    ScalingSettings,
 )
 from octavo_protocol import squares
 from octavo_protocol.load import LoadReport
@@ -59,7 +59,9 @@ _FULL = 0.9
 _LONG_STEP = 30.0
 
 
-def learned(settings: Settings, known: Learned, observation: Observation, signals: Signals, now: float) -> Learned:
+def learned(
+    settings: ScalingSettings, known: Learned, observation: Observation, signals: Signals, now: float
+) -> Learned:
     """What is known after this look."""
     elapsed = 0.0 if known.at is None else now - known.at
     gateways = _gateways(known.gateways, observation, now)
@@ -78,21 +80,21 @@ def learned(settings: Settings, known: Learned, observation: Observation, signal
     return _lesson(settings, known, observation.pods, signals, now)
 
 
-def cold_start(settings: Settings, known: Learned) -> float:
+def cold_start(settings: ScalingSettings, known: Learned) -> float:
     """Seconds that nine of ten starts of a replica took at most."""
     if not known.cold_starts:
         return settings.cold_start
     return sorted(known.cold_starts)[ceil(0.9 * len(known.cold_starts)) - 1]
 
 
-def sizes(totals: Totals) -> Sizes | None:
+def sizes(totals: RequestTotals) -> RequestSizes | None:
     """Mean sizes of requests; None when too few were seen."""
     if totals.requests < LEAST_REQUESTS or totals.finished < LEAST_REQUESTS:
         return None
     prompt, answer = totals.prompt / totals.requests, totals.generated / totals.finished
     hit = min(1.0, totals.hits / totals.prompt) if totals.prompt > 0 else 0.0
     resident = totals.pinned / totals.running if totals.running >= 1 else prompt + answer / 2
-    return Sizes(prompt, answer, hit, resident)
+    return RequestSizes(prompt, answer, hit, resident)
 
 
 def _gateways(before: tuple[GatewayCounters, ...], observation: Observation, now: float) -> tuple[GatewayCounters, ...]:
@@ -132,7 +134,7 @@ def _arrival_rate(
 
 
 def _starts(
-    settings: Settings, known: Learned, pods: Iterable[PodSample], now: float
+    settings: ScalingSettings, known: Learned, pods: Iterable[PodSample], now: float
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Pods that were seen to start and do not serve yet, and how long the others took."""
     before = set(known.starting)
@@ -155,7 +157,9 @@ class _Share:
     pace: float = 0.0
 
 
-def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signals: Signals, now: float) -> Learned:
+def _lesson(
+    settings: ScalingSettings, known: Learned, pods: Iterable[PodSample], signals: Signals, now: float
+) -> Learned:
     """Learn sizes and step times from what the pods did since the last lesson."""
     before = {totals.name: totals for totals in known.pods}
     after: list[PodTotals] = []
@@ -183,7 +187,7 @@ def _lesson(settings: Settings, known: Learned, pods: Iterable[PodSample], signa
     found = sizes(totals)
     if found is None or fitted.model is None or fitted.gram[0][0] < LEAST_STEPS or not signals.rows:
         return known
-    limits = Limits(
+    limits = ReplicaLimits(
         tokens=POOL_SHARE * signals.pod_tokens,
         rows=signals.rows[len(signals.rows) // 2],
         budget=signals.budget,
@@ -239,7 +243,7 @@ def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | Non
     return _Share(load, before, elapsed, float(requests), float(max(0, finished)))
 
 
-def _totals(totals: Totals, shares: Sequence[_Share], signals: Signals, elapsed: float) -> Totals:
+def _totals(totals: RequestTotals, shares: Sequence[_Share], signals: Signals, elapsed: float) -> RequestTotals:
     """Sums that forget, but only while there is something new."""
     if not signals.running and not any(s.requests or s.finished for s in shares):
         return totals
@@ -254,7 +258,7 @@ def _totals(totals: Totals, shares: Sequence[_Share], signals: Signals, elapsed:
     rows = _near([max(1.0, (s.load.running + s.before.running) / 2) for s in shares])
     made = [(s.load.generation_tokens - s.before.generation_tokens) for s in shares]
     speeds = _near([tokens / row for tokens, row in zip(made, rows, strict=True)], least=0.0)
-    return Totals(
+    return RequestTotals(
         requests=kept * totals.requests + sum(weights),
         finished=kept * totals.finished + sum(ends),
         prompt=kept * totals.prompt + _product([weight for _, weight in came], prompt),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from octavo_operator.autoscale.signals import STALE_SECONDS, Signals
-from octavo_operator.autoscale.state import FAILED_STARTS, Look
+from octavo_operator.autoscale.state import FAILED_STARTS, DecisionInput
 
 
-def dominant(look: Look) -> tuple[str, str]:
+def dominant(look: DecisionInput) -> tuple[str, str]:
     """What asks for the most replicas, in a word and a sentence."""
     settings, signals, asked = look.settings, look.signals, look.demand
     capacity = look.state.learned.capacity
@@ -33,7 +33,7 @@ def dominant(look: Look) -> tuple[str, str]:
     )
 
 
-def described(look: Look, desired: int) -> str:
+def described(look: DecisionInput, desired: int) -> str:
     """The figures of a decision in one short line."""
     signals, asked, capacity = look.signals, look.demand, look.state.learned.capacity
     share = f" ({signals.pinned_blocks / signals.total_blocks:.0%})" if signals.total_blocks else ""
@@ -55,7 +55,7 @@ def described(look: Look, desired: int) -> str:
     return f"{', '.join(parts)}, demand by {told}: {look.observation.current} → {desired}"
 
 
-def notice(look: Look, reason: str, message: str) -> tuple[str, str] | None:
+def notice(look: DecisionInput, reason: str, message: str) -> tuple[str, str] | None:
     """What lasts and is worth a condition: the worst of it, as a word and a sentence."""
     signals, settings, known = look.signals, look.settings, look.state.learned
     if reason in ("MetricsUnavailable", "MetricsPartial"):

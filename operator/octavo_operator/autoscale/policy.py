@@ -20,14 +20,21 @@ from octavo_operator.autoscale.signals import Signals, measure
 from octavo_operator.autoscale.state import (
     EPSILON,
     FAILED_STARTS,
-    Look,
+    DecisionInput,
     budget,
     current,
     preempting,
     remember,
     window,
 )
-from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, PodSample, Settings, State
+from octavo_operator.autoscale.types import (
+    Decision,
+    GatewaySample,
+    Observation,
+    PodSample,
+    PolicyState,
+    ScalingSettings,
+)
 
 # Rows the remaining pods may fill after a scale-down, as a share of `max_running`.
 ROWS_TARGET = 0.9
@@ -40,14 +47,16 @@ ZERO_TICK_SECONDS = 10.0
 LIMITED_SECONDS = 60.0
 
 
-def decide(settings: Settings, state: State, observation: Observation, now: float) -> Decision:
+def decide(settings: ScalingSettings, state: PolicyState, observation: Observation, now: float) -> Decision:
     """How many replicas there should be now."""
     state, observation = current(state, now), _named_once(observation)
     signals = measure(settings, state, observation, now)
     known = learned(settings, state.learned, observation, signals, now)
     surging = state.surge_until is not None and now < state.surge_until
     asked = demand(settings, known, signals, now, state.surge_arrivals if surging else 0.0)
-    look = Look(settings, replace(state, learned=known), observation, signals, asked, preempting(state, signals), now)
+    look = DecisionInput(
+        settings, replace(state, learned=known), observation, signals, asked, preempting(state, signals), now
+    )
     look = replace(look, state=remember(look))
     desired, reason, message = _choose(look)
     state = look.state
@@ -84,7 +93,7 @@ def _named_once(observation: Observation) -> Observation:
 _Choice = tuple[int, str, str]
 
 
-def _choose(look: Look) -> _Choice:
+def _choose(look: DecisionInput) -> _Choice:
     settings, signals, replicas = look.settings, look.signals, look.observation.current
     bounded = min(max(replicas, settings.min_replicas), settings.max_replicas)
     if bounded != replicas:
@@ -106,7 +115,7 @@ def _choose(look: Look) -> _Choice:
     return _down(look)
 
 
-def _missing(look: Look) -> _Choice:
+def _missing(look: DecisionInput) -> _Choice:
     """What most pods' silence leads to."""
     replicas, fallback = look.observation.current, look.settings.fallback
     reason = "MetricsPartial" if look.signals.gateways_answering else "MetricsUnavailable"
@@ -115,7 +124,7 @@ def _missing(look: Look) -> _Choice:
     return replicas, reason, f"{silent(look.signals)}: holding"
 
 
-def _wake(look: Look) -> _Choice:
+def _wake(look: DecisionInput) -> _Choice:
     """0 -> n: edge-triggered by the first held request, past every stabilisation."""
     settings, signals = look.settings, look.signals
     if not signals.held and not _within(look.state.woken, WAKE_SECONDS, look.now):
@@ -130,7 +139,7 @@ def _wake(look: Look) -> _Choice:
     )
 
 
-def _up(look: Look) -> _Choice | None:
+def _up(look: DecisionInput) -> _Choice | None:
     """More replicas at once, if those there are and those on their way do not suffice; None if they do."""
     settings, state, signals, replicas = look.settings, look.state, look.signals, look.observation.current
     supply = max(0, replicas - signals.broken)
@@ -161,7 +170,7 @@ def _up(look: Look) -> _Choice | None:
     )
 
 
-def _down(look: Look) -> _Choice:
+def _down(look: DecisionInput) -> _Choice:
     """Fewer replicas, if the whole window agrees and the remaining ones hold what is there."""
     settings, state, replicas = look.settings, look.state, look.observation.current
     floor = max(1, settings.min_replicas)
@@ -184,7 +193,7 @@ def _down(look: Look) -> _Choice:
     return desired, "LoadLow", f"{desired} replicas hold the load with a margin"
 
 
-def _to_zero(look: Look) -> _Choice:
+def _to_zero(look: DecisionInput) -> _Choice:
     """1 -> 0, only when nothing has happened for long and a gateway confirms that it will hold the next request."""
     settings, signals = look.settings, look.signals
     if settings.min_replicas > 0:
@@ -202,7 +211,7 @@ def _to_zero(look: Look) -> _Choice:
     return 0, "Idle", f"no request for {idle:.0f} s"
 
 
-def _blocked(look: Look) -> tuple[str, str] | None:
+def _blocked(look: DecisionInput) -> tuple[str, str] | None:
     """What forbids any scale-down now, or None."""
     settings, state, signals, now = look.settings, look.state, look.signals, look.now
     if signals.queueing:
@@ -219,7 +228,7 @@ def _blocked(look: Look) -> tuple[str, str] | None:
     return None
 
 
-def _consolidated(look: Look, desired: int) -> int:
+def _consolidated(look: DecisionInput, desired: int) -> int:
     """The fewest replicas from `desired` up that hold the pinned KV and the running rows, and are fast enough for them.
 
     Pods without a sample are taken to be full, and the smallest pools are taken to remain.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median_low
 
-from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample, Settings, State
+from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample, PolicyState, ScalingSettings
 from octavo_protocol.load import LoadReport, ModelTraffic
 
 # Pods are sampled every 2 s. A sample of a few seconds is true enough; an older one is compared with what gateways have
@@ -87,7 +87,7 @@ class Signals:
         return pods > len(self.reports) // FEW
 
 
-def measure(settings: Settings, state: State, observation: Observation, now: float) -> Signals:
+def measure(settings: ScalingSettings, state: PolicyState, observation: Observation, now: float) -> Signals:
     """Sum up one observation."""
     pods = observation.pods
     ready = [pod for pod in pods if pod.phase == "ready"]

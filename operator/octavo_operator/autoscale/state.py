@@ -14,8 +14,8 @@ from octavo_operator.autoscale.types import (
     Observation,
     PodCounters,
     PodSample,
-    Settings,
-    State,
+    PolicyState,
+    ScalingSettings,
 )
 from octavo_protocol.load import LoadReport
 
@@ -35,11 +35,11 @@ EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DecisionInput:
     """All that a decision is made from. `preempting`: pods that ran full and preempted since the last look."""
 
-    settings: Settings
-    state: State
+    settings: ScalingSettings
+    state: PolicyState
     observation: Observation
     signals: Signals
     demand: Demand
@@ -70,7 +70,7 @@ class Look:
         return max(asked.rate, facts + FACTS_MARGIN) + self.odd
 
 
-def current(state: State, now: float) -> State:
+def current(state: PolicyState, now: float) -> PolicyState:
     """The state, with all times forgotten when they mean nothing at `now`; what was learned of replicas stays."""
     last = state.learned.at
     if last is None or -_BACK_SECONDS <= now - last <= GAP_SECONDS:
@@ -78,7 +78,7 @@ def current(state: State, now: float) -> State:
     return afresh(state)
 
 
-def afresh(state: State) -> State:
+def afresh(state: PolicyState) -> PolicyState:
     """A state that remembers no times, only what was learned of replicas and requests."""
     known = state.learned
     kept = Learned(
@@ -89,10 +89,10 @@ def afresh(state: State) -> State:
         capacity=known.capacity,
         slower=known.slower,
     )
-    return State(pod_tokens=state.pod_tokens, learned=kept)
+    return PolicyState(pod_tokens=state.pod_tokens, learned=kept)
 
 
-def window(settings: Settings, known: Learned) -> float:
+def window(settings: ScalingSettings, known: Learned) -> float:
     """Seconds that decide whether a replica may go: as configured, and no less than a start was seen to take.
 
     What goes too soon has to start again, and is missing for as long.
@@ -100,7 +100,7 @@ def window(settings: Settings, known: Learned) -> float:
     return max(settings.down_stabilization, cold_start(settings, known) if known.cold_starts else 0.0)
 
 
-def remember(look: Look) -> State:
+def remember(look: DecisionInput) -> PolicyState:
     """The state after this observation: windows moved on, counters taken over."""
     settings, state, observation, signals, now = look.settings, look.state, look.observation, look.signals, look.now
     replicas = observation.current
@@ -139,7 +139,7 @@ def remember(look: Look) -> State:
     )
 
 
-def preempting(state: State, signals: Signals) -> int:
+def preempting(state: PolicyState, signals: Signals) -> int:
     """Pods that preempted running requests since the last look."""
     known = {(counters.name, counters.start_time): counters for counters in state.counters}
     return sum(

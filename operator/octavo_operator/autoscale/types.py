@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo_operator.autoscale.arrivals import Arrivals
-from octavo_operator.autoscale.capacity import Capacity, Sizes
+from octavo_operator.autoscale.capacity import ReplicaCapacity, RequestSizes
 from octavo_operator.autoscale.step_cost import Fit
 from octavo_protocol.load import LoadReport, ModelTraffic
 
@@ -46,7 +46,7 @@ class GatewaySample:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ScalingSettings:
     """`spec.autoscaling` (and `spec.probes.startupTimeoutSeconds`) of one LLMDeployment.
 
     `minimum` is the field that says `min_replicas`; `fallback` the fewest replicas while most give no report, 0 to keep
@@ -120,7 +120,7 @@ class PodTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class RequestTotals:
     """Sums of the last minutes, older ones counting less: requests that came and that ended, and their tokens.
 
     `pinned` KV tokens over `running` rows, both at the moments of the lessons.
@@ -151,19 +151,19 @@ class Learned:
     pods: tuple[PodTotals, ...] = ()
     pod_rate: float | None = None
     counted: float | None = None
-    totals: Totals = field(default_factory=Totals)
+    totals: RequestTotals = field(default_factory=RequestTotals)
     fit: Fit = field(default_factory=Fit)
     starting: tuple[str, ...] = ()
     cold_starts: tuple[float, ...] = ()
-    sizes: Sizes | None = None
-    capacity: Capacity | None = None
+    sizes: RequestSizes | None = None
+    capacity: ReplicaCapacity | None = None
     slower: float = 1.0
     spread: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What the policy remembers from one decision to the next. A restart begins with `State()`.
+class PolicyState:
+    """What the policy remembers from one decision to the next. A restart begins with `PolicyState()`.
 
     `highs`/`lows`: recommendations of the down/up window as (time, replicas), kept as monotone queues: the first one is
     the window's maximum/minimum and the length stays small. `changes`: (time, difference) of `current` as observed.
@@ -227,7 +227,7 @@ class Decision:
     reason: str
     message: str
     inputs: str
-    state: State
+    state: PolicyState
     requeue: float
     demand: Demand = field(default_factory=Demand)
     notice: tuple[str, str] | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from octavo_operator.autoscale.decision_record import Recorder
-from octavo_operator.autoscale.types import Decision, Observation, Settings, State
+from octavo_operator.autoscale.types import Decision, Observation, PolicyState, ScalingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,13 @@ class DecisionLog:
         self._broken = False
 
     def write(
-        self, key: str, settings: Settings, state: State, observation: Observation, now: float, decision: Decision
+        self,
+        key: str,
+        settings: ScalingSettings,
+        state: PolicyState,
+        observation: Observation,
+        now: float,
+        decision: Decision,
     ) -> None:
         """Append one decision."""
         if self._broken:

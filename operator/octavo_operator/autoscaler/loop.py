@@ -16,13 +16,13 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import Key, LLMDeployment
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.state import afresh
-from octavo_operator.autoscale.types import State
+from octavo_operator.autoscale.types import PolicyState
 from octavo_operator.autoscaler.decision_log import DecisionLog
 from octavo_operator.autoscaler.observation import estimates, observation, policy_settings, summary
-from octavo_operator.autoscaler.polling import Fetch, ListGateways, Reports, Sampling
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.autoscaler.polling import Fetch, LatestReports, ListGateways, Reports
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.observe.pods import Pod
-from octavo_operator.status.input import Change, Load, Scaling
+from octavo_operator.status.input import Load, ReplicaChange, Scaling
 from octavo_operator.status.status import LOAD_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Tracked:
     due: float = 0.0
     busy: bool = False
     wake: bool = False
-    state: State = field(default_factory=State)
+    state: PolicyState = field(default_factory=PolicyState)
     scaling: Scaling | None = None
     reports: Reports = field(default_factory=dict)
     load: Load | None = None
@@ -77,14 +77,14 @@ class AutoscaleLoop:
         fetch: Fetch,
         gateways: ListGateways,
         enqueue: Callable[[Key], None],
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         clock: Callable[[], float],
         log: DecisionLog | None = None,
         timer: Callable[[], float] | None = None,
     ) -> None:
         self._log = log
         self._timer = timer or clock
-        self._sampling = Sampling(fetch, gateways, metrics, clock, self._timer)
+        self._sampling = LatestReports(fetch, gateways, metrics, clock, self._timer)
         self._enqueue = enqueue
         self._metrics = metrics
         self._clock = clock
@@ -215,7 +215,7 @@ class AutoscaleLoop:
         before = tracked.scaling or Scaling(tracked.replicas, "", "")
         scaling = Scaling(decision.desired, decision.reason, decision.message, before.changes, decision.notice)
         if decision.desired != before.desired:
-            change = Change(now, before.desired, decision.desired, decision.reason, decision.inputs)
+            change = ReplicaChange(now, before.desired, decision.desired, decision.reason, decision.inputs)
             scaling = replace(scaling, changes=(*before.changes, change)[-_CHANGES_KEPT:])
             self._metrics.scaled(key.namespace, key.name, decision.reason)
             logger.info(

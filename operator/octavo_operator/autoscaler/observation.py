@@ -10,9 +10,9 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.autoscale.schedule import floor
 from octavo_operator.autoscale.signals import STALE_SECONDS
-from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, Phase, PodSample, Settings
-from octavo_operator.metrics.state import Estimates
-from octavo_operator.observe.canary_analysis import Answers, Evidence
+from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, Phase, PodSample, ScalingSettings
+from octavo_operator.metrics.state import AutoscalerEstimates
+from octavo_operator.observe.canary_analysis import AnalysisSample, TrackAnswers
 from octavo_operator.observe.diagnosis import HOPELESS
 from octavo_operator.observe.pods import Pod
 from octavo_operator.status.input import Load
@@ -26,7 +26,7 @@ Reports = Mapping[str, tuple[float, LoadReport]]
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewayReplica:
     """One gateway replica; `report` is None when it did not answer the last time it was asked."""
 
     name: str
@@ -35,11 +35,11 @@ class Gateway:
     sampled_at: float = 0.0
 
 
-def policy_settings(spec: Spec, now: float, cold_start: float | None = None) -> Settings:
+def policy_settings(spec: Spec, now: float, cold_start: float | None = None) -> ScalingSettings:
     """The policy's view of `spec.autoscaling` at Unix time `now`; a start took `cold_start` seconds before."""
     least = floor(spec.autoscaling, now)
     scaling, up, down = spec.autoscaling, spec.autoscaling.scale_up, spec.autoscaling.scale_down
-    return Settings(
+    return ScalingSettings(
         min_replicas=least.replicas,
         minimum=least.field,
         fallback=scaling.fallback_replicas or 0,
@@ -64,7 +64,7 @@ def observation(
     owner: LLMDeployment,
     pods: Iterable[Pod],
     reports: Reports,
-    gateways: Iterable[Gateway],
+    gateways: Iterable[GatewayReplica],
     replicas: int,
     *,
     wake: bool,
@@ -87,7 +87,7 @@ def observation(
 
 
 def summary(
-    owner: LLMDeployment, pods: Iterable[Pod], reports: Reports, gateways: Iterable[Gateway], now: float
+    owner: LLMDeployment, pods: Iterable[Pod], reports: Reports, gateways: Iterable[GatewayReplica], now: float
 ) -> Load:
     """Sums over the pods that serve."""
     pods = tuple(pods)
@@ -107,14 +107,14 @@ def summary(
     )
 
 
-def estimates(decision: Decision) -> Estimates:
+def estimates(decision: Decision) -> AutoscalerEstimates:
     """What a decision was reckoned with, for metrics."""
     asked, known = decision.demand, decision.state.learned
     model = known.fit.model
     step = {}
     if model is not None:
         step = {"base": model.base, "prefill": model.prefill, "row": model.row, "context": model.context}
-    return Estimates(
+    return AutoscalerEstimates(
         demand={"rate": asked.rate, "stock": asked.stock, "queue": asked.queue, "prompts": asked.ttft},
         arrivals=asked.arrivals,
         dispersion=asked.dispersion,
@@ -125,18 +125,18 @@ def estimates(decision: Decision) -> Estimates:
     )
 
 
-def _evidence(counted: Iterable[CanaryTraffic]) -> dict[str, Evidence]:
+def _evidence(counted: Iterable[CanaryTraffic]) -> dict[str, AnalysisSample]:
     """What all gateways counted, by step."""
-    sums: dict[str, Evidence] = {}
+    sums: dict[str, AnalysisSample] = {}
     for one in counted:
-        known = sums.get(one.step, Evidence())
-        sums[one.step] = Evidence(_added(known.stable, one.stable), _added(known.canary, one.canary))
+        known = sums.get(one.step, AnalysisSample())
+        sums[one.step] = AnalysisSample(_added(known.stable, one.stable), _added(known.canary, one.canary))
     return sums
 
 
-def _added(known: Answers, more: TrackTraffic) -> Answers:
+def _added(known: TrackAnswers, more: TrackTraffic) -> TrackAnswers:
     ttft = tuple(a + b for a, b in zip_longest(known.ttft, more.ttft, fillvalue=0))
-    return Answers(known.requests + more.requests, known.errors + more.errors, ttft)
+    return TrackAnswers(known.requests + more.requests, known.errors + more.errors, ttft)
 
 
 def _cold_start(pods: Iterable[Pod], reports: Mapping[str, LoadReport]) -> int | None:
@@ -173,6 +173,6 @@ def _phase(pod: Pod) -> Phase:
     return "failed" if hopeless else "pending"
 
 
-def _traffic(owner: LLMDeployment, gateway: Gateway) -> ModelTraffic | None:
+def _traffic(owner: LLMDeployment, gateway: GatewayReplica) -> ModelTraffic | None:
     models = gateway.report.models if gateway.report else []
     return next((m for m in models if (m.namespace, m.name) == (owner.namespace, owner.name)), None)

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import msgspec
 
-from octavo_operator.autoscaler.observation import Gateway
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.autoscaler.observation import GatewayReplica
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.observe.pods import Pod
 from octavo_protocol import names
 from octavo_protocol.load import GatewayReport, LoadReport, decode_gateway, decode_load
@@ -33,7 +33,7 @@ ListGateways = Callable[[], Awaitable[dict[str, str]]]
 Reports = dict[str, tuple[float, LoadReport]]
 
 
-class Sampling:
+class LatestReports:
     """What pods and gateways said last.
 
     `fetch` gets a URL's body and raises OSError or TimeoutError; `list_gateways` lists the gateway pods' addresses by
@@ -44,7 +44,7 @@ class Sampling:
         self,
         fetch: Fetch,
         list_gateways: ListGateways,
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         clock: Callable[[], float],
         timer: Callable[[], float],
     ) -> None:
@@ -53,7 +53,7 @@ class Sampling:
         self._list_gateways = list_gateways
         self._metrics = metrics
         self._clock = clock
-        self._gateways: dict[str, Gateway] = {}
+        self._gateways: dict[str, GatewayReplica] = {}
         self._listed_at = self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._slots = asyncio.Semaphore(_PARALLEL)
@@ -63,7 +63,7 @@ class Sampling:
         self._background: set[asyncio.Task[None]] = set()
 
     @property
-    def gateways(self) -> Iterable[Gateway]:
+    def gateways(self) -> Iterable[GatewayReplica]:
         """All gateways, with what they said last."""
         return self._gateways.values()
 
@@ -121,9 +121,9 @@ class Sampling:
             logger.warning("gateways cannot be listed: %s", error)
             return
         known = self._gateways
-        self._gateways = {name: replace(known.get(name, Gateway(name)), ip=ip) for name, ip in addresses.items()}
+        self._gateways = {name: replace(known.get(name, GatewayReplica(name)), ip=ip) for name, ip in addresses.items()}
 
-    async def _sample_gateway(self, gateway: Gateway) -> None:
+    async def _sample_gateway(self, gateway: GatewayReplica) -> None:
         report: GatewayReport | None = None
         body = await self._get(gateway.ip, self._slots)
         if body is not None:

@@ -13,7 +13,7 @@ _TURNS = {"SurgeUnschedulable": True, "Canary": False, "CanaryPromoted": False, 
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Event:
     """One event: `warning` or normal, a reason in one word, and a sentence."""
 
     warning: bool
@@ -26,13 +26,13 @@ _WARNINGS = frozenset(
 )
 
 
-def news(before: Json, after: Json) -> tuple[News, ...]:
+def news(before: Json, after: Json) -> tuple[Event, ...]:
     """What is new in the status `after`."""
-    found: list[News] = []
+    found: list[Event] = []
     old, new = _ready(before), _ready(after)
     if (old.get("status"), old.get("reason")) != (new["status"], new["reason"]):
         warning = new["status"] != "True" and new["reason"] not in _CALM
-        found.append(News(warning, new["reason"], new["message"]))
+        found.append(Event(warning, new["reason"], new["message"]))
     found += _rollout(_condition(before, "Progressing"), _condition(after, "Progressing"))
     found += _troubles(before, after, {item.reason for item in found})
     known = before.get("autoscaling", {}).get("history", [])
@@ -40,20 +40,20 @@ def news(before: Json, after: Json) -> tuple[News, ...]:
         if change not in known:
             reason = "ScaledUp" if change["to"] > change["from"] else "ScaledDown"
             text = f"{change['from']} to {change['to']} replicas ({change['reason']}): {change['inputs']}"
-            found.append(News(False, reason, text))
+            found.append(Event(False, reason, text))
     return tuple(found)
 
 
-def _troubles(before: Json, after: Json, told: set[str]) -> list[News]:
+def _troubles(before: Json, after: Json, told: set[str]) -> list[Event]:
     """Reasons of failures and conditions that were not there, each once however many pods and conditions say it."""
     known = {failure["reason"] for failure in before.get("failures", ())}
     known |= {condition["reason"] for condition in before.get("conditions", ()) if _bad(condition)}
-    found: list[News] = []
+    found: list[Event] = []
     for failure in after.get("failures", ()):
         pod = f"pod {failure['pod']}: " if "pod" in failure else ""
-        found.append(News(True, failure["reason"], pod + failure["message"]))
-    found += [News(True, c["reason"], c["message"]) for c in after["conditions"] if _bad(c)]
-    unsaid: dict[str, News] = {}
+        found.append(Event(True, failure["reason"], pod + failure["message"]))
+    found += [Event(True, c["reason"], c["message"]) for c in after["conditions"] if _bad(c)]
+    unsaid: dict[str, Event] = {}
     for item in found:
         if item.reason not in told | known:
             unsaid.setdefault(item.reason, item)
@@ -69,12 +69,12 @@ def _bad(condition: Json) -> bool:
     return condition["reason"] in _WARNINGS
 
 
-def _rollout(old: Json, new: Json) -> list[News]:
+def _rollout(old: Json, new: Json) -> list[Event]:
     """The turns of a rollout; Ready says it when one was rolled back."""
     reason = new.get("reason", "")
     if reason not in _TURNS or (old.get("reason"), old.get("message")) == (reason, new["message"]):
         return []
-    return [News(_TURNS[reason], reason, new["message"])]
+    return [Event(_TURNS[reason], reason, new["message"])]
 
 
 def _ready(status: Json) -> Json:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import Key, LLMDeployment
-from octavo_operator.events.diff import News
+from octavo_operator.events.diff import Event
 from octavo_operator.kube.client import MANAGER, KubeClient
 from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.resources import EVENT_RECORDS, LLMDEPLOYMENTS
@@ -21,7 +21,7 @@ BURST = 25.0
 REFILL_SECONDS = 300.0
 
 
-class Teller:
+class EventRecorder:
     """Logs and posts news, each once. What flaps is told so often and then rarely, as client-go's spam filter does.
 
     `clock` is Unix time.
@@ -33,7 +33,7 @@ class Teller:
         self._clock = clock
         self._budgets: dict[Key, tuple[float, float]] = {}
 
-    async def tell(self, owner: LLMDeployment, items: Iterable[News]) -> None:
+    async def tell(self, owner: LLMDeployment, items: Iterable[Event]) -> None:
         """Tell all; an event that cannot be posted is logged and forgotten."""
         for item in items:
             if not self._affordable(owner.key):
@@ -56,7 +56,7 @@ class Teller:
         self._budgets[key] = (left - 1 if left >= 1 else left, now)
         return left >= 1
 
-    def _body(self, owner: LLMDeployment, item: News) -> Json:
+    def _body(self, owner: LLMDeployment, item: Event) -> Json:
         time = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "apiVersion": EVENT_RECORDS.api_version,

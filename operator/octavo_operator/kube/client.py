@@ -41,7 +41,7 @@ _URGENT = f"/apis/{LEASES.group}/"
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ApiServerConnection:
     """Address and credentials of the API server, for those who speak to it by other means. `token` has no scheme."""
 
     server: str
@@ -53,11 +53,11 @@ class Connection:
     private_key_path: str | None
 
 
-async def connection() -> Connection:
+async def connection() -> ApiServerConnection:
     """Where and as whom `KubeClient.connect` connects, read anew: tokens of service accounts rotate."""
     configuration = await _configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-    return Connection(
+    return ApiServerConnection(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
         ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from octavo_operator.metrics.state import States
+from octavo_operator.metrics.state import StateMetrics
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -50,7 +50,7 @@ class QueueMetrics:
         self._work.observe(seconds)
 
 
-class Metrics:
+class OperatorMetrics:
     """All metrics of one operator process."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Metrics:
             ["namespace", "name", "reason"],
             registry=self.registry,
         )
-        self.states = States()
+        self.states = StateMetrics()
         self.registry.register(self.states)
         self._misses = Counter("octavo_load_samples_missed", "Load reports that did not come.", registry=self.registry)
 

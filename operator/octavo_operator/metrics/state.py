@@ -22,7 +22,7 @@ _LOADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class AutoscalerEstimates:
     """What the built-in autoscaler reckons with. `demand` in replicas and `step` in seconds by term, rates per second.
 
     `capacity` and `step` are those of one replica, and not there until learned.
@@ -58,7 +58,7 @@ class _State:
     failures: Mapping[str, int]
 
 
-class States(Collector):
+class StateMetrics(Collector):
     """One series per condition and per reason of failure that there is now: as many as a status holds, no more.
 
     Made when asked for, from plain values: thousands of resources cost kilobytes, not a gauge object for each series.
@@ -68,7 +68,7 @@ class States(Collector):
     def __init__(self) -> None:
         self._states: dict[tuple[str, str], _State] = {}
         self._loads: dict[tuple[str, str], Load] = {}
-        self._estimates: dict[tuple[str, str], Estimates] = {}
+        self._estimates: dict[tuple[str, str], AutoscalerEstimates] = {}
 
     def status(self, namespace: str, name: str, status: Json) -> None:
         """The status of one resource as it is now."""
@@ -82,7 +82,7 @@ class States(Collector):
         """What the replicas of one resource do."""
         self._loads[namespace, name] = load
 
-    def estimates(self, namespace: str, name: str, estimates: Estimates | None) -> None:
+    def estimates(self, namespace: str, name: str, estimates: AutoscalerEstimates | None) -> None:
         """What the built-in autoscaler reckons with; None where it does not decide."""
         if estimates is None:
             self._estimates.pop((namespace, name), None)

@@ -16,7 +16,7 @@ ERRORS_AT_ONCE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class TrackAnswers:
     """What one of the two tracks answered. `ttft`: streams by time to first token, in the classes of TTFT_BOUNDS."""
 
     requests: int = 0
@@ -30,47 +30,47 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class AnalysisSample:
     """What the gateways saw at one step of a canary."""
 
-    stable: Answers = Answers()
-    canary: Answers = Answers()
+    stable: TrackAnswers = TrackAnswers()
+    canary: TrackAnswers = TrackAnswers()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnalysisResult:
     """`wait` for more answers, or it may go on (`pass`), or not (`fail`). The message holds the figures."""
 
     outcome: Literal["wait", "pass", "fail"]
     message: str
 
 
-def judge(evidence: Evidence, limits: Canary, percent: int, *, held: bool) -> Verdict:
+def judge(evidence: AnalysisSample, limits: Canary, percent: int, *, held: bool) -> AnalysisResult:
     """Compare the tracks. `percent`: share of requests the canary gets; `held`: its step has lasted long enough."""
     stable, canary = evidence.stable, evidence.canary
     excess = canary.error_percent - stable.error_percent
     seen = canary.requests >= MIN_REQUESTS
     if seen and excess > limits.max_error_percent and (held or canary.errors >= ERRORS_AT_ONCE):
-        return Verdict(
+        return AnalysisResult(
             "fail",
             f"canary answered {canary.error_percent:.1f} % of {canary.requests:,} requests with errors, stable "
             f"{stable.error_percent:.1f} % of {stable.requests:,}; allowed {limits.max_error_percent} % more",
         )
     if not held:
-        return Verdict("wait", "its step is not over")
+        return AnalysisResult("wait", "its step is not over")
     if not seen:
-        return Verdict("wait", _waiting("the canary"))
+        return AnalysisResult("wait", _waiting("the canary"))
     if percent < 100 and stable.requests < MIN_REQUESTS:
-        return Verdict("wait", _waiting("the stable pods, to compare with"))
+        return AnalysisResult("wait", _waiting("the stable pods, to compare with"))
     slower = _slower(stable, canary)
     if slower is not None and slower > limits.max_ttft_regression_percent:
-        return Verdict(
+        return AnalysisResult(
             "fail",
             f"canary's median time to the first token is {median(canary.ttft):.3g} s over {sum(canary.ttft):,} "
             f"streams, stable's {median(stable.ttft):.3g} s over {sum(stable.ttft):,}: {slower:.0f} % longer; allowed "
             f"{limits.max_ttft_regression_percent} %",
         )
-    return Verdict("pass", f"{canary.errors} of {canary.requests:,} answers were errors")
+    return AnalysisResult("pass", f"{canary.errors} of {canary.requests:,} answers were errors")
 
 
 def median(counts: Sequence[int]) -> float:
@@ -85,7 +85,7 @@ def median(counts: Sequence[int]) -> float:
     return 0.0
 
 
-def _slower(stable: Answers, canary: Answers) -> float | None:
+def _slower(stable: TrackAnswers, canary: TrackAnswers) -> float | None:
     """How much longer the canary's median is, in percent; None when there is nothing to compare."""
     if min(sum(stable.ttft), sum(canary.ttft)) < MIN_REQUESTS:
         return None

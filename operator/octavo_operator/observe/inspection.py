@@ -19,7 +19,7 @@ UNKNOWN = ModelReport()
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Inspection:
     """The newest pod of the Job. `said` is the last termination message, `done` whether it ended well."""
 
     pod: Pod
@@ -41,14 +41,14 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class InspectionFailed:
     """It cannot be served as it is; the Job goes on trying."""
 
     reason: str
     message: str
 
 
-Model = Resolved | Pending | Failed
+Model = Resolved | Pending | InspectionFailed
 
 
 def is_look(pod: Json) -> bool:
@@ -56,7 +56,7 @@ def is_look(pod: Json) -> bool:
     return bool(pod["metadata"].get("labels", {}).get(names.LABEL_COMPONENT) == model_job.COMPONENT)
 
 
-def observe_look(bodies: Sequence[Json], owner: LLMDeployment, job: str, events: Sequence[Json]) -> Look | None:
+def observe_look(bodies: Sequence[Json], owner: LLMDeployment, job: str, events: Sequence[Json]) -> Inspection | None:
     """The look in the pods of the Job of that name; `events` are warnings about them."""
     own = [body for body in bodies if body["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name") == job]
     if not own:
@@ -64,7 +64,7 @@ def observe_look(bodies: Sequence[Json], owner: LLMDeployment, job: str, events:
     newest = max(own, key=lambda body: str(body["metadata"]["creationTimestamp"]))
     uid = newest["metadata"]["uid"]
     about = [event for event in events if event.get("involvedObject", {}).get("uid") == uid]
-    return Look(
+    return Inspection(
         pod=observe_pod(newest, owner, about, main=model_job.CONTAINER),
         said=_last_words(newest),
         done=newest.get("status", {}).get("phase") == "Succeeded",
@@ -80,7 +80,7 @@ def _last_words(body: Json) -> str:
 
 
 def resolve(
-    owner: LLMDeployment, templates: Sequence[Json], look: Look | None, unseen: Sequence[Problem] = ()
+    owner: LLMDeployment, templates: Sequence[Json], look: Inspection | None, unseen: Sequence[Problem] = ()
 ) -> Model:
     """What is known now.
 
@@ -92,7 +92,7 @@ def resolve(
         return _resolved(report)
     if look is None:
         refused = next(iter(unseen), None)
-        return Failed(refused.reason, refused.message) if refused else Pending()
+        return InspectionFailed(refused.reason, refused.message) if refused else Pending()
     if look.done:
         return _resolved(look.said)
     return _failed(owner, look)
@@ -107,7 +107,7 @@ def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) ->
         if owner.spec.cache.claim_name is None:
             return Pending()
         where = f"PersistentVolumeClaim {name!r} is not in namespace {owner.namespace}"
-        return Failed("ClaimNotFound", f"spec.cache.claimName: {where}; create it")
+        return InspectionFailed("ClaimNotFound", f"spec.cache.claimName: {where}; create it")
     if claim.get("status", {}).get("phase") == "Bound":
         return Pending()
     said = next(
@@ -118,8 +118,10 @@ def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) ->
     if "storageclass" in said and "not found" in said:
         wanted = owner.spec.cache.storage_class_name
         field = f"spec.cache.storageClassName: {wanted!r}" if wanted else f"PersistentVolumeClaim {name!r}"
-        return Failed("StorageClassNotFound", short(f"{field}: {said}; kubectl get storageclass lists those there are"))
-    return Failed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {said}"))
+        return InspectionFailed(
+            "StorageClassNotFound", short(f"{field}: {said}; kubectl get storageclass lists those there are")
+        )
+    return InspectionFailed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {said}"))
 
 
 def _resolved(report: str) -> Resolved:
@@ -127,14 +129,14 @@ def _resolved(report: str) -> Resolved:
     return Resolved(report, found) if isinstance(found, ModelReport) else Resolved("", UNKNOWN)
 
 
-def _failed(owner: LLMDeployment, look: Look) -> Model:
+def _failed(owner: LLMDeployment, look: Inspection) -> Model:
     found = _read(look.said)
     if isinstance(found, ModelFailure):
         secret = owner.spec.model.credentials_secret_ref
         given = f" (it is Secret {secret.name!r} now)" if secret and found.reason == "Unauthorized" else ""
-        return Failed(found.reason, f"spec.model: {owner.spec.model.uri!r}: {found.message}{given}")
+        return InspectionFailed(found.reason, f"spec.model: {owner.spec.model.uri!r}: {found.message}{given}")
     problem = next(iter(look.pod.problems), None)
-    return Failed(problem.reason, problem.message) if problem else Pending()
+    return InspectionFailed(problem.reason, problem.message) if problem else Pending()
 
 
 def _read(said: str) -> ModelReport | ModelFailure | None:
@@ -144,7 +146,7 @@ def _read(said: str) -> ModelReport | ModelFailure | None:
         return None
 
 
-def problems(look: Look | None, failed: Failed) -> tuple[Problem, ...]:
+def problems(look: Inspection | None, failed: InspectionFailed) -> tuple[Problem, ...]:
     """The failure as one of a pod, for the list of all failures."""
     if look is None:
         return (Problem("", "", failed.reason, failed.message),)

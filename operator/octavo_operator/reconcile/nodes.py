@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 30.0
 
 
-class Nodes:
+class NodeGpuReader:
     """What nodes have, as it was seen some seconds ago. `clock`: any that only grows."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:

@@ -11,16 +11,16 @@ from octavo_operator.api.base import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.observe import memory_estimate
 from octavo_operator.observe.diagnosis import HOPELESS
-from octavo_operator.observe.inspection import Failed, Look, Model, Resolved, resolve, waiting
+from octavo_operator.observe.inspection import Inspection, InspectionFailed, Model, Resolved, resolve, waiting
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.resources import cache, config, model_job, protection, revision, services
 from octavo_operator.resources import deployment as deployments
 from octavo_operator.resources.common import LABEL_REVISION, Installation, canary_name
 from octavo_operator.resources.config import quantity
 from octavo_operator.resources.revision import Revision
-from octavo_operator.rollout.plan import Course, Seen, course, deadline
+from octavo_operator.rollout.plan import RolloutInput, RolloutPlan, course, deadline
 from octavo_operator.rollout.replicas import Mark, Scale, scale, wanted
-from octavo_operator.status.input import Load, Scaling, View
+from octavo_operator.status.input import Load, Scaling, StatusInput
 from octavo_operator.status.status import next_status
 from octavo_protocol import names
 
@@ -42,7 +42,7 @@ class Observed:
 
     children: Mapping[ChildId, Json] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
-    look: Look | None = None
+    look: Inspection | None = None
     versions: Mapping[str, int] = field(default_factory=dict)
     unseen: tuple[Problem, ...] = ()
     claim_events: Sequence[Json] = ()
@@ -124,7 +124,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         # What is recorded goes on whatever is refused; what would have to be made now might be the wrong thing.
         if owner.revision in revisions or not (too_large or owner.refusal):
             revisions[owner.revision] = update
-    seen = Seen(
+    seen = RolloutInput(
         wanted=owner.revision,
         revisions=revisions,
         deployment=live,
@@ -134,7 +134,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         evidence=observed.load.evidence if observed.load else {},
     )
     way = course(owner.spec, seen, now)
-    view = View(
+    view = StatusInput(
         owner=owner,
         pods=observed.pods,
         target=target,
@@ -164,7 +164,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     return Plan(tuple(actions), status, step.replicas + target - way.replicas, wait)
 
 
-def _scale_canary(way: Course, seen: Seen, work: Mapping[str, int], now: float) -> Scale:
+def _scale_canary(way: RolloutPlan, seen: RolloutInput, work: Mapping[str, int], now: float) -> Scale:
     if way.canary is None:
         return Scale(0)
     current = None if seen.canary is None else seen.canary["spec"].get("replicas", 1)
@@ -206,7 +206,7 @@ def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observ
     if unready and not isinstance(model, Resolved):
         claim = observed.children.get((cache.KIND, cache.claim_name(owner)))
         reason = waiting(owner, claim, observed.claim_events)
-        model = reason if isinstance(reason, Failed) else model
+        model = reason if isinstance(reason, InspectionFailed) else model
     return None if owner.revision in known and not isinstance(model, Resolved) else model
 
 
@@ -246,7 +246,7 @@ def _actions(
     owner: LLMDeployment,
     installation: Installation,
     observed: Observed,
-    way: Course,
+    way: RolloutPlan,
     steps: tuple[Scale, Scale],
     status: Json,
     *,
@@ -295,7 +295,7 @@ def _outdated(job: Json, observed: Observed) -> bool:
     return bool(before != now)
 
 
-def _settings(owner: LLMDeployment, way: Course) -> list[Json]:
+def _settings(owner: LLMDeployment, way: RolloutPlan) -> list[Json]:
     """ConfigMaps of what runs, from the record: they can be lost, and be those of an earlier spec."""
     running = [way.stable, way.canary and way.canary.revision]
     found = {deployments.config_name(known.template): known.settings for known in running if known}
@@ -305,7 +305,7 @@ def _settings(owner: LLMDeployment, way: Course) -> list[Json]:
 def _serving(
     owner: LLMDeployment,
     observed: Observed,
-    way: Course,
+    way: RolloutPlan,
     steps: tuple[Scale, Scale],
     cold_start: int | None,
     reason: str,
@@ -347,7 +347,7 @@ def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> 
     return gone
 
 
-def _strangers(owner: LLMDeployment, way: Course, children: Mapping[ChildId, Json]) -> str:
+def _strangers(owner: LLMDeployment, way: RolloutPlan, children: Mapping[ChildId, Json]) -> str:
     """Objects that have a child's name and are not ours, as a message; empty when there are none."""
     made = [*_settings(owner, way), *(revision.controller_revision(owner, known) for known in way.revisions.values())]
     needed = (*child_ids(owner, made), *map(_id, made))

@@ -12,17 +12,17 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.profiles import completed
 from octavo_operator.api.resource import InvalidSpecError, Key, LLMDeployment, parse
 from octavo_operator.events.diff import news
-from octavo_operator.events.recorder import Teller
+from octavo_operator.events.recorder import EventRecorder
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError
 from octavo_operator.kube.resources import LLMDEPLOYMENTS
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.execute import execute
-from octavo_operator.reconcile.nodes import Nodes
+from octavo_operator.reconcile.nodes import NodeGpuReader
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.reconcile.read import from_lists, observe, read_together
-from octavo_operator.reconcile.version_tracker import Basis, version_of
+from octavo_operator.reconcile.version_tracker import VersionTracker, version_of
 from octavo_operator.resources.common import Installation
 from octavo_operator.status.input import Load, Scaling
 from octavo_operator.status.status import unreadable_status
@@ -30,7 +30,7 @@ from octavo_operator.status.status import unreadable_status
 logger = logging.getLogger(__name__)
 
 
-class Sampler(Protocol):
+class Autoscaler(Protocol):
     """Who asks pods for their load, and decides on replicas in mode Builtin."""
 
     def load(self, key: Key) -> Load | None:
@@ -56,23 +56,23 @@ class Reconciler:
         self,
         client: KubeClient,
         installation: Installation,
-        sampler: Sampler,
-        metrics: Metrics,
+        sampler: Autoscaler,
+        metrics: OperatorMetrics,
         clock: Callable[[], float],
         identity: str,
-        basis: Basis | None = None,
-        nodes: Nodes | None = None,
+        basis: VersionTracker | None = None,
+        nodes: NodeGpuReader | None = None,
     ) -> None:
         self._client = client
         self._nodes = nodes
-        self._teller = Teller(client, identity, clock)
+        self._teller = EventRecorder(client, identity, clock)
         self._installation = installation
         self._sampler = sampler
         self._metrics = metrics
         self._clock = clock
         # What was there when it was last looked at; the deletion of some of it may never be heard of.
         self.known: set[Key] = set()
-        self._basis = basis or Basis()
+        self._basis = basis or VersionTracker()
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring `key` one step nearer to its spec; seconds until the next step, None when events will tell."""

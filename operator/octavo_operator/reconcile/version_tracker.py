@@ -17,7 +17,7 @@ GONE = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ObjectChange:
     """One event: an object of `key` is now of this `version`; GONE when it was deleted or its version is no number."""
 
     key: Key
@@ -30,7 +30,7 @@ def version_of(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else GONE
 
 
-class Basis:
+class VersionTracker:
     """Versions by uid that passes looked at or wrote, and those of events since."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Basis:
         self._changed: dict[Key, set[tuple[str, int]]] = {}
         self._asked: set[Key] = set()
 
-    def change(self, change: Change) -> None:
+    def change(self, change: ObjectChange) -> None:
         """An event came."""
         self._changed.setdefault(change.key, set()).add((change.uid, change.version))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from octavo_operator.api.base import Block, Json
+from octavo_operator.api.base import ApiBlock, Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Gpu
 from octavo_operator.api.v1alpha1_scheduling import Affinity, PodAffinity
@@ -48,7 +48,7 @@ def queue(owner: LLMDeployment) -> dict[str, str]:
     return {LABEL_QUEUE: name} if name else {}
 
 
-def _plain(block: Block) -> Json:
+def _plain(block: ApiBlock) -> Json:
     """A block as a pod spells it, without what was not given."""
     return block.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 

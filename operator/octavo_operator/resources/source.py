@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from octavo_operator.api.base import Json
-from octavo_operator.api.v1alpha1 import Model
+from octavo_operator.api.v1alpha1 import ModelSpec
 from octavo_operator.api.v1alpha1_engine import Env
 from octavo_operator.resources.common import NO_GPUS, SECURITY
 
@@ -50,7 +50,7 @@ CREDENTIALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A model URI, taken apart. `path` is where the server finds the weights in its container."""
 
     scheme: str
@@ -63,16 +63,16 @@ class Source:
         return self.scheme in ENDPOINTS
 
 
-def parse(model: Model) -> Source:
+def parse(model: ModelSpec) -> ModelSource:
     """The source a valid `model.uri` names."""
     scheme, _, reference = model.uri.partition("://")
     if scheme != "pvc":
-        return Source(scheme, reference, MOUNT)
+        return ModelSource(scheme, reference, MOUNT)
     claim, _, path = reference.partition("/")
-    return Source(scheme, claim, f"{MOUNT}/{path.strip('/')}".rstrip("/"))
+    return ModelSource(scheme, claim, f"{MOUNT}/{path.strip('/')}".rstrip("/"))
 
 
-def volume(source: Source) -> Json:
+def volume(source: ModelSource) -> Json:
     """The volume `model` of the pod."""
     if source.scheme == "oci":
         return {"name": VOLUME, "image": {"reference": source.reference}}
@@ -86,12 +86,12 @@ def env_entries(env: tuple[Env, ...]) -> list[Json]:
     return [entry.model_dump(by_alias=True, exclude_none=True) for entry in env]
 
 
-def pinned(model: Model, revision: str | None) -> str:
+def pinned(model: ModelSpec, revision: str | None) -> str:
     """What a download is told to fetch."""
     return model.uri if revision is None else f"{model.uri}@{revision}"
 
 
-def download_env(model: Model, env: tuple[Env, ...]) -> list[Json]:
+def download_env(model: ModelSpec, env: tuple[Env, ...]) -> list[Json]:
     """Variables of a container that downloads: way, and credentials. Empty for models that need no download."""
     source = parse(model)
     if not source.downloads:
@@ -106,7 +106,7 @@ def download_env(model: Model, env: tuple[Env, ...]) -> list[Json]:
     return variables
 
 
-def prefetch(model: Model, env: tuple[Env, ...], image: str, revision: str) -> Json:
+def prefetch(model: ModelSpec, env: tuple[Env, ...], image: str, revision: str) -> Json:
     """The init container that downloads a model into the volume, at `revision` when that was resolved."""
     return {
         "name": PREFETCH,
@@ -127,7 +127,7 @@ def prefetch(model: Model, env: tuple[Env, ...], image: str, revision: str) -> J
     }
 
 
-def download_port(model: Model, env: tuple[Env, ...]) -> int:
+def download_port(model: ModelSpec, env: tuple[Env, ...]) -> int:
     """TCP port of the hub or bucket: 443 unless its variable says otherwise."""
     variable = ENDPOINTS[parse(model).scheme]
     endpoint = next((entry.value for entry in env if entry.name == variable and entry.value), "https://usual")

@@ -14,7 +14,7 @@ from typing import Literal
 from octavo_operator.api.base import Json
 from octavo_operator.api.v1alpha1 import Canary, Rollout, Spec
 from octavo_operator.observe import gpu_fit
-from octavo_operator.observe.canary_analysis import Evidence, judge
+from octavo_operator.observe.canary_analysis import AnalysisSample, judge
 from octavo_operator.observe.pods import Pod, rfc3339
 from octavo_operator.resources.common import LABEL_REVISION
 from octavo_operator.resources.revision import CanaryState, Revision
@@ -30,7 +30,7 @@ _HOPELESS = "not helpful for scheduling"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RolloutInput:
     """What a decision is made from. `evidence`: what gateways counted, by canary step (`step_name`)."""
 
     wanted: str
@@ -39,7 +39,7 @@ class Seen:
     canary: Json | None
     pods: Sequence[Pod]
     target: int
-    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    evidence: Mapping[str, AnalysisSample] = field(default_factory=dict)
 
     @property
     def live(self) -> str | None:
@@ -77,7 +77,7 @@ class CanaryRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RolloutPlan:
     """Where things are going. `stable` is None when there is nothing to run yet.
 
     `revisions` are those to keep, with their notes; `wait`: seconds until time alone changes something.
@@ -97,7 +97,7 @@ def step_name(revision: str, step: int, begun: float) -> str:
     return f"{revision}-{step}-{int(begun)}"
 
 
-def course(spec: Spec, seen: Seen, now: float) -> Course:
+def course(spec: Spec, seen: RolloutInput, now: float) -> RolloutPlan:
     """The next step towards `seen.wanted`, the revision of the spec. One whose template is not known yet waits."""
     late = _never_ready(spec, seen)
     seen = replace(
@@ -128,7 +128,7 @@ def complete(pods: Sequence[Pod], revision: str, replicas: int) -> bool:
     return len(pods) == replicas and all(pod.ready and pod.revision == revision for pod in pods)
 
 
-def _noted(rollout: Rollout, seen: Seen, *, late: bool) -> dict[str, Revision]:
+def _noted(rollout: Rollout, seen: RolloutInput, *, late: bool) -> dict[str, Revision]:
     """The revisions with what is to be noted of them now. `late`: the wanted one had its time and did not serve."""
     newest = max((revision.number for revision in seen.revisions.values()), default=0)
     pods = seen.stable_pods
@@ -149,19 +149,19 @@ def _noted(rollout: Rollout, seen: Seen, *, late: bool) -> dict[str, Revision]:
     return out
 
 
-def _good(seen: Seen) -> Revision | None:
+def _good(seen: RolloutInput) -> Revision | None:
     """The newest revision that served and is not the wanted one."""
     found = [r for r in seen.revisions.values() if r.served and not r.failed and r.name != seen.wanted]
     return max(found, key=lambda revision: revision.number, default=None)
 
 
-def _served(seen: Seen) -> Revision | None:
+def _served(seen: RolloutInput) -> Revision | None:
     """The way back, and what a canary is compared with: what runs if that ever served, else what last did."""
     live = seen.revisions.get(seen.live or "")
     return live if live and live.served and live.name != seen.wanted else _good(seen)
 
 
-def _timed_out(seen: Seen) -> bool:
+def _timed_out(seen: RolloutInput) -> bool:
     """Whether the Deployment made no progress for too long, said of what it was last given."""
     deployment = seen.deployment or {}
     status = deployment.get("status", {})
@@ -173,7 +173,7 @@ def _timed_out(seen: Seen) -> bool:
     )
 
 
-def _never_ready(spec: Spec, seen: Seen) -> float | None:
+def _never_ready(spec: Spec, seen: RolloutInput) -> float | None:
     """When a revision that never served counts as failed; None where nothing speaks against it.
 
     The Deployment's own deadline does not see a revision that came while there were no replicas: to the Deployment that
@@ -203,10 +203,10 @@ def _rolled_back(update: Revision, good: Revision) -> Progress:
     )
 
 
-def _at_rest(spec: Spec, seen: Seen, stable: Revision | None, now: float) -> Course:
+def _at_rest(spec: Spec, seen: RolloutInput, stable: Revision | None, now: float) -> RolloutPlan:
     """All replicas run one revision, or are on their way to it."""
     if stable is None:
-        return Course(None, seen.target, {}, seen.revisions)
+        return RolloutPlan(None, seen.target, {}, seen.revisions)
     pods, canary = seen.stable_pods, None
     done = complete(pods, stable.name, seen.target)
     beside = seen.canary is not None and _revision(seen.canary) == stable.name
@@ -214,11 +214,11 @@ def _at_rest(spec: Spec, seen: Seen, stable: Revision | None, now: float) -> Cou
         # Promoted: its pods serve on until all replicas have followed.
         canary = _run(spec, seen, stable, stable.canary)
     strategy, progress, wait = _strategy(spec, seen, stable.name, done=done, now=now)
-    return Course(stable, seen.target, strategy, seen.revisions, canary, progress, wait)
+    return RolloutPlan(stable, seen.target, strategy, seen.revisions, canary, progress, wait)
 
 
 def _strategy(
-    spec: Spec, seen: Seen, revision: str, *, done: bool, now: float
+    spec: Spec, seen: RolloutInput, revision: str, *, done: bool, now: float
 ) -> tuple[Json, Progress | None, float | None]:
     """The Deployment's strategy, what there is to say of it, and when it may change."""
     rollout = spec.rollout
@@ -264,7 +264,7 @@ def _waits_for_room(pod: Pod) -> bool:
     )
 
 
-def _canary(spec: Spec, limits: Canary, seen: Seen, old: Revision, update: Revision, now: float) -> Course:
+def _canary(spec: Spec, limits: Canary, seen: RolloutInput, old: Revision, update: Revision, now: float) -> RolloutPlan:
     """The old revision serves, the new one gets its share."""
     state = _resumed(update.canary, seen, len(limits.steps), now)
     run = _run(spec, seen, update, state)
@@ -275,7 +275,7 @@ def _canary(spec: Spec, limits: Canary, seen: Seen, old: Revision, update: Revis
     step = limits.steps[state.step]
     until = None if state.held is None else state.held + step.hold_seconds
     over = until is not None and now >= until
-    verdict = judge(seen.evidence.get(run.step, Evidence()), limits, run.percent, held=over)
+    verdict = judge(seen.evidence.get(run.step, AnalysisSample()), limits, run.percent, held=over)
     failed = verdict.message if verdict.outcome == "fail" else _not_ready(spec, seen, update, state, now)
     if failed and spec.rollout.auto_rollback:
         given_up = replace(update, served=False, failed=failed)
@@ -297,10 +297,10 @@ def _canary(spec: Spec, limits: Canary, seen: Seen, old: Revision, update: Revis
         hold = "waits for its pods" if until is None else f"held until {rfc3339(until)}"
         share = f"step {state.step + 1} of {len(limits.steps)}, {limits.steps[state.step].percent} % of the requests"
         progress = Progress("True", "Canary", f"{share}: {verdict.message if over else hold}")
-    return Course(old, replicas, strategy, {**seen.revisions, update.name: update}, run, progress, wait)
+    return RolloutPlan(old, replicas, strategy, {**seen.revisions, update.name: update}, run, progress, wait)
 
 
-def _resumed(state: CanaryState | None, seen: Seen, steps: int, now: float) -> CanaryState:
+def _resumed(state: CanaryState | None, seen: RolloutInput, steps: int, now: float) -> CanaryState:
     """The canary's state as far as it still holds.
 
     Without replicas its clocks stand still, at 0. A pod that was ready and is not any more begins the step anew.
@@ -314,7 +314,7 @@ def _resumed(state: CanaryState | None, seen: Seen, steps: int, now: float) -> C
     return CanaryState(state.step, now, None, state.falls + fell) if fell or not state.begun else state
 
 
-def _not_ready(spec: Spec, seen: Seen, update: Revision, state: CanaryState, now: float) -> str:
+def _not_ready(spec: Spec, seen: RolloutInput, update: Revision, state: CanaryState, now: float) -> str:
     """Why the canary's pods count as failed; empty while they need not be ready yet.
 
     Pods that scaling adds in the middle of a step have as long as those it began with.
@@ -328,13 +328,13 @@ def _not_ready(spec: Spec, seen: Seen, update: Revision, state: CanaryState, now
     return f"canary was not ready within {deadline(spec)} s: {_why(seen.pods, update.name)}"
 
 
-def _promoted(spec: Spec, seen: Seen, update: Revision, now: float) -> Course:
+def _promoted(spec: Spec, seen: RolloutInput, update: Revision, now: float) -> RolloutPlan:
     seen = replace(seen, revisions={**seen.revisions, update.name: update})
     text = "the canary answered as well as the old revision: all replicas follow"
     return replace(_at_rest(spec, seen, update, now), progress=Progress("True", "CanaryPromoted", text))
 
 
-def _run(spec: Spec, seen: Seen, revision: Revision, state: CanaryState) -> CanaryRun:
+def _run(spec: Spec, seen: RolloutInput, revision: Revision, state: CanaryState) -> CanaryRun:
     """The canary at its step. More requests come only when the pods for them are ready."""
     steps = spec.rollout.canary.steps if spec.rollout.canary else ()
     if not steps:
@@ -359,7 +359,7 @@ def _beside(spec: Spec, target: int, canary: int) -> int:
     return max(1, min(target, spec.autoscaling.max_replicas - canary))
 
 
-def _kept(rollout: Rollout, seen: Seen, found: Course) -> dict[str, Revision]:
+def _kept(rollout: Rollout, seen: RolloutInput, found: RolloutPlan) -> dict[str, Revision]:
     """The revisions worth keeping: those in use or needed for a way back, and the newest others."""
     running = found.canary.revision.name if found.canary else ""
     left = seen.canary is not None or bool([pod for pod in seen.pods if pod.canary])

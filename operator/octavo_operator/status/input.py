@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.observe.canary_analysis import Evidence
+from octavo_operator.observe.canary_analysis import AnalysisSample
 from octavo_operator.observe.diagnosis import REASONS, creation_problems
-from octavo_operator.observe.inspection import Failed, Look, Model, problems
+from octavo_operator.observe.inspection import Inspection, InspectionFailed, Model, problems
 from octavo_operator.observe.memory_estimate import Estimate
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.rollout.plan import Progress
@@ -30,11 +30,11 @@ class Load:
     work: Mapping[str, int] = field(default_factory=dict)
     kv_tokens: int | None = None
     cold_start: int | None = None
-    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    evidence: Mapping[str, AnalysisSample] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReplicaChange:
     """One change of the wanted replicas by the autoscaler, at Unix second `time`."""
 
     time: float
@@ -54,12 +54,12 @@ class Scaling:
     desired: int
     reason: str
     message: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ReplicaChange, ...] = ()
     notice: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StatusInput:
     """All that a status is made of. `model` is None where pods were made without a look at it."""
 
     owner: LLMDeployment
@@ -73,7 +73,7 @@ class View:
     current_revision: str | None = None
     conflict: str = ""
     refused: str = ""
-    look: Look | None = None
+    look: Inspection | None = None
     model: Model | None = None
     estimate: Estimate | None = None
     too_large: str = ""
@@ -92,7 +92,7 @@ class View:
         enough = sum(pod.ready for pod in self.active) >= self.target
         shown = [pod for pod in self.pods if not (pod.terminating or (pod.finished and enough))]
         found = [*creation_problems(self.deployment), *(problem for pod in shown for problem in pod.problems)]
-        if isinstance(self.model, Failed):
+        if isinstance(self.model, InspectionFailed):
             found += problems(self.look, self.model)
         return sorted(found, key=lambda p: (_rank(p.reason), -p.last, p.pod))
 

@@ -8,13 +8,13 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.times import rfc3339, seconds
 from octavo_operator.api.v1alpha1_status import (
     AutoscalingStatus,
-    Capacity,
-    Failure,
+    CapacityStatus,
+    LLMDeploymentStatus,
+    LoadStatus,
     ModelStatus,
+    PodFailure,
     ScalingEvent,
-    Status,
 )
-from octavo_operator.api.v1alpha1_status import Load as LoadStatus
 from octavo_operator.observe.diagnosis import Problem
 from octavo_operator.observe.inspection import Resolved
 from octavo_operator.observe.memory_estimate import Estimate, kv_element_bytes
@@ -22,7 +22,7 @@ from octavo_operator.observe.messages import short
 from octavo_operator.resources import model_job
 from octavo_operator.resources.common import selector
 from octavo_operator.status.conditions import conditions, unreadable
-from octavo_operator.status.input import Load, View
+from octavo_operator.status.input import Load, StatusInput
 
 # Status churn is the commonest load that operators make: figures are written when they moved, and not more often.
 LOAD_SECONDS = 30.0
@@ -33,11 +33,11 @@ COUNT_SECONDS = 60.0
 MESSAGE = 1024
 
 
-def next_status(view: View, now: float) -> Json:
+def next_status(view: StatusInput, now: float) -> Json:
     """The status to show now; equal to the previous one when nothing worth a write has changed."""
     owner, active = view.owner, view.active
     previous = _previous(owner.status)
-    status = Status(
+    status = LLMDeploymentStatus(
         observed_generation=owner.generation,
         replicas=len(active),
         ready_replicas=sum(pod.ready for pod in active),
@@ -66,11 +66,11 @@ def unreadable_status(body: Json, problem: str, now: float) -> Json:
     return _shown(previous.model_copy(update={"observed_generation": generation, "conditions": found}))
 
 
-def _previous(status: Json) -> Status:
-    return Status.model_validate({"observedGeneration": 0, "selector": "", "url": ""} | status)
+def _previous(status: Json) -> LLMDeploymentStatus:
+    return LLMDeploymentStatus.model_validate({"observedGeneration": 0, "selector": "", "url": ""} | status)
 
 
-def _shown(status: Status) -> Json:
+def _shown(status: LLMDeploymentStatus) -> Json:
     shown = status.model_dump(by_alias=True, exclude_none=True)
     return {name: _listed(value) for name, value in shown.items() if value != ()}
 
@@ -84,7 +84,7 @@ def _listed(value: object) -> object:
     return value
 
 
-def _failures(previous: tuple[Failure, ...], problems: Sequence[Problem]) -> tuple[Failure, ...]:
+def _failures(previous: tuple[PodFailure, ...], problems: Sequence[Problem]) -> tuple[PodFailure, ...]:
     """What is wrong now. Counts alone are renewed now and then: what fails again and again is not news each time."""
     fresh = tuple(map(_failure, problems))
     if [_what(failure) for failure in fresh] != [_what(failure) for failure in previous]:
@@ -94,12 +94,12 @@ def _failures(previous: tuple[Failure, ...], problems: Sequence[Problem]) -> tup
     return fresh if newest - shown >= COUNT_SECONDS else previous
 
 
-def _what(failure: Failure) -> tuple[str | None, str | None, str, str]:
+def _what(failure: PodFailure) -> tuple[str | None, str | None, str, str]:
     return failure.pod, failure.container, failure.reason, failure.message
 
 
-def _failure(problem: Problem) -> Failure:
-    return Failure(
+def _failure(problem: Problem) -> PodFailure:
+    return PodFailure(
         pod=problem.pod or None,
         container=problem.container or None,
         reason=problem.reason[:128],
@@ -135,19 +135,19 @@ def _load(previous: LoadStatus | None, load: Load | None, now: float) -> LoadSta
     return fresh if moved and due else previous
 
 
-def _capacity(previous: Capacity | None, load: Load | None, estimate: Estimate | None) -> Capacity | None:
+def _capacity(previous: CapacityStatus | None, load: Load | None, estimate: Estimate | None) -> CapacityStatus | None:
     """What was measured last, without a measurement of today that of yesterday; and what was to be expected."""
-    before, now = previous or Capacity(), load or Load()
-    capacity = Capacity(
+    before, now = previous or CapacityStatus(), load or Load()
+    capacity = CapacityStatus(
         estimated_kv_tokens_per_replica=estimate.kv_tokens if estimate else None,
         estimated_memory_bytes=estimate.total if estimate else None,
         cold_start_seconds=before.cold_start_seconds if now.cold_start is None else now.cold_start,
         kv_tokens_per_replica=before.kv_tokens_per_replica if now.kv_tokens is None else now.kv_tokens,
     )
-    return None if capacity == Capacity() else capacity
+    return None if capacity == CapacityStatus() else capacity
 
 
-def _model(previous: ModelStatus | None, view: View) -> ModelStatus | None:
+def _model(previous: ModelStatus | None, view: StatusInput) -> ModelStatus | None:
     """What is known of the model that the spec means; of another one, nothing."""
     identity = model_job.identity(view.owner)
     if not isinstance(view.model, Resolved):
@@ -167,7 +167,7 @@ def _model(previous: ModelStatus | None, view: View) -> ModelStatus | None:
     )
 
 
-def _autoscaling(previous: AutoscalingStatus | None, view: View) -> AutoscalingStatus | None:
+def _autoscaling(previous: AutoscalingStatus | None, view: StatusInput) -> AutoscalingStatus | None:
     if view.owner.spec.autoscaling.mode != "Builtin":
         return None
     scaling = view.scaling

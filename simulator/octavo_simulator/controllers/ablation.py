@@ -15,9 +15,9 @@ from typing import Any, Final
 from octavo_operator.autoscale import demand as demands
 from octavo_operator.autoscale import policy
 from octavo_operator.autoscale.arrivals import LEAST_BUCKETS, Arrivals, mean_rate
-from octavo_operator.autoscale.types import Demand, Learned, Observation, Settings
+from octavo_operator.autoscale.types import Demand, Learned, Observation, ScalingSettings
 from octavo_simulator.controllers.octavo import octavo
-from octavo_simulator.scenario import Answer, Controller
+from octavo_simulator.scenario import Controller, ReplicaTarget
 
 Patch = tuple[ModuleType, str, Any]
 
@@ -32,7 +32,7 @@ def _less(*terms: str) -> Callable[..., Demand]:
     return asked
 
 
-def _unlearned(settings: Settings, known: Learned, *given: Any) -> Demand:
+def _unlearned(settings: ScalingSettings, known: Learned, *given: Any) -> Demand:
     """The demand of an operator that never learns what a replica takes."""
     return demands.demand(settings, replace(known, capacity=None), *given)
 
@@ -58,11 +58,11 @@ without `forecast` neither trend nor a longer mean than a minute.
 """
 
 
-def without(part: str, settings: Callable[[float], Settings]) -> Controller:
+def without(part: str, settings: Callable[[float], ScalingSettings]) -> Controller:
     """Octavo without one of `PARTS`."""
     whole = octavo(settings)
 
-    def look(observation: Observation, now: float) -> Answer:
+    def look(observation: Observation, now: float) -> ReplicaTarget:
         with _replaced(*PARTS[part]):
             return whole(observation, now)
 

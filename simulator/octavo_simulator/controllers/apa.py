@@ -12,7 +12,7 @@ from statistics import fmean
 
 from octavo_operator.autoscale.types import Observation
 from octavo_simulator.controllers.view import Window, view
-from octavo_simulator.scenario import Answer, Controller
+from octavo_simulator.scenario import Controller, ReplicaTarget
 
 TICK_SECONDS = 10.0
 TOLERANCE = 0.1
@@ -33,15 +33,15 @@ def apa(target: float, down_window: float = 300.0) -> Controller:
     """`target`: KV occupancy of a replica, 0..1."""
     window = Window(down_window)
 
-    def look(observation: Observation, now: float) -> Answer:
+    def look(observation: Observation, now: float) -> ReplicaTarget:
         seen = view(observation, now)
         if not seen.current:
-            return Answer(int(seen.held > 0), TICK_SECONDS, "")
+            return ReplicaTarget(int(seen.held > 0), TICK_SECONDS, "")
         if not seen.loads:
-            return Answer(seen.current, TICK_SECONDS, "MetricsMissing")
+            return ReplicaTarget(seen.current, TICK_SECONDS, "MetricsMissing")
         asked = answer(fmean(load.kv_occupancy for load in seen.loads.values()), target, seen.ready)
         window.add(now, asked)
         desired = min(seen.current, int(window.highest())) if asked < seen.current else asked
-        return Answer(max(1, desired), TICK_SECONDS, "")
+        return ReplicaTarget(max(1, desired), TICK_SECONDS, "")
 
     return look

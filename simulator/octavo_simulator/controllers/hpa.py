@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 
 from octavo_operator.autoscale.types import Observation
-from octavo_simulator.controllers.view import View, Window, view
-from octavo_simulator.scenario import Answer, Controller
+from octavo_simulator.controllers.view import ControllerView, Window, view
+from octavo_simulator.scenario import Controller, ReplicaTarget
 
 SYNC_SECONDS = 15.0
 TOLERANCE = 0.1
@@ -20,7 +20,7 @@ UP_PERIOD = 15.0
 UP_PODS = 4
 SCRAPE_SECONDS = 2.0
 
-Metric = Callable[[View, float], Mapping[str, float]]
+Metric = Callable[[ControllerView, float], Mapping[str, float]]
 """A pod metric: values of the pods that have one, by name."""
 
 
@@ -64,15 +64,15 @@ def behaviour(wanted: Callable[[Observation, float], int | None], down_window: f
     changes: deque[tuple[float, int]] = deque()
     due = 0.0
 
-    def look(observation: Observation, now: float) -> Answer:
+    def look(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal due
         current = observation.current
         asked = wanted(observation, now)
         if now < due and not observation.wake:
-            return Answer(current, SCRAPE_SECONDS)
+            return ReplicaTarget(current, SCRAPE_SECONDS)
         due = now + SYNC_SECONDS
         if asked is None:
-            return Answer(current, SCRAPE_SECONDS, "MetricsMissing")
+            return ReplicaTarget(current, SCRAPE_SECONDS, "MetricsMissing")
         window.add(now, asked)
         desired = min(int(window.highest()), current) if asked < current else asked
         desired = max(desired, asked)
@@ -82,7 +82,7 @@ def behaviour(wanted: Callable[[Observation, float], int | None], down_window: f
         desired = max(current, limited_up(desired, before)) if desired > current else desired
         if desired > current:
             changes.append((now, desired - current))
-        return Answer(desired, SCRAPE_SECONDS, "Metric" if desired != current else "")
+        return ReplicaTarget(desired, SCRAPE_SECONDS, "Metric" if desired != current else "")
 
     return look
 
@@ -115,7 +115,7 @@ def on_queue_outside(target: float, down_window: float = 300.0) -> Controller:
     return behaviour(wanted, down_window)
 
 
-def queue(seen: View, _: float) -> Mapping[str, float]:
+def queue(seen: ControllerView, _: float) -> Mapping[str, float]:
     """Waiting requests of each pod, gateways' held ones spread over them."""
     share = seen.held / len(seen.loads) if seen.loads else 0.0
     return {name: load.waiting + share for name, load in seen.loads.items()}
@@ -126,7 +126,7 @@ def duty_cycle(window: float = 30.0) -> Metric:
     windows: dict[str, Window] = {}
     before: dict[str, tuple[float, float]] = {}
 
-    def metric(seen: View, now: float) -> Mapping[str, float]:
+    def metric(seen: ControllerView, now: float) -> Mapping[str, float]:
         for name, load in seen.loads.items():
             at, busy = before.get(name, (now, load.steps.seconds))
             if now > at:

@@ -11,7 +11,7 @@ from math import ceil, floor, inf
 
 from octavo_operator.autoscale.types import Observation
 from octavo_simulator.controllers.view import Window, view
-from octavo_simulator.scenario import Answer, Controller
+from octavo_simulator.scenario import Controller, ReplicaTarget
 
 TICK_SECONDS = 2.0
 UP_RATE = 1000.0
@@ -31,11 +31,11 @@ def kpa(
     delayed = Window(max(delay, 1e-9))
     panic_at, most, idle_since = -inf, 0, 0.0
 
-    def look(observation: Observation, now: float) -> Answer:
+    def look(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal panic_at, most, idle_since
         seen = view(observation, now)
         if not seen.heard:
-            return Answer(seen.current, TICK_SECONDS, "MetricsMissing")
+            return ReplicaTarget(seen.current, TICK_SECONDS, "MetricsMissing")
         stable_window.add(now, seen.active)
         panic_window.add(now, seen.active)
         if seen.active:
@@ -59,6 +59,6 @@ def kpa(
         desired = int(delayed.highest())
         if now - idle_since < idle_to_zero and seen.current:
             desired = max(1, desired)
-        return Answer(max(least, desired), TICK_SECONDS, "Panic" if panic_at > -inf else "")
+        return ReplicaTarget(max(least, desired), TICK_SECONDS, "Panic" if panic_at > -inf else "")
 
     return look

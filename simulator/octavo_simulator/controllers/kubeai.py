@@ -10,7 +10,7 @@ from math import ceil
 
 from octavo_operator.autoscale.types import Observation
 from octavo_simulator.controllers.view import Window, view
-from octavo_simulator.scenario import Answer, Controller
+from octavo_simulator.scenario import Controller, ReplicaTarget
 
 TICK_SECONDS = 10.0
 
@@ -21,11 +21,11 @@ def kubeai(target: float, window: float = 600.0, delay: float = 30.0) -> Control
     needed = ceil(delay / TICK_SECONDS)
     downs = 0
 
-    def look(observation: Observation, now: float) -> Answer:
+    def look(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal downs
         seen = view(observation, now)
         if not seen.heard:
-            return Answer(seen.current, TICK_SECONDS, "MetricsMissing")
+            return ReplicaTarget(seen.current, TICK_SECONDS, "MetricsMissing")
         average.add(now, seen.active)
         desired = ceil(average.mean() / target)
         if not seen.current and seen.held:
@@ -33,6 +33,6 @@ def kubeai(target: float, window: float = 600.0, delay: float = 30.0) -> Control
         downs = downs + 1 if desired < seen.current else 0
         if desired < seen.current and downs <= needed:
             desired = seen.current
-        return Answer(desired, TICK_SECONDS, "")
+        return ReplicaTarget(desired, TICK_SECONDS, "")
 
     return look

@@ -6,31 +6,31 @@ from collections.abc import Callable
 
 from octavo_operator.autoscale.decision_record import Recorder
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import Observation, Settings, State
-from octavo_simulator.scenario import Answer, Controller
+from octavo_operator.autoscale.types import Observation, PolicyState, ScalingSettings
+from octavo_simulator.scenario import Controller, ReplicaTarget
 
 KEY = "simulation/model"
 
 
-def octavo(settings: Callable[[float], Settings], record: Callable[[bytes], object] | None = None) -> Controller:
+def octavo(settings: Callable[[float], ScalingSettings], record: Callable[[bytes], object] | None = None) -> Controller:
     """The scaling policy with its memory; `settings` by time, because schedules open and close.
 
     `record` is given each decision as the operator records it.
     """
-    state, recorder = State(), Recorder()
+    state, recorder = PolicyState(), Recorder()
 
-    def look(observation: Observation, now: float) -> Answer:
+    def look(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal state
         wanted = settings(now)
         decision = decide(wanted, state, observation, now)
         if record is not None:
             record(recorder.line(KEY, wanted, state, observation, now, decision))
         state = decision.state
-        return Answer(decision.desired, decision.requeue, decision.reason)
+        return ReplicaTarget(decision.desired, decision.requeue, decision.reason)
 
     return look
 
 
 def static(replicas: int) -> Controller:
     """Always the same number."""
-    return lambda _observation, _now: Answer(replicas, 60.0, "Static")
+    return lambda _observation, _now: ReplicaTarget(replicas, 60.0, "Static")

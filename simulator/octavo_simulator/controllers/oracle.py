@@ -10,14 +10,14 @@ from itertools import accumulate
 from math import ceil
 
 from octavo_operator.autoscale.types import Observation
-from octavo_simulator.scenario import Answer, Controller, Promise
-from octavo_simulator.steptime import Profile
-from octavo_simulator.trace import Request, Trace
+from octavo_simulator.scenario import Controller, Promise, ReplicaTarget
+from octavo_simulator.steptime import PodProfile
+from octavo_simulator.trace import Trace, TraceRequest
 
 TICK_SECONDS = 10.0
 
 
-def work(request: Request, profile: Profile, promise: Promise) -> float:
+def work(request: TraceRequest, profile: PodProfile, promise: Promise) -> float:
     """Seconds of a pod that a request takes from the others at the promised pace.
 
     Its own prompt in full; of each step a share for its row and what it attends to, and of the step's fixed cost what
@@ -35,18 +35,18 @@ def work(request: Request, profile: Profile, promise: Promise) -> float:
     return prompt + request.output * (row + profile.base / rows)
 
 
-def oracle(trace: Trace, profile: Profile, promise: Promise, busy: float, window: float = 60.0) -> Controller:
+def oracle(trace: Trace, profile: PodProfile, promise: Promise, busy: float, window: float = 60.0) -> Controller:
     """Pods for the work of the busiest `window` until a pod started now would be ready, `busy` of each pod's time."""
     times = [request.at for request in trace.requests]
     sums = [0.0, *accumulate(work(request, profile, promise) for request in trace.requests)]
     ahead = 2.0 * profile.start
 
-    def look(_: Observation, now: float) -> Answer:
+    def look(_: Observation, now: float) -> ReplicaTarget:
         most, at = 0.0, now - window / 2
         while at <= now + ahead:
             inside = sums[bisect_left(times, at + window)] - sums[bisect_left(times, at)]
             most = max(most, inside / window)
             at += window / 4
-        return Answer(max(1, ceil(most / busy)), TICK_SECONDS, "")
+        return ReplicaTarget(max(1, ceil(most / busy)), TICK_SECONDS, "")
 
     return look

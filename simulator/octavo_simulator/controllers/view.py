@@ -12,7 +12,7 @@ from octavo_protocol.load import LoadReport
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ControllerView:
     """Replicas asked for, those ready and starting, the reports of ready ones by pod, and what gateways have.
 
     `active`: requests sent and not ended, and held ones. `missing`: ready pods without a fresh report.
@@ -33,12 +33,12 @@ class View:
         return self.ready - len(self.loads)
 
 
-def view(observation: Observation, now: float) -> View:
+def view(observation: Observation, now: float) -> ControllerView:
     """The baselines' view of an observation."""
     ready = [pod for pod in observation.pods if pod.phase == "ready"]
     traffic = [gateway.traffic for gateway in observation.gateways if gateway.traffic is not None]
     held = sum(one.held for one in traffic)
-    return View(
+    return ControllerView(
         current=observation.current,
         ready=len(ready),
         pending=sum(pod.phase in {"pending", "failed"} for pod in observation.pods),

@@ -14,8 +14,8 @@ from statistics import fmean, median
 
 from octavo_operator.autoscale.types import Observation
 from octavo_protocol.load import LoadReport
-from octavo_simulator.controllers.view import View, view
-from octavo_simulator.scenario import Answer, Controller
+from octavo_simulator.controllers.view import ControllerView, view
+from octavo_simulator.scenario import Controller, ReplicaTarget
 
 TICK_SECONDS = 30.0
 KV_THRESHOLD = 0.80
@@ -50,11 +50,11 @@ def wva(up: float = 0.85, down: float = 0.70, tick: float = TICK_SECONDS) -> Con
     counted: dict[str, LoadReport] = {}
     prompt = output = 0.0
 
-    def look(observation: Observation, now: float) -> Answer:
+    def look(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal prompt, output
         seen = view(observation, now)
         if not seen.loads:
-            return Answer(max(seen.current, int(seen.held > 0)), tick, "MetricsMissing" if seen.current else "")
+            return ReplicaTarget(max(seen.current, int(seen.held > 0)), tick, "MetricsMissing" if seen.current else "")
         prompt, output = _sizes(seen, counted, prompt, output)
         counted.update(seen.loads)
         bucket = 0 if output < 100 else 1 if output < 500 else 2
@@ -65,7 +65,7 @@ def wva(up: float = 0.85, down: float = 0.70, tick: float = TICK_SECONDS) -> Con
         demand = sum(load.blocks_pinned * load.block_size + load.waiting * prompt for load in seen.loads.values())
         demand += seen.held_tokens + seen.held * output
         wanted = replicas(demand=demand, each=max(1.0, each), ready=seen.ready, pending=seen.pending, up=up, down=down)
-        return Answer(wanted, tick, "")
+        return ReplicaTarget(wanted, tick, "")
 
     return look
 
@@ -76,7 +76,7 @@ def _capacity(load: LoadReport, seen: Sequence[float] | deque[float], prompt: fl
     return min(memory, compute) if compute > 0 else memory
 
 
-def _sizes(seen: View, before: dict[str, LoadReport], prompt: float, output: float) -> tuple[float, float]:
+def _sizes(seen: ControllerView, before: dict[str, LoadReport], prompt: float, output: float) -> tuple[float, float]:
     """Mean lengths of what was served since the last look, smoothed; as before when nothing was."""
     requests = prompts = outputs = 0
     for name, load in seen.loads.items():

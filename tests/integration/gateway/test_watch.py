@@ -16,7 +16,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
-from octavo_gateway.discovery.endpoints import Table
+from octavo_gateway.discovery.endpoints import ModelTable
 from octavo_gateway.discovery.kube_watch import Watcher, connect
 
 SERVICES = "/api/v1/namespaces/{}/services"
@@ -134,9 +134,9 @@ class View:
     """What a running watcher last told."""
 
     def __init__(self) -> None:
-        self.table: Table | None = None
+        self.table: ModelTable | None = None
 
-    def update(self, table: Table) -> None:
+    def update(self, table: ModelTable) -> None:
         self.table = table
 
     def ready(self, model: str) -> list[str]:

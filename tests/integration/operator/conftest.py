@@ -24,7 +24,7 @@ from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.permissions import rules
 from octavo_operator.kube.resources import LLMDEPLOYMENTS, SERVICE_ACCOUNTS, Resource
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.resources.common import Installation
@@ -81,7 +81,9 @@ def make_reconciler(sampled: Sampled, kube: KubeClient) -> Callable[..., Reconci
 
     def make(client: KubeClient, *, jobs: bool = True) -> Reconciler:
         installation = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")
-        reconciler = (Prompt if jobs else Reconciler)(client, installation, sampled, Metrics(), time.time, "test")
+        reconciler = (Prompt if jobs else Reconciler)(
+            client, installation, sampled, OperatorMetrics(), time.time, "test"
+        )
         if isinstance(reconciler, Prompt):
             reconciler.jobs = kube
         return reconciler

@@ -11,8 +11,8 @@ import pytest
 from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LLMDEPLOYMENTS, NODES, PODS
-from octavo_operator.metrics.process import Metrics
-from octavo_operator.reconcile.nodes import Nodes
+from octavo_operator.metrics.process import OperatorMetrics
+from octavo_operator.reconcile.nodes import NodeGpuReader
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.resources.common import Installation
 
@@ -40,8 +40,8 @@ async def node(kube: KubeClient, namespace: str) -> AsyncIterator[None]:
 @pytest.fixture
 def reconciler(kube: KubeClient, sampled: Any) -> Reconciler:
     installation = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")
-    nodes = Nodes(kube, time.monotonic)
-    return Reconciler(kube, installation, sampled, Metrics(), time.time, "test", nodes=nodes)
+    nodes = NodeGpuReader(kube, time.monotonic)
+    return Reconciler(kube, installation, sampled, OperatorMetrics(), time.time, "test", nodes=nodes)
 
 
 async def make_pod(kube: KubeClient, key: Key, status: Json) -> Json:

@@ -11,7 +11,7 @@ import pytest
 from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CONTROLLER_REVISIONS, DEPLOYMENTS, LLMDEPLOYMENTS, PODS, SERVICES
-from octavo_operator.observe.canary_analysis import Answers, Evidence
+from octavo_operator.observe.canary_analysis import AnalysisSample, TrackAnswers
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.status.input import Load
 
@@ -169,7 +169,9 @@ async def test_a_canary_is_begun_judged_and_followed(cluster: Cluster, sampled: 
     assert service is not None
     annotations = service["metadata"]["annotations"]
     assert annotations["octavo.dev/canary-percent"] == "50"
-    sampled.now = Load(evidence={annotations["octavo.dev/canary-step"]: Evidence(Answers(50, 0), Answers(50, 0))})
+    sampled.now = Load(
+        evidence={annotations["octavo.dev/canary-step"]: AnalysisSample(TrackAnswers(50, 0), TrackAnswers(50, 0))}
+    )
     await cluster.reconciler.reconcile(cluster.key)
     assert await cluster.threads() == new
     assert (await cluster.status())["conditions"]["Progressing"]["reason"] == "CanaryPromoted"
@@ -188,7 +190,7 @@ async def test_a_bad_canary_goes_and_leaves_nothing(cluster: Cluster, sampled: A
     assert service is not None
     step = service["metadata"]["annotations"]["octavo.dev/canary-step"]
     assert step.startswith(f"{await cluster.threads('tiny-canary')}-0-")
-    sampled.now = Load(evidence={step: Evidence(Answers(100, 0), Answers(100, 9))})
+    sampled.now = Load(evidence={step: AnalysisSample(TrackAnswers(100, 0), TrackAnswers(100, 9))})
     await cluster.reconciler.reconcile(cluster.key)
     assert await cluster.threads() == old
     assert await cluster.deployment("tiny-canary") is None

@@ -18,7 +18,7 @@ from octavo_operator.autoscaler.decision_log import DecisionLog
 from octavo_operator.autoscaler.loop import AutoscaleLoop
 from octavo_operator.autoscaler.replay import main
 from octavo_operator.autoscaler.report_client import LIMIT_BYTES, fetch
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.observe.pods import Pod
 from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic, StepSums, encode
 
@@ -59,7 +59,7 @@ class Site:
             lambda url: fetch(session, self.where(url)),
             self.gateways,
             self.enqueued.append,
-            Metrics(),
+            OperatorMetrics(),
             self.clock,
             self.log,
         )

@@ -34,7 +34,7 @@ from octavo_operator.app import main, watch_health, watches
 from octavo_operator.kube import client
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.resources.common import Installation
 from octavo_protocol import names
 
@@ -113,7 +113,7 @@ class Running:
 @asynccontextmanager
 async def running(namespace: str) -> AsyncIterator[Running]:
     """An operator of `namespace` in this process."""
-    options = main.Options(
+    options = main.OperatorOptions(
         installation=Installation("server:1", "cpu:1", namespace),
         scope=(namespace,),
         lease_namespace=namespace,
@@ -122,7 +122,7 @@ async def running(namespace: str) -> AsyncIterator[Running]:
         port=free_port(),
         workers=4,
     )
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     kube = await KubeClient.connect(metrics.called)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1)) as http:
         operator = main.App(options, kube, http, metrics)

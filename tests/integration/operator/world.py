@@ -15,7 +15,7 @@ from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import MANAGER, STATUS_MANAGER, KubeClient
 from octavo_operator.kube.failpoints import FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.reconcile.plan import ANNOTATION_APPLIED
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.resources.common import LABEL_REVISION, Installation
@@ -135,7 +135,7 @@ class World:
 
         client._send = watched  # type: ignore[method-assign]
         installation = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")
-        return Reconciler(client, installation, Sampler(self), Metrics(), lambda: self._now, "test")
+        return Reconciler(client, installation, Sampler(self), OperatorMetrics(), lambda: self._now, "test")
 
     @property
     def key_parts(self) -> tuple[str, str]:

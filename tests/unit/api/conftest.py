@@ -23,7 +23,7 @@ from octavo_inference.model_loader import load_text
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.lifecycle import HttpServer
 from octavo_inference.server.routes import admin_app, public_app
-from octavo_inference.server.service import Loaded, Service, TextModel
+from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.tokenizer.chat_template import ChatTemplate
 from octavo_protocol.load import LoadReport
 
@@ -257,7 +257,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             tenant_header=tenant_header,
         )
         await client.start()
-        text = TextModel(tokenizer, template)
+        text = ServedModel(tokenizer, template)
         if ready:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True

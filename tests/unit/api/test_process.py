@@ -18,11 +18,11 @@ from octavo_inference.common.errors import ModelError
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.logs import JsonFormatter, TextFormatter
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.config.server import Settings
+from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.request import Abort, Request, SamplingParams
 from octavo_inference.engine import ipc, process
 from octavo_inference.engine.client import ProcessClient
-from octavo_inference.engine.ipc import EngineInfo, Ready, Start, Step, decode_from_engine
+from octavo_inference.engine.ipc import EngineInfo, EngineStep, Ready, Start, decode_from_engine
 from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.engine.process import Channel
 
@@ -47,7 +47,7 @@ class Child:
         self.process = subprocess.Popen(command)
         self.status = None
         self.thread = threading.Thread(target=self._run, args=(theirs, load), daemon=True)
-        self.connection.sendall(encode_frame(Start(settings=Settings())))
+        self.connection.sendall(encode_frame(Start(settings=ServerSettings())))
         self.thread.start()
 
     def _run(self, connection, load):
@@ -173,10 +173,10 @@ async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
 
 def test_messages_before_the_model_is_loaded_are_not_lost(fake_engine):
     ours, theirs = socket.socketpair()
-    ours.sendall(encode_frame(Start(settings=Settings())) + encode_frame([request("early")]))
+    ours.sendall(encode_frame(Start(settings=ServerSettings())) + encode_frame([request("early")]))
     thread = threading.Thread(target=process.serve, args=(Channel(theirs), lambda _: (fake_engine, INFO)), daemon=True)
     thread.start()
-    found = read(ours, Step)
+    found = read(ours, EngineStep)
     ours.close()
     thread.join(5)
     assert isinstance(found[0], Ready)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.config.server import Settings, build_parser, parse, quantity
+from octavo_inference.config.server import ServerSettings, build_parser, parse, quantity
 
 
 def test_defaults():
     settings = parse([])
-    assert settings == Settings()
+    assert settings == ServerSettings()
     assert (settings.host, settings.port, settings.admin_host, settings.admin_port) == (
         "127.0.0.1",
         8000,
@@ -99,5 +99,7 @@ def test_errors_of_a_file_name_the_file(tmp_path, text, words):
 def test_help_tells_every_flag():
     text = build_parser().format_help()
     assert all(
-        f"--{name.replace('_', '-')}" in text for name in Settings.__struct_fields__ if name != "served_model_names"
+        f"--{name.replace('_', '-')}" in text
+        for name in ServerSettings.__struct_fields__
+        if name != "served_model_names"
     )

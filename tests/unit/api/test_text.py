@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.core.request import Output, TokenLogprobs
-from octavo_inference.tokenizer.detokenizer import SequenceText, StopFinder, TokenDecoder, token_bytes
+from octavo_inference.tokenizer.detokenizer import Detokenizer, StopFinder, TokenDecoder, token_bytes
 
 ODD = "na\u00efve \N{CAT FACE}\u4f60\u597d \N{FAMILY}\u200d\N{MAN} cafe\u0301 12"
 alphabet = st.text(st.sampled_from("ab<|"), max_size=60)
@@ -79,7 +79,7 @@ def test_pieces_join_to_the_decoded_text(tokenizer, text):
 
 
 def test_no_character_is_cut(tokenizer):
-    sequence = SequenceText(tokenizer, [1, 2])
+    sequence = Detokenizer(tokenizer, [1, 2])
     tokens = tokenizer.encode(ODD, add_special_tokens=False).ids
     pieces = [sequence.push(output([token])).text for token in tokens]
     assert "".join(pieces) == ODD
@@ -97,14 +97,14 @@ def test_bytes_that_are_no_text_do_not_pile_up(tokenizer):
 def test_tokens_after_a_stop_string_do_not_count(tokenizer):
     tokens = tokenizer.encode("one two three four", add_special_tokens=False).ids
     logprobs = [TokenLogprobs(-1.0, 1, [], [])] * len(tokens)
-    delta = SequenceText(tokenizer, [], stop=["two"]).push(output(tokens, logprobs=logprobs))
+    delta = Detokenizer(tokenizer, [], stop=["two"]).push(output(tokens, logprobs=logprobs))
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("one ", "stop", "two")
     assert (len(delta.tokens), len(delta.logprobs)) == (2, 2)
 
 
 def test_stop_strings_wait_for_min_tokens(tokenizer):
     tokens = tokenizer.encode("a b a b a b", add_special_tokens=False).ids
-    sequence = SequenceText(tokenizer, [], stop=["b"], min_tokens=4)
+    sequence = Detokenizer(tokenizer, [], stop=["b"], min_tokens=4)
     text = ""
     for token in tokens:
         delta = sequence.push(output([token]))
@@ -117,13 +117,13 @@ def test_stop_strings_wait_for_min_tokens(tokenizer):
 @pytest.mark.parametrize(("reason", "shown"), [("stop", "one two"), ("length", "one two three")])
 def test_the_token_that_stops_is_not_shown(tokenizer, reason, shown):
     tokens = tokenizer.encode("one two three", add_special_tokens=False).ids
-    delta = SequenceText(tokenizer, []).push(output(tokens, finish_reason=reason))
+    delta = Detokenizer(tokenizer, []).push(output(tokens, finish_reason=reason))
     assert (delta.text, delta.tokens) == (shown, tokens)
 
 
 def test_what_was_held_back_comes_out_at_the_end(tokenizer):
     tokens = tokenizer.encode("see <", add_special_tokens=False).ids
-    sequence = SequenceText(tokenizer, [], stop=["</s>"])
+    sequence = Detokenizer(tokenizer, [], stop=["</s>"])
     assert sequence.push(output(tokens)).text == "see "
     assert sequence.push(output([], finish_reason="length")).text == "<"
 

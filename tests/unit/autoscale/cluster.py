@@ -7,7 +7,14 @@ import random
 from dataclasses import dataclass, field
 
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, PodSample, Settings, State
+from octavo_operator.autoscale.types import (
+    Decision,
+    GatewaySample,
+    Observation,
+    PodSample,
+    PolicyState,
+    ScalingSettings,
+)
 from octavo_protocol.load import LoadReport, ModelTraffic, StepSums
 
 TICK = 2.0
@@ -33,7 +40,7 @@ class Server:
 class Cluster:
     """Requests of `prompt` and `answer` tokens; `step` is seconds of a step by (base, prefill, row, context)."""
 
-    settings: Settings
+    settings: ScalingSettings
     prompt: float = 500.0
     answer: float = 200.0
     step: tuple = (0.012, 2e-5, 3e-4, 1e-7)
@@ -43,7 +50,7 @@ class Cluster:
     seed: int = 1
     now: float = 1_000_000.0
     servers: list[Server] = field(default_factory=list)
-    state: State = field(default_factory=State)
+    state: PolicyState = field(default_factory=PolicyState)
     held: float = 0.0
     arrived: int = 0
     made: int = 0
@@ -96,7 +103,7 @@ class Cluster:
         self.current = decision.desired
         return decision
 
-    def decide(self, settings: Settings, state: State, seen: Observation, now: float) -> Decision:
+    def decide(self, settings: ScalingSettings, state: PolicyState, seen: Observation, now: float) -> Decision:
         """The decision of one look."""
         return decide(settings, state, seen, now)
 

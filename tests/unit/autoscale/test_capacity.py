@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_operator.autoscale.capacity import Limits, Sizes, capacity
+from octavo_operator.autoscale.capacity import ReplicaLimits, RequestSizes, capacity
 from octavo_operator.autoscale.step_cost import StepModel
 
 MODEL = StepModel(base=0.012, prefill=1e-4, row=3e-4, context=1e-7)
-CHAT = Sizes(prompt=1155, answer=211, hit=0.0, resident=1260)
-LIMITS = Limits(tokens=1e6, rows=256, budget=2048)
+CHAT = RequestSizes(prompt=1155, answer=211, hit=0.0, resident=1260)
+LIMITS = ReplicaLimits(tokens=1e6, rows=256, budget=2048)
 
 
 def test_a_target_per_token_bounds_the_rows():
@@ -31,7 +31,7 @@ def test_each_limit_binds():
     assert capacity(MODEL, CHAT, replace(LIMITS, rows=8)).rows == 8
     tight = capacity(MODEL, CHAT, replace(LIMITS, tokens=20 * 1260))
     assert tight.rows == pytest.approx(20)
-    long = Sizes(prompt=8000, answer=20, hit=0.0, resident=8010)
+    long = RequestSizes(prompt=8000, answer=20, hit=0.0, resident=8010)
     assert capacity(MODEL, long, LIMITS).rows == pytest.approx(2048 / (1 + 8000 / 20))
 
 
@@ -62,8 +62,8 @@ positive = st.floats(1e-9, 1.0)
 
 @given(
     st.builds(StepModel, positive, positive, positive, positive),
-    st.builds(Sizes, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1), st.floats(0, 1e6)),
-    st.builds(Limits, st.floats(0, 1e9), st.integers(1, 4096), st.integers(0, 10**6), st.floats(0, 10)),
+    st.builds(RequestSizes, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1), st.floats(0, 1e6)),
+    st.builds(ReplicaLimits, st.floats(0, 1e9), st.integers(1, 4096), st.integers(0, 10**6), st.floats(0, 10)),
 )
 def test_it_is_always_some_positive_number(model, sizes, limits):
     found = capacity(model, sizes, limits)

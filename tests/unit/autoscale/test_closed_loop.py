@@ -15,7 +15,7 @@ from tests.support.tiers import scaled
 from tests.unit.autoscale.cluster import Cluster
 
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import Settings
+from octavo_operator.autoscale.types import ScalingSettings
 
 TARGETS = {"ttft": 2.0, "tpot": 0.05}
 
@@ -32,7 +32,7 @@ def needed(cluster, lam):
 @pytest.mark.parametrize("base", [1.0, 4.0])
 def test_no_cascade_while_replicas_start(base, targets):
     """Five times the load, and four minutes until the first new replica serves: the queue must not order others."""
-    cluster = Cluster(Settings(1, 100, **targets), start=240.0)
+    cluster = Cluster(ScalingSettings(1, 100, **targets), start=240.0)
     lam = base * cluster.capacity()
     run(cluster, lam, 400)
     peak = max(decision.desired for decision in run(cluster, 5 * lam, 600))
@@ -44,7 +44,7 @@ def test_no_cascade_while_replicas_start(base, targets):
 @given(st.floats(0.2, 5.0), st.integers(0, 1000))
 def test_constant_load_does_not_flap(level, seed):
     """Chance alone changes the number once in a window at most, whatever the load."""
-    cluster = Cluster(Settings(1, 30), seed=seed)
+    cluster = Cluster(ScalingSettings(1, 30), seed=seed)
     lam = level * cluster.capacity()
     seen = [decision.desired for decision in run(cluster, lam, 1800)]
     changes = [tick for tick in range(350, len(seen)) if seen[tick] != seen[tick - 1]]
@@ -54,7 +54,7 @@ def test_constant_load_does_not_flap(level, seed):
 
 def test_a_wrong_guess_of_what_a_replica_does_is_found_out():
     """Replicas that lose half their time outside of steps: the queue that stays tells what they really do."""
-    cluster = Cluster(Settings(1, 30), lost=0.5)
+    cluster = Cluster(ScalingSettings(1, 30), lost=0.5)
     one = cluster.capacity() / 2
     run(cluster, 3 * one, 900)
     assert cluster.state.learned.capacity.rate < 1.4 * one
@@ -63,7 +63,7 @@ def test_a_wrong_guess_of_what_a_replica_does_is_found_out():
 
 
 def test_more_than_one_target_is_kept_without_waiting():
-    cluster = Cluster(Settings(1, 30, **TARGETS))
+    cluster = Cluster(ScalingSettings(1, 30, **TARGETS))
     lam = 2.5 * cluster.capacity()
     run(cluster, lam, 600)
     waits = []
@@ -76,7 +76,7 @@ def test_more_than_one_target_is_kept_without_waiting():
 
 
 def test_a_target_that_cannot_be_kept_is_said():
-    cluster = Cluster(Settings(1, 5, tpot=0.005))
+    cluster = Cluster(ScalingSettings(1, 5, tpot=0.005))
     decisions = run(cluster, 0.5, 120)
     assert decisions[-1].notice[0] == "TargetsInfeasible"
     assert "tpotMilliseconds: found 5" in decisions[-1].notice[1]
@@ -86,7 +86,7 @@ def test_a_target_that_cannot_be_kept_is_said():
 @given(st.integers(0, 200), st.integers(0, 60), st.integers(0, 60), st.integers(0, 40))
 def test_monotone_in_what_comes_waits_and_is_held(arrived, held, waiting, running):
     """More of anything at one look, from the same state, never gives fewer replicas."""
-    cluster = Cluster(Settings(1, 40, **TARGETS))
+    cluster = Cluster(ScalingSettings(1, 40, **TARGETS))
     run(cluster, 2 * cluster.capacity(), 120)
 
     def ask(arrived, held, waiting, running):

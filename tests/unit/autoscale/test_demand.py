@@ -16,20 +16,22 @@ import pytest
 from tests.unit.autoscale.test_policy import gateway, load, ready, see
 
 from octavo_operator.autoscale.arrivals import Arrivals, sure
-from octavo_operator.autoscale.capacity import Capacity, Sizes
+from octavo_operator.autoscale.capacity import ReplicaCapacity, RequestSizes
 from octavo_operator.autoscale.demand import _spare_rows, demand
 from octavo_operator.autoscale.policy import decide
 from octavo_operator.autoscale.signals import Signals, measure
-from octavo_operator.autoscale.state import Look
-from octavo_operator.autoscale.types import Demand, Learned, Observation, Settings, State
+from octavo_operator.autoscale.state import DecisionInput
+from octavo_operator.autoscale.types import Demand, Learned, Observation, PolicyState, ScalingSettings
 
 NOW = 1_000_000.0
-SETTINGS = Settings(min_replicas=1, max_replicas=50, kv_target=0.5, queued_per_replica=4, ttft=2.0, cold_start=10.0)
+SETTINGS = ScalingSettings(
+    min_replicas=1, max_replicas=50, kv_target=0.5, queued_per_replica=4, ttft=2.0, cold_start=10.0
+)
 # 20 requests in each of the last six buckets of 10 s; the seventh has just begun.
 ARRIVALS = Arrivals(buckets=(20.0,) * 6 + (0.0,), index=100_000, begun=NOW - 60.0)
 # With a service time of 0 no rows are kept free for chance.
-CAPACITY = Capacity(rate=0.5, prefill=100.0, rows=8.0, step=0.02, service=0.0, feasible=True)
-SIZES = Sizes(prompt=100.0, answer=50.0, hit=0.25, resident=125.0)
+CAPACITY = ReplicaCapacity(rate=0.5, prefill=100.0, rows=8.0, step=0.02, service=0.0, feasible=True)
+SIZES = RequestSizes(prompt=100.0, answer=50.0, hit=0.25, resident=125.0)
 KNOWN = Learned(arrivals=ARRIVALS, capacity=CAPACITY, sizes=SIZES)
 NO_CAPACITY, NO_ARRIVALS = replace(KNOWN, capacity=None), replace(KNOWN, arrivals=Arrivals())
 QUIET = Signals(
@@ -40,7 +42,9 @@ QUIET = Signals(
 )  # fmt: skip
 
 
-def asked(known: Learned = KNOWN, surge_arrivals: float = 0.0, settings: Settings = SETTINGS, **signals) -> Demand:
+def asked(
+    known: Learned = KNOWN, surge_arrivals: float = 0.0, settings: ScalingSettings = SETTINGS, **signals
+) -> Demand:
     return demand(settings, known, replace(QUIET, **signals), NOW, surge_arrivals)
 
 
@@ -165,10 +169,10 @@ def test_a_pool_that_is_full_within_five_seconds_is_a_surge(free, surges):
 # From demand to whole replicas.
 
 
-def look(found: Demand, *, missing: int = 0, preempting: int = 0) -> Look:
+def look(found: Demand, *, missing: int = 0, preempting: int = 0) -> DecisionInput:
     reports = {f"p{i}": load() for i in range(3)}
-    return Look(SETTINGS, State(), Observation(1), replace(QUIET, reports=reports, missing=missing), found,
-                preempting, NOW)  # fmt: skip
+    seen = replace(QUIET, reports=reports, missing=missing)
+    return DecisionInput(SETTINGS, PolicyState(), Observation(1), seen, found, preempting, NOW)
 
 
 def test_up_leaves_a_quarter_replica_or_half_the_room_in_use():
@@ -209,7 +213,7 @@ def test_the_stock_of_a_pod_is_what_it_pins_and_what_its_waiting_requests_will()
         load(pinned=10, waiting=3, waiting_tokens=200, running=5), uncached_prompt_tokens=180
     )
     seen = see(1, ready(report), [gateway(held=2, held_tokens=70), gateway(held=1, held_tokens=30, name="gw-1")])
-    found = measure(SETTINGS, State(learned=KNOWN), seen, NOW)
+    found = measure(SETTINGS, PolicyState(learned=KNOWN), seen, NOW)
     assert found.pinned_tokens == 320  # 10 blocks of 32
     assert found.stock == 595.0  # 320 + 200 + 3 * 50 / 2
     assert (found.waiting, found.running, found.prompts, found.crowded) == (3, 5, 180, 1)
@@ -218,8 +222,8 @@ def test_the_stock_of_a_pod_is_what_it_pins_and_what_its_waiting_requests_will()
 
 def test_of_three_pods_none_counts_more_than_a_replica_beyond_the_middle_one():
     pods = ready(load(), load(waiting=2), load(waiting=20))
-    assert measure(SETTINGS, State(), see(3, pods), NOW).waiting == 8  # 0 + 2 + (2 + 4)
-    assert measure(SETTINGS, State(), see(2, pods[1:]), NOW).waiting == 22
+    assert measure(SETTINGS, PolicyState(), see(3, pods), NOW).waiting == 8  # 0 + 2 + (2 + 4)
+    assert measure(SETTINGS, PolicyState(), see(2, pods[1:]), NOW).waiting == 22
 
 
 # Four replicas serve, and the rate asks for four. Each has 3200 KV tokens, so that 1600 are its target.
@@ -237,7 +241,7 @@ def test_of_three_pods_none_counts_more_than_a_replica_beyond_the_middle_one():
 )
 def test_each_term_adds_its_replica_beside_the_rate(pinned, waiting, prompts, desired, reason):
     report = msgspec.structs.replace(load(pinned=pinned, waiting=waiting), uncached_prompt_tokens=prompts)
-    state = State(started=NOW - 10_000, current=4, last_active=NOW, learned=KNOWN)
+    state = PolicyState(started=NOW - 10_000, current=4, last_active=NOW, learned=KNOWN)
     decision = decide(SETTINGS, state, see(4, ready(*[report] * 4)), NOW)
     assert decision.demand.rate == 4.0
     assert (decision.desired, decision.reason) == (desired, reason)

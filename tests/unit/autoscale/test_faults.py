@@ -16,10 +16,10 @@ from tests.unit.autoscale.cluster import Cluster
 
 from octavo_operator.autoscale import decision_record
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample, Settings, State
+from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample, PolicyState, ScalingSettings
 from octavo_protocol.load import LoadReport, ModelTraffic, StepSums
 
-SETTINGS = Settings(1, 20, ttft=2.0, tpot=0.05, down_stabilization=60.0, down_period=20.0)
+SETTINGS = ScalingSettings(1, 20, ttft=2.0, tpot=0.05, down_stabilization=60.0, down_period=20.0)
 HUGE = 10**18
 
 LIES = {
@@ -154,8 +154,8 @@ def test_pods_and_gateways_of_one_name_count_once():
 
 
 def test_five_hundred_pods_are_decided_about():
-    cluster = Cluster(Settings(1, 1000))
-    state, lam = State(), 0.4 * cluster.capacity()
+    cluster = Cluster(ScalingSettings(1, 1000))
+    state, lam = PolicyState(), 0.4 * cluster.capacity()
     for _ in range(20):
         cluster.tick(lam, steady=True)
         seen = cluster.observe()
@@ -163,7 +163,7 @@ def test_five_hundred_pods_are_decided_about():
         crowd = tuple(replace(pod, name=f"p{number}") for number in range(500))
         traffic = msgspec.structs.replace(gateway.traffic, arrivals=500 * gateway.traffic.arrivals)
         many = Observation(500, crowd, (replace(gateway, traffic=traffic),))
-        decision = decide(Settings(1, 1000), state, many, cluster.now)
+        decision = decide(ScalingSettings(1, 1000), state, many, cluster.now)
         state = decision.state
     assert decision.desired == 500
     assert decision.demand.rate == pytest.approx(200, rel=0.3)
@@ -217,8 +217,8 @@ finite = st.floats(-1e12, 1e12)
 @examples(max_examples=scaled(30), deadline=None)
 @given(st.lists(st.tuples(observations, finite), min_size=1, max_size=4), st.booleans())
 def test_whatever_is_observed_there_is_a_decision(looks, targets):
-    settings = Settings(0, 9, **({"ttft": 1.0, "tpot": 0.05} if targets else {}))
-    state = State()
+    settings = ScalingSettings(0, 9, **({"ttft": 1.0, "tpot": 0.05} if targets else {}))
+    state = PolicyState()
     for seen, now in looks:
         fresh = replace(
             seen, pods=tuple(replace(p, sampled_at=now) if p.created == p.created else p for p in seen.pods)
@@ -228,5 +228,5 @@ def test_whatever_is_observed_there_is_a_decision(looks, targets):
         told = decision_record.outcome(decision)
         assert msgspec.json.decode(msgspec.json.encode(told), type=decision_record.Outcome) == told
         kept = msgspec.json.encode(decision.state)
-        assert msgspec.json.decode(kept, type=State) == decision.state
+        assert msgspec.json.decode(kept, type=PolicyState) == decision.state
         state = decision.state

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import Decision, GatewaySample, Observation, PodSample, Settings, State
+from octavo_operator.autoscale.types import (
+    Decision,
+    GatewaySample,
+    Observation,
+    PodSample,
+    PolicyState,
+    ScalingSettings,
+)
 from octavo_protocol.load import LoadReport, ModelTraffic
 
 NOW = 1_000_000.0
@@ -76,8 +83,8 @@ def see(current, pods, gateways=(), wake=False):
     return Observation(current, tuple(pods), tuple(gateways), wake)
 
 
-SETTINGS = Settings(min_replicas=1, max_replicas=10)
-SETTLED = State(started=NOW - 10_000, current=None, last_active=NOW - 10_000)
+SETTINGS = ScalingSettings(min_replicas=1, max_replicas=10)
+SETTLED = PolicyState(started=NOW - 10_000, current=None, last_active=NOW - 10_000)
 
 
 def settled(current):
@@ -85,27 +92,27 @@ def settled(current):
 
 
 def test_more_kv_than_one_pod_takes_adds_a_replica_at_once():
-    decision = decide(SETTINGS, State(), see(1, ready(load(pinned=90))), NOW)
+    decision = decide(SETTINGS, PolicyState(), see(1, ready(load(pinned=90))), NOW)
     assert (decision.desired, decision.reason) == (2, "KVOccupancy")
     assert "kv 90/100 blocks pinned (90%)" in decision.inputs
     assert decision.inputs.endswith("1 → 2")
 
 
 def test_a_long_queue_adds_replicas_by_its_sum():
-    decision = decide(SETTINGS, State(), see(1, ready(load(pinned=10, waiting=9))), NOW)
+    decision = decide(SETTINGS, PolicyState(), see(1, ready(load(pinned=10, waiting=9))), NOW)
     assert (decision.desired, decision.reason) == (3, "QueueDepth")
 
 
 def test_pending_pods_are_supply_until_overdue():
     pods = (*ready(load(pinned=100)), pod("p1", "pending"))
-    assert decide(SETTINGS, State(), see(2, pods), NOW).desired == 2
+    assert decide(SETTINGS, PolicyState(), see(2, pods), NOW).desired == 2
     late = (*ready(load(pinned=100)), pod("p1", "pending", age=3000.0))
-    assert decide(SETTINGS, State(), see(2, late), NOW).desired == 3
+    assert decide(SETTINGS, PolicyState(), see(2, late), NOW).desired == 3
 
 
 def test_many_broken_replicas_are_made_up_for_one_at_a_time():
     pods = (*ready(load(pinned=100)), *(pod(f"b{i}", "failed") for i in range(3)))
-    state, desired = State(), 4
+    state, desired = PolicyState(), 4
     for tick in range(5):
         decision = decide(SETTINGS, state, see(desired, pods), NOW + 2 * tick)
         state, desired = decision.state, decision.desired
@@ -115,7 +122,7 @@ def test_many_broken_replicas_are_made_up_for_one_at_a_time():
 def test_the_step_is_limited_per_period():
     settings = replace(SETTINGS, up_max_step=2, up_period=30)
     pods = ready(load(pinned=10, waiting=40))
-    first = decide(settings, State(), see(1, pods), NOW)
+    first = decide(settings, PolicyState(), see(1, pods), NOW)
     assert first.desired == 3
     second = decide(settings, first.state, see(3, pods), NOW + 2)
     assert (second.desired, second.reason) == (3, "StepLimited")
@@ -125,7 +132,7 @@ def test_the_step_is_limited_per_period():
 
 def test_up_stabilisation_waits_for_the_lowest_need_of_the_window():
     settings = replace(SETTINGS, up_stabilization=10)
-    calm = decide(settings, State(), see(1, ready(load(pinned=10))), NOW)
+    calm = decide(settings, PolicyState(), see(1, ready(load(pinned=10))), NOW)
     burst = decide(settings, calm.state, see(1, ready(load(pinned=99), now=NOW + 2)), NOW + 2)
     assert burst.desired == 1
     lasting = decide(settings, burst.state, see(1, ready(load(pinned=99), now=NOW + 12)), NOW + 12)
@@ -133,12 +140,14 @@ def test_up_stabilisation_waits_for_the_lowest_need_of_the_window():
 
 
 def test_the_maximum_is_said():
-    decision = decide(replace(SETTINGS, max_replicas=1), State(), see(1, ready(load(pinned=100, waiting=50))), NOW)
+    decision = decide(
+        replace(SETTINGS, max_replicas=1), PolicyState(), see(1, ready(load(pinned=100, waiting=50))), NOW
+    )
     assert (decision.desired, decision.reason) == (1, "ScalingLimited")
 
 
 def test_demand_around_the_maximum_is_one_state():
-    settings, state = replace(SETTINGS, max_replicas=1), State()
+    settings, state = replace(SETTINGS, max_replicas=1), PolicyState()
     reasons = []
     for tick in range(60):
         now = NOW + 2 * tick
@@ -173,7 +182,7 @@ def test_down_only_after_the_window_and_step_by_step():
 
 
 def test_a_restart_never_scales_down_within_the_first_window():
-    decisions = run_down(SETTINGS, State(), 4, load(pinned=1), 600)
+    decisions = run_down(SETTINGS, PolicyState(), 4, load(pinned=1), 600)
     assert all(d.desired == 4 for tick, d in decisions if tick < SETTINGS.down_stabilization)
     assert decisions[-1][1].desired < 4
 
@@ -284,7 +293,7 @@ def test_preemptions_add_one_and_forbid_going_down_for_a_window():
     assert decide(SETTINGS, third.state, see(3, calm), NOW + 100).reason == "Preemptions"
 
 
-ZERO = Settings(min_replicas=0, max_replicas=5, idle_to_zero=60)
+ZERO = ScalingSettings(min_replicas=0, max_replicas=5, idle_to_zero=60)
 
 
 def test_idle_goes_to_zero_when_gateways_confirm():
@@ -361,7 +370,7 @@ phases = st.sampled_from(["ready", "ready", "ready", "pending", "draining", "fai
 pods_of = st.lists(st.tuples(phases, st.one_of(st.none(), reports), st.floats(0, 4000)), max_size=6)
 gateways_of = st.lists(st.builds(gateway, held=st.integers(0, 20), held_tokens=st.integers(0, 5000)), max_size=2)
 settings_of = st.builds(
-    lambda low, extra, **fields: Settings(min_replicas=low, max_replicas=max(1, low + extra), **fields),
+    lambda low, extra, **fields: ScalingSettings(min_replicas=low, max_replicas=max(1, low + extra), **fields),
     low=st.integers(0, 3),
     extra=st.integers(0, 6),
     kv_target=st.sampled_from([0.5, 0.75, 0.95]),
@@ -387,7 +396,7 @@ steps_of = st.lists(st.tuples(pods_of, gateways_of, st.booleans(), st.floats(0.5
 
 
 def play(settings, steps, current=1, state=None) -> list[tuple[Observation, float, Decision]]:
-    state, now, out = state or State(), NOW, []
+    state, now, out = state or PolicyState(), NOW, []
     for pods, gateways, wake, elapsed in steps:
         now += elapsed
         observation = observe(current, pods, gateways, wake, now)
@@ -448,7 +457,7 @@ def test_up_is_never_less_than_needed_but_for_the_limits(settings, loads, curren
         sum(r.blocks_pinned * BLOCK + r.waiting_tokens for r in loads) / (settings.kv_target * POOL),
         (sum(r.waiting for r in loads) + held) / settings.queued_per_replica,
     )
-    decision = decide(settings, State(), observation, NOW)
+    decision = decide(settings, PolicyState(), observation, NOW)
     assert decision.desired >= min(need - 1e-6, current + settings.up_max_step, settings.max_replicas)
 
 
@@ -483,8 +492,8 @@ def test_monotone_in_load(settings, loads, current, which, more_blocks, more_wai
 @given(st.integers(0, 6 * POOL), st.integers(1, 10), st.sampled_from([0.5, 0.75, 0.95]))
 def test_constant_load_settles_and_stays(tokens, current, target):
     """A closed loop: a fixed stock spread over the replicas. After one settling period, nothing changes any more."""
-    settings = Settings(min_replicas=1, max_replicas=10, kv_target=target, down_stabilization=60, down_period=30)
-    state, seen = State(), []
+    settings = ScalingSettings(min_replicas=1, max_replicas=10, kv_target=target, down_stabilization=60, down_period=30)
+    state, seen = PolicyState(), []
     for tick in range(100):
         now = NOW + 10 * tick
         pinned = min(BLOCKS, tokens // BLOCK // current)

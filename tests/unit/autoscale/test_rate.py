@@ -9,9 +9,9 @@ from tests.unit.autoscale.cluster import Cluster
 
 from octavo_operator.autoscale.estimators import cold_start
 from octavo_operator.autoscale.state import window
-from octavo_operator.autoscale.types import Learned, Settings
+from octavo_operator.autoscale.types import Learned, ScalingSettings
 
-SETTINGS = Settings(min_replicas=1, max_replicas=20)
+SETTINGS = ScalingSettings(min_replicas=1, max_replicas=20)
 
 
 def run(cluster, lam, seconds, **how):

@@ -10,7 +10,7 @@ from tests.unit.autoscale.cluster import Cluster
 
 from octavo_operator.autoscale import decision_record
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import Settings, State
+from octavo_operator.autoscale.types import PolicyState, ScalingSettings
 from octavo_operator.autoscaler.decision_log import DecisionLog
 from octavo_operator.autoscaler.replay import main
 
@@ -28,7 +28,7 @@ class Recorded(Cluster):
 
 @pytest.fixture
 def cluster(tmp_path):
-    made = Recorded(Settings(1, 10, ttft=2.0, tpot=0.05))
+    made = Recorded(ScalingSettings(1, 10, ttft=2.0, tpot=0.05))
     made.log = DecisionLog(tmp_path / "log", limit=1 << 20)
     yield made
     made.log.close()
@@ -38,7 +38,7 @@ def test_what_is_recorded_is_decided_again_alike(cluster, tmp_path, capsys):
     for tick in range(120):
         cluster.tick(10.0 + tick / 4)
         if tick == 60:
-            cluster.state = State()  # the operator starts anew
+            cluster.state = PolicyState()  # the operator starts anew
     lines = (tmp_path / "log").read_bytes().splitlines()
     assert [number for number, line in enumerate(lines) if decision_record.decode(line).state is not None] == [0, 61]
     assert len({decision_record.decode(line).decision.desired for line in lines}) > 1

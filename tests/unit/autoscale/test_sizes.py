@@ -8,7 +8,7 @@ import pytest
 from tests.unit.autoscale.test_policy import load
 
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.types import Observation, PodSample, Settings, State
+from octavo_operator.autoscale.types import Observation, PodSample, PolicyState, ScalingSettings
 
 
 def play(pods, rate, answer, seconds=3000, speed=25.0):
@@ -16,7 +16,7 @@ def play(pods, rate, answer, seconds=3000, speed=25.0):
     rng = random.Random(5)
     begun = [[] for _ in range(pods)]
     ended = [0] * pods
-    state = State()
+    state = PolicyState()
     for tick in range(seconds // 2):
         now = 1000.0 + 2 * tick
         samples = []
@@ -31,7 +31,7 @@ def play(pods, rate, answer, seconds=3000, speed=25.0):
             report = load(running=len(starts), requests=requests, blocks=10**5)
             counts = {"prompt_tokens": 100 * requests, "generation_tokens": int(tokens)}
             samples.append(PodSample(f"p{number}", "ready", 0.0, type(report)(**{**fields(report), **counts}), now))
-        state = decide(Settings(1, 50), state, Observation(pods, tuple(samples)), now).state
+        state = decide(ScalingSettings(1, 50), state, Observation(pods, tuple(samples)), now).state
     return state.learned
 
 
@@ -47,11 +47,11 @@ def test_long_answers_count_in_full(pods, rate, answer):
 
 
 def test_one_busy_pod_among_idle_ones_is_counted():
-    rng, state, requests = random.Random(1), State(), 0
+    rng, state, requests = random.Random(1), PolicyState(), 0
     for tick in range(300):
         now = 1000.0 + 2 * tick
         requests += rng.random() < 0.8
         reports = [load(requests=requests, running=1), load(), load()]
         samples = tuple(PodSample(f"p{n}", "ready", 0.0, report, now) for n, report in enumerate(reports))
-        state = decide(Settings(1, 9), state, Observation(3, samples), now).state
+        state = decide(ScalingSettings(1, 9), state, Observation(3, samples), now).state
     assert sum(state.learned.arrivals.buckets) == pytest.approx(requests, rel=0.2)

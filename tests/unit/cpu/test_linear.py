@@ -24,7 +24,7 @@ def stored(values: Float32, format_: str = "f32") -> Tensor:
     return Tensor("f32", values.shape, values)
 
 
-def linear(kernels: Kernels, team: int, matrix: abi.Matrix, a: Float32) -> Float32:
+def linear(kernels: Kernels, team: int, matrix: abi.PackedMatrix, a: Float32) -> Float32:
     native = matrix.format == abi.FORMATS["bf16"] and kernels.info.activation_bytes == 2
     given = np.ascontiguousarray(bf16_bits(a) if native else a)
     out = np.full((len(a), matrix.rows), np.nan, np.float32)

@@ -61,7 +61,7 @@ def values(blocks: NDArray[np.void]) -> NDArray[np.float64]:
     return (blocks["q"].astype(np.float64) * blocks["scale"][..., None]).reshape(len(blocks), -1)
 
 
-def product(kernels: Kernels, team: int, matrix: abi.Matrix, blocks: NDArray[np.void]) -> Float32:
+def product(kernels: Kernels, team: int, matrix: abi.PackedMatrix, blocks: NDArray[np.void]) -> Float32:
     out = np.full((len(blocks), matrix.rows), np.nan, np.float32)
     kernels.library.octavo_linear(team, matrix, address(blocks), len(blocks), address(out))
     return out

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.tiers import scaled
 
-from octavo_inference.core.block_pool import BlockPool, Keep, PoolError
-from octavo_inference.engine.kv_events import CacheJournal
+from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
+from octavo_inference.engine.kv_events import KvEventLog
 from octavo_protocol.hashing import KEY_BYTES, block_hash, keys, root_hash
 
 BLOCKS = 12
@@ -22,13 +22,13 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # One policy keeps few blocks for a short time, the other all for a long one.
-        self.pool = BlockPool(BLOCKS, [Keep(5.0, 2), Keep(50.0, BLOCKS)])
+        self.pool = BlockPool(BLOCKS, [Retention(5.0, 2), Retention(50.0, BLOCKS)])
         self.now = 0.0
         self.until: dict[int, float] = {}
         self.held: list[list[int]] = []
         self.content: dict[int, tuple[int, ...]] = {}
         # Gateways that ask the journal in any rhythm: who asks too seldom for so few changes is told everything.
-        self.journal = CacheJournal(1000, limit=6)
+        self.journal = KvEventLog(1000, limit=6)
         self.told: set[bytes] = set()
         self.readers = [(0, set[bytes]()) for _ in range(3)]
 
@@ -210,7 +210,7 @@ def test_check_finds_a_leak() -> None:
 
 
 def test_what_has_expired_is_not_found_even_before_it_is_freed() -> None:
-    pool = BlockPool(4, [Keep(10.0, 4), Keep(100.0, 4)])
+    pool = BlockPool(4, [Retention(10.0, 4), Retention(100.0, 4)])
     hashes = chain([1, 2])
     blocks = pool.allocate(2) or []
     pool.register(blocks[0], hashes[0], ROOT)
@@ -225,7 +225,7 @@ def test_what_has_expired_is_not_found_even_before_it_is_freed() -> None:
 
 
 def test_a_block_lives_as_long_as_anybody_promised_it() -> None:
-    pool = BlockPool(4, [Keep(10.0, 4), Keep(100.0, 4)])
+    pool = BlockPool(4, [Retention(10.0, 4), Retention(100.0, 4)])
     [block] = pool.allocate(1) or []
     [key] = chain([1])
     pool.register(block, key, ROOT)

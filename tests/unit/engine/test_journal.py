@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_inference.core.block_pool import BlockPool
-from octavo_inference.engine.kv_events import CacheJournal
+from octavo_inference.engine.kv_events import KvEventLog
 from octavo_inference.engine.loop import EngineLoop
 from octavo_protocol.hashing import keys
 from octavo_protocol.load import CacheDelta
@@ -16,7 +16,7 @@ A, B, C = (bytes([i] * 8) for i in range(1, 4))
 
 
 def test_who_asks_again_is_told_the_difference_only():
-    journal = CacheJournal(100)
+    journal = KvEventLog(100)
     journal.apply(A + B, b"")
     first = journal.since(100)
     journal.apply(C, A)
@@ -28,14 +28,14 @@ def test_who_asks_again_is_told_the_difference_only():
 
 @pytest.mark.parametrize("sequence", [0, 99, 103, 2**60])
 def test_who_knows_nothing_or_another_process_is_told_everything(sequence):
-    journal = CacheJournal(100)
+    journal = KvEventLog(100)
     journal.apply(A + B, b"")
     delta = journal.since(sequence)
     assert (delta.sequence, delta.reset, set(keys(delta.added)), delta.removed) == (102, True, {A, B}, b"")
 
 
 def test_who_comes_back_too_late_is_told_everything():
-    journal = CacheJournal(100, limit=2)
+    journal = KvEventLog(100, limit=2)
     journal.apply(A, b"")
     journal.apply(B + C, A)
     delta = journal.since(101)
@@ -44,7 +44,7 @@ def test_who_comes_back_too_late_is_told_everything():
 
 
 def test_what_came_and_went_is_told_as_gone_and_what_went_and_came_as_there():
-    journal = CacheJournal(100)
+    journal = KvEventLog(100)
     journal.apply(A, b"")
     journal.apply(B, A)
     journal.apply(A, B)

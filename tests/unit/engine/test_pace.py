@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.core.model_input import Batch, StepResult
-from octavo_inference.core.prefill_budget import Pace, chunk_limit
+from octavo_inference.core.prefill_budget import PrefillBudget, chunk_limit
 from octavo_inference.core.request import Request, SamplingParams
 
 from .echo import CONFIG, EchoBackend
@@ -105,18 +105,18 @@ def test_a_burst_fills_the_engine_about_as_fast_as_without_a_limit() -> None:
 
 
 def test_nobody_running_means_no_limit() -> None:
-    pace = Pace(1.5)
+    pace = PrefillBudget(1.5)
     pace.observe(0.5, 0, 100)
     pace.observe(0.02, 16, 0)
     assert pace.limit(0, 5) is None
 
 
 def test_nothing_measured_means_no_limit() -> None:
-    assert Pace(1.5).limit(16, 1) is None
+    assert PrefillBudget(1.5).limit(16, 1) is None
 
 
 def test_one_hiccup_of_the_machine_does_not_stop_a_prompt() -> None:
-    pace = Pace(2.0)
+    pace = PrefillBudget(2.0)
     pace.observe(0.1, 0, 100)
     pace.observe(0.02, 16, 0)
     before = pace.limit(16, 1)

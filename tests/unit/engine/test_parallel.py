@@ -18,9 +18,9 @@ import pytest
 
 from octavo_inference.common.errors import DeviceLostError, RankLostError, SettingsError
 from octavo_inference.common.failpoints import Failpoints, InjectedFaultError
-from octavo_inference.core.model_input import Batch, Change, LogitAdjust, Penalty, RowSamples, RowStep, SampleRows
-from octavo_inference.distributed.executor import Ranks
-from octavo_inference.distributed.messages import Call, ClearBlocks, Failed, Launch, Step, decode_to_rank, encode
+from octavo_inference.core.model_input import Batch, LogitAdjust, Penalty, RowChange, RowSamples, RowStep, SampleRows
+from octavo_inference.distributed.executor import RankExecutor
+from octavo_inference.distributed.messages import Call, ClearBlocks, Launch, RankFailed, RunStep, decode_to_rank, encode
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow
 
@@ -37,7 +37,7 @@ def ids(*values: int) -> np.ndarray:
 
 def test_a_step_arrives_as_it_was() -> None:
     samples = RowSamples(ids(1), ids(4), ids(9), ids(-1), [Penalty(2, 9, 0.5, 0.25, 1.5, ids(7, 8))])
-    step = RowStep([Change("blocks", 4, 1, ids(5, 6))], ids(4), ids(0, 2), ids(9), samples)
+    step = RowStep([RowChange("blocks", 4, 1, ids(5, 6))], ids(4), ids(0, 2), ids(9), samples)
     found = decode_to_rank(encode(Launch(step=step))[4:])
     assert isinstance(found, Launch)
     np.testing.assert_equal(asdict(found.step), asdict(step))
@@ -52,14 +52,14 @@ def test_a_batch_arrives_as_it_was() -> None:
     batch = Batch(
         ids(3, 4), ids(0, 1), ids(8, 9), ids(0, 2), ids(2), np.arange(6, dtype=np.int32).reshape(1, 6), sample
     )
-    found = decode_to_rank(encode(Step(batch=batch))[4:])
-    assert isinstance(found, Step)
+    found = decode_to_rank(encode(RunStep(batch=batch))[4:])
+    assert isinstance(found, RunStep)
     np.testing.assert_equal(asdict(found.batch), asdict(batch))
     assert found.batch.sample.seed.dtype == np.uint64
 
 
 class Told:
-    """`Ranks` of one other, in a thread of this process."""
+    """`RankExecutor` of one other, in a thread of this process."""
 
     size = 2
 
@@ -122,15 +122,15 @@ def test_swap_is_refused_with_the_reason() -> None:
 
 Ended = SimpleQueue[tuple[str, int]]
 DIES = "connection.recv(1)\nos.kill(os.getpid(), 9)"
-REFUSES = f"connection.sendall({encode(Failed(message='no room', status=1))!r})\nconnection.recv(1)"
+REFUSES = f"connection.sendall({encode(RankFailed(message='no room', status=1))!r})\nconnection.recv(1)"
 WAITS = "connection.recv(1)"
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Ranks, Ended]]:
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[RankExecutor, Ended]]:
     """Ranks with a program that stands for rank 1, and what they ended this process with."""
 
-    def begin(program: str) -> tuple[Ranks, Ended]:
+    def begin(program: str) -> tuple[RankExecutor, Ended]:
         folder, ended = tmp_path / "octavo_inference" / "distributed", Ended()
         folder.mkdir(parents=True)
         for package in (folder.parent, folder):
@@ -143,12 +143,12 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tu
             ended.put((message, status))
             sys.exit()  # of the thread alone
 
-        return Ranks(2, end), ended
+        return RankExecutor(2, end), ended
 
     return begin
 
 
-def test_a_killed_rank_ends_the_process_with_its_name(start: Callable[[str], tuple[Ranks, Ended]]) -> None:
+def test_a_killed_rank_ends_the_process_with_its_name(start: Callable[[str], tuple[RankExecutor, Ended]]) -> None:
     ranks, ended = start(DIES)
     assert ranks.folder.stat().st_mode & 0o777 == 0o700
     ranks.tell(ClearBlocks(blocks=[]))
@@ -167,13 +167,13 @@ def test_a_killed_rank_ends_the_process_with_its_name(start: Callable[[str], tup
     ranks.close()
 
 
-def test_what_a_rank_refuses_is_told_with_its_name(start: Callable[[str], tuple[Ranks, Ended]]) -> None:
+def test_what_a_rank_refuses_is_told_with_its_name(start: Callable[[str], tuple[RankExecutor, Ended]]) -> None:
     ranks, ended = start(REFUSES)
     assert ended.get(timeout=60) == (f"tensor-parallel rank 1 (pid {ranks.pids[0]}): no room", 1)
     ranks.close()
 
 
-def test_ranks_that_are_closed_end_nobody_else(start: Callable[[str], tuple[Ranks, Ended]]) -> None:
+def test_ranks_that_are_closed_end_nobody_else(start: Callable[[str], tuple[RankExecutor, Ended]]) -> None:
     ranks, ended = start(WAITS)
     ranks.close()
     assert ended.empty()

@@ -14,7 +14,7 @@ from octavo_inference.common.errors import RequestError
 from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.core.block_pool import PoolError
 from octavo_inference.core.request_queue import AGING_SECONDS
-from octavo_inference.core.virtual_token_counter import Ledger
+from octavo_inference.core.virtual_token_counter import VirtualTokenCounter
 
 Make = Callable[..., Any]
 
@@ -85,7 +85,7 @@ def test_tenants_get_equal_shares_of_tokens_not_of_requests(runner: Make) -> Non
 
 
 def test_who_was_away_has_saved_nothing() -> None:
-    ledger = Ledger()
+    ledger = VirtualTokenCounter()
     busy, back = ledger.enter("busy"), ledger.enter("back")
     ledger.leave(back)
     for _ in range(10):
@@ -95,7 +95,7 @@ def test_who_was_away_has_saved_nothing() -> None:
 
 
 def test_accounts_of_those_who_left_are_not_kept_for_ever() -> None:
-    ledger = Ledger()
+    ledger = VirtualTokenCounter()
     for i in range(5000):
         ledger.leave(ledger.enter(str(i)))
     assert len(ledger) <= 1025

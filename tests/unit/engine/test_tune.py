@@ -13,15 +13,15 @@ from octavo_inference.config.engine import EngineSettings
 from octavo_inference.config.server import parse
 from octavo_inference.core.engine import EngineLimits
 from octavo_inference.tools.tune import command, trials
-from octavo_inference.tools.tune.search import Candidate, Verdict, final, grid, halving
-from octavo_inference.tools.tune.trials import Load, Shape, run
+from octavo_inference.tools.tune.search import FinalResult, TrialSettings, final, grid, halving
+from octavo_inference.tools.tune.trials import RequestShape, TrialLoad, run
 
 from .echo import CONFIG, EchoBackend, Engine
 
-DEFAULT = Candidate(threads=2, block_size=32, max_batched_tokens=512, max_running_requests=64)
+DEFAULT = TrialSettings(threads=2, block_size=32, max_batched_tokens=512, max_running_requests=64)
 
 
-def speed(candidate: Candidate, effort: int) -> float:
+def speed(candidate: TrialSettings, effort: int) -> float:
     """A machine that likes large steps and one thread."""
     return candidate.max_batched_tokens / candidate.threads
 
@@ -37,9 +37,9 @@ def test_grid_begins_with_the_defaults_and_varies_nothing_that_was_given() -> No
 
 
 def test_halving_finds_the_fastest_and_gives_it_the_longest_trials() -> None:
-    efforts: dict[Candidate, list[int]] = {}
+    efforts: dict[TrialSettings, list[int]] = {}
 
-    def rate(candidate: Candidate, effort: int) -> float:
+    def rate(candidate: TrialSettings, effort: int) -> float:
         efforts.setdefault(candidate, []).append(effort)
         return speed(candidate, effort)
 
@@ -61,13 +61,13 @@ def test_halving_finds_the_fastest_and_gives_it_the_longest_trials() -> None:
     ],
 )
 def test_gain_must_exceed_the_noise(rates: tuple[float, ...], defaults: tuple[float, ...], convincing: bool) -> None:
-    assert Verdict(DEFAULT, rates, defaults).convincing is convincing
+    assert FinalResult(DEFAULT, rates, defaults).convincing is convincing
 
 
 def test_final_takes_turns() -> None:
-    order: list[Candidate] = []
+    order: list[TrialSettings] = []
 
-    def rate(candidate: Candidate, effort: int) -> float:
+    def rate(candidate: TrialSettings, effort: int) -> float:
         order.append(candidate)
         return 1.0
 
@@ -80,7 +80,7 @@ def test_trial_serves_every_request_and_never_more_at_once_than_asked() -> None:
     backend = EchoBackend(num_blocks=64)
     engine = Engine(backend, CONFIG, EngineLimits(64, 8, 32, 100), clock=lambda: 0.0)
     times = itertools.count()
-    rate = run(engine, Load((Shape(5, 3), Shape(7, 2)), concurrency=2), 5, clock=lambda: next(times))
+    rate = run(engine, TrialLoad((RequestShape(5, 3), RequestShape(7, 2)), concurrency=2), 5, clock=lambda: next(times))
     assert rate == 3 + 2 + 3 + 2 + 3
     assert max(len(batch.seq_len) for batch in backend.batches) == 2
 
@@ -109,7 +109,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_written_file_is_what_the_server_reads(
     faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measured(engine: Engine, load: Load, requests: int) -> float:
+    def measured(engine: Engine, load: TrialLoad, requests: int) -> float:
         run(engine, load, requests)
         return float(engine.limits.max_batched_tokens) if faster else 100.0
 

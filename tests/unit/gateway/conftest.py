@@ -14,16 +14,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from octavo_gateway.access.control import Gate
-from octavo_gateway.access.limit_gossip import Crew
+from octavo_gateway.access.control import AccessControl
+from octavo_gateway.access.limit_gossip import LimitGossip
 from octavo_gateway.app.run import upstream_session
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.http.connection import listen
 from octavo_gateway.http.proxy import Proxy
-from octavo_gateway.http.server import Admin, Api, Status
-from octavo_gateway.metrics import Metrics
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.http.server import Admin, Api, HealthEndpoints
+from octavo_gateway.metrics import GatewayMetrics
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.queueing.hold_queue import Bounds
 
 Behaviour = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -81,13 +81,13 @@ class World:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.url = self.admin_url = ""
-        self.fleet: Fleet
-        self.metrics: Metrics
-        self.status: Status
+        self.fleet: ModelRegistry
+        self.metrics: GatewayMetrics
+        self.status: HealthEndpoints
         self.api: Api
         self.client: aiohttp.ClientSession
-        self.gate: Gate
-        self.crew: Crew
+        self.gate: AccessControl
+        self.crew: LimitGossip
         self.admin: Admin
         self.now = 0.0
 
@@ -112,13 +112,13 @@ class World:
 
     async def start(self, *, bounds: Bounds | None = None, grace: float = 2.0, keep_alive: float = 10.0, keys=None):
         bounds = bounds or Bounds()
-        self.fleet = Fleet(bounds, time.time, random.Random(1).random)
-        self.metrics = Metrics(self.fleet)
-        self.status = Status(start_time=1.0, synced=True)
+        self.fleet = ModelRegistry(bounds, time.time, random.Random(1).random)
+        self.metrics = GatewayMetrics(self.fleet)
+        self.status = HealthEndpoints(start_time=1.0, synced=True)
         upstream = await self._stack.enter_async_context(upstream_session())
         proxy = Proxy(upstream, self.metrics, bounds.seconds, grace=grace, keep_alive=keep_alive)
-        self.gate = Gate(keys, self.metrics, time.time, self.ticks)
-        self.crew = Crew(self.gate.accounts, uuid4().hex)
+        self.gate = AccessControl(keys, self.metrics, time.time, self.ticks)
+        self.crew = LimitGossip(self.gate.accounts, uuid4().hex)
         self.api = Api(self.fleet, proxy, self.metrics, self.status, self.gate)
         self.url = await self.serve(self.api.app())
         self.admin = Admin(self.fleet, self.metrics, self.status, lambda: self.crew.say(self.now))
@@ -133,7 +133,7 @@ class World:
         models=("m", "alias"),
         suspended: bool = False,
         stuck: str = "",
-    ) -> Backend:
+    ) -> ModelPool:
         deployment = Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended=suspended, stuck=stuck)
         self.fleet.update(table([deployment]))
         return self.fleet.find(models[0])

@@ -16,8 +16,8 @@ from tests.unit.gateway.conftest import World
 
 from octavo_gateway.access.api_keys import KeyFile
 from octavo_gateway.access.keyring import opaque
-from octavo_gateway.access.limit_gossip import FORGOTTEN_SECONDS, MOST_GATEWAYS, Crew, Taken, Word
-from octavo_gateway.access.rate_limits import Accounts, Limits
+from octavo_gateway.access.limit_gossip import FORGOTTEN_SECONDS, MOST_GATEWAYS, LimitGossip, Taken, Word
+from octavo_gateway.access.rate_limits import Accounts, RateLimits
 from octavo_gateway.app.peer_client import Peers
 from octavo_gateway.app.run import upstream_session
 
@@ -27,7 +27,7 @@ NAME = "team-a"
 class Gateways:
     """Some gateways under virtual time, which ask each other once a second, each at a time of its own."""
 
-    def __init__(self, count: int, limits: Limits, phases: list[float] | None = None) -> None:
+    def __init__(self, count: int, limits: RateLimits, phases: list[float] | None = None) -> None:
         self.now = 0.0
         self.limits = limits
         self.crews = [self.fresh(f"g{index}") for index in range(count)]
@@ -36,10 +36,10 @@ class Gateways:
         for index in range(count):
             self.round(index)
 
-    def fresh(self, name: str) -> Crew:
+    def fresh(self, name: str) -> LimitGossip:
         accounts = Accounts()
         accounts.limit_by({NAME: self.limits}, self.now)
-        return Crew(accounts, name)
+        return LimitGossip(accounts, name)
 
     def account(self, index: int):
         return self.crews[index]._accounts.known[NAME]
@@ -67,7 +67,7 @@ class Gateways:
 
 
 def test_only_hashes_of_names_are_told():
-    all_of_them = Gateways(1, Limits(requests=60))
+    all_of_them = Gateways(1, RateLimits(requests=60))
     all_of_them.take(0)
     word = all_of_them.crews[0].say(0.0)
     assert set(word.keys) == {opaque("account", NAME)}
@@ -75,7 +75,7 @@ def test_only_hashes_of_names_are_told():
 
 
 def test_a_key_that_is_as_new_is_not_told():
-    all_of_them = Gateways(1, Limits(requests=60))
+    all_of_them = Gateways(1, RateLimits(requests=60))
     all_of_them.take(0)
     assert all_of_them.crews[0].say(0.5).keys
     assert not all_of_them.crews[0].say(2.0).keys
@@ -84,7 +84,7 @@ def test_a_key_that_is_as_new_is_not_told():
 @pytest.mark.parametrize("count", [2, 3])
 def test_one_limit_whatever_gateway_is_asked(count):
     """Ten a second of a key of sixty a minute, spread over the gateways, for ten minutes."""
-    all_of_them = Gateways(count, Limits(requests=60), [index / count for index in range(count)])
+    all_of_them = Gateways(count, RateLimits(requests=60), [index / count for index in range(count)])
     chance = random.Random(1)
     let_in = 0
     for _ in range(6000):
@@ -94,7 +94,7 @@ def test_one_limit_whatever_gateway_is_asked(count):
 
 
 def test_one_gateway_gets_all_when_the_others_get_nothing():
-    all_of_them = Gateways(3, Limits(requests=60), [0.0, 0.3, 0.6])
+    all_of_them = Gateways(3, RateLimits(requests=60), [0.0, 0.3, 0.6])
     let_in = 0
     for _ in range(1200):
         all_of_them.advance(0.1)
@@ -111,7 +111,7 @@ def test_one_gateway_gets_all_when_the_others_get_nothing():
 )
 def test_the_overshoot_is_bounded(count, phases, limit, steps):
     """Wherever and whenever it is asked for: no more than a quarter of the limit and a request for each beyond it."""
-    all_of_them = Gateways(count, Limits(requests=limit), phases[:count])
+    all_of_them = Gateways(count, RateLimits(requests=limit), phases[:count])
     times: list[float] = []
     for index, asked, pause in steps:
         for _ in range(asked):
@@ -126,7 +126,7 @@ def test_the_overshoot_is_bounded(count, phases, limit, steps):
 
 
 def test_a_silent_gateway_keeps_its_part_and_comes_back():
-    all_of_them = Gateways(2, Limits(requests=60))
+    all_of_them = Gateways(2, RateLimits(requests=60))
     all_of_them.cut = {1}
     for _ in range(60):
         all_of_them.advance(1.0)
@@ -153,7 +153,7 @@ def test_a_silent_gateway_keeps_its_part_and_comes_back():
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_gateways_that_lose_each_other_keep_the_limit(count):
-    all_of_them = Gateways(count, Limits(requests=60), [index / count for index in range(count)])
+    all_of_them = Gateways(count, RateLimits(requests=60), [index / count for index in range(count)])
     all_of_them.cut = set(range(count))
     for seconds in range(1, 121):
         for _ in range(4):
@@ -167,7 +167,7 @@ def test_gateways_that_lose_each_other_keep_the_limit(count):
 
 
 def test_a_pause_of_one_gateway_costs_the_others_nothing_later():
-    all_of_them = Gateways(2, Limits(requests=60))
+    all_of_them = Gateways(2, RateLimits(requests=60))
     all_of_them.cut = {1}
     for _ in range(5):
         all_of_them.advance(1.0)
@@ -179,7 +179,7 @@ def test_a_pause_of_one_gateway_costs_the_others_nothing_later():
 
 
 def test_a_gateway_that_restarts_does_not_bring_a_full_bucket():
-    all_of_them = Gateways(2, Limits(requests=60))
+    all_of_them = Gateways(2, RateLimits(requests=60))
     while all_of_them.take(0) or all_of_them.take(1) or all_of_them.now < 2:
         all_of_them.advance(0.5)
     taken = all_of_them.account(0).requests.taken
@@ -192,7 +192,7 @@ def test_a_gateway_that_restarts_does_not_bring_a_full_bucket():
 
 
 def test_of_a_gateway_heard_for_the_first_time_only_what_is_left_counts():
-    one = Gateways(1, Limits(requests=60))
+    one = Gateways(1, RateLimits(requests=60))
 
     def hear(taken: float, left: float) -> float:
         word = Word(id="old", keys={opaque("account", NAME): Taken(taken, 0.0, 0, requests_left=left)})
@@ -204,7 +204,7 @@ def test_of_a_gateway_heard_for_the_first_time_only_what_is_left_counts():
 
 
 def test_requests_at_a_time_are_counted_together():
-    all_of_them = Gateways(2, Limits(concurrent=10))
+    all_of_them = Gateways(2, RateLimits(concurrent=10))
     chance = random.Random(3)
     for _ in range(200):
         all_of_them.account(chance.randrange(2)).enter(1, all_of_them.now)
@@ -220,7 +220,7 @@ def test_requests_at_a_time_are_counted_together():
 
 
 def test_strangers_cannot_fill_the_memory():
-    all_of_them = Gateways(1, Limits(requests=60))
+    all_of_them = Gateways(1, RateLimits(requests=60))
     crew = all_of_them.crews[0]
     for index in range(2 * MOST_GATEWAYS):
         crew.hear(Word(id=f"x{index}", keys={"unknown": Taken(1.0, 1.0, 1)}), 0.0)

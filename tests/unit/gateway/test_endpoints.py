@@ -8,7 +8,7 @@ from tests.support.tiers import scaled
 
 from octavo_gateway.discovery.endpoints import Endpoint, build
 from octavo_gateway.http.sse import EventCutter
-from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, Ticket
+from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest
 
 LABELS = {"app.kubernetes.io/managed-by": "octavo", "octavo.dev/llmdeployment": "d"}
 
@@ -100,10 +100,10 @@ def test_ipv6():
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 9)), max_size=60))
 def test_the_hold_queue_of_one_tenant_is_in_order_bounded_and_adds_up(steps):
     queue: HoldQueue[int] = HoldQueue(Bounds(requests=8, size=100))
-    held: list[Ticket[int]] = []
+    held: list[QueuedRequest[int]] = []
     for offer, size, which in steps:
         if offer:
-            ticket = Ticket(size, size // 4, 0.0, None)
+            ticket = QueuedRequest(size, size // 4, 0.0, None)
             fits = len(held) < 8 and sum(t.size for t in held) + size <= 100
             assert queue.offer(ticket) == fits
             held += [ticket] * fits

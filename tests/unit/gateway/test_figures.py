@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.routing.step_cost import MIN_STEPS, SAME_PACE, Figures, Steps, fit, paced
+from octavo_gateway.routing.step_cost import MIN_STEPS, SAME_PACE, StepCost, Steps, fit, paced
 from octavo_protocol.load import StepSums
 
 
@@ -123,7 +123,7 @@ def test_a_slow_pod_is_slow_and_a_fast_one_fast():
 
 
 def test_a_pod_that_has_hardly_begun_is_like_the_others():
-    common = Figures(0.02, 0.0001, 0.0003, 2e-7)
+    common = StepCost(0.02, 0.0001, 0.0003, 2e-7)
     assert paced(common, fed([(9.0, 1, 1, 1)] * (MIN_STEPS - 1))) == common
 
 

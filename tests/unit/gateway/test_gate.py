@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.support.waiting import eventually_async
 
 from octavo_gateway.access.api_keys import KeyFile
-from octavo_gateway.access.usage import Usage
+from octavo_gateway.access.usage import TokenUsage
 
 A = {"Authorization": "Bearer alpha"}
 B = {"Authorization": "Bearer beta"}
@@ -192,7 +192,7 @@ async def test_series_of_keys_are_bounded(world, monkeypatch, keys):
     ],
 )
 def test_usage_is_read_from_events(data, prompt, output):
-    usage = Usage(5, sent=True)
+    usage = TokenUsage(5, sent=True)
     usage.events(data)
     assert (usage.prompt, usage.output) == (prompt, output)
 

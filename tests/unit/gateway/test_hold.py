@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.unit.gateway.town import Pod, Town
 
-from octavo_gateway.pool.replica import Upstream
-from octavo_gateway.queueing.hold_queue import AGING_SECONDS, Bounds, HoldQueue, Terms, Ticket
-from octavo_gateway.routing.headroom import ANY, BLIND, Answers, Room, largest, peak, roomy
+from octavo_gateway.pool.replica import Replica
+from octavo_gateway.queueing.hold_queue import AGING_SECONDS, Bounds, HoldQueue, QueuedRequest, RequestAttributes
+from octavo_gateway.routing.headroom import ANY, BLIND, AnswerLengths, PodHeadroom, largest, peak, roomy
 
 
-def ticket(tenant="", priority=0, since=0.0, size=1) -> Ticket[int]:
+def ticket(tenant="", priority=0, since=0.0, size=1) -> QueuedRequest[int]:
     waiting: Future[int] = None  # type: ignore[assignment]
-    return Ticket(size, size, since, waiting, terms=Terms(tenant, priority))
+    return QueuedRequest(size, size, since, waiting, terms=RequestAttributes(tenant, priority))
 
 
-def queue_of(*tickets: Ticket[int], **bounds: int) -> HoldQueue[int]:
+def queue_of(*tickets: QueuedRequest[int], **bounds: int) -> HoldQueue[int]:
     queue: HoldQueue[int] = HoldQueue(Bounds(**bounds))
     for one in tickets:
         assert queue.offer(one)
     return queue
 
 
-def drained(queue: HoldQueue[int], now: float = 0.0) -> list[Ticket[int]]:
+def drained(queue: HoldQueue[int], now: float = 0.0) -> list[QueuedRequest[int]]:
     out = []
     while (head := queue.head(now)) is not None:
         queue.remove(head)
@@ -83,7 +83,7 @@ OFFERS = st.lists(
 @given(OFFERS)
 def test_nothing_is_lost_and_the_bounds_hold(offers):
     queue: HoldQueue[int] = HoldQueue(Bounds(requests=12, size=120))
-    held: list[Ticket[int]] = []
+    held: list[QueuedRequest[int]] = []
     now = 0.0
     for tenant, priority, size, take, wait in offers:
         now += wait
@@ -147,20 +147,20 @@ def test_a_large_one_displaces_no_more_than_its_share():
 @pytest.mark.parametrize(
     ("room", "tokens", "matched", "fits"),
     [
-        (Room(1000, 800.0, 5, 8), 100, 0, True),
-        (Room(1000, 800.0, 5, 8), 101, 0, False),
-        (Room(1000, 800.0, 5, 8), 300, 200, True),
-        (Room(1000, 0.0, 8, 8), 1, 0, False),
-        (Room(1000, 900.0, 5, 8), 5000, 0, True),
-        (Room(1000, 990.0, 0, 8), 100, 0, True),
-        (Room(1000, 990.0, 8, 8, due=True), 100, 0, True),
-        (Room(None, 0.0, BLIND, BLIND), 1, 0, False),
-        (Room(None, 0.0, BLIND - 1, BLIND), 1, 0, True),
+        (PodHeadroom(1000, 800.0, 5, 8), 100, 0, True),
+        (PodHeadroom(1000, 800.0, 5, 8), 101, 0, False),
+        (PodHeadroom(1000, 800.0, 5, 8), 300, 200, True),
+        (PodHeadroom(1000, 0.0, 8, 8), 1, 0, False),
+        (PodHeadroom(1000, 900.0, 5, 8), 5000, 0, True),
+        (PodHeadroom(1000, 990.0, 0, 8), 100, 0, True),
+        (PodHeadroom(1000, 990.0, 8, 8, due=True), 100, 0, True),
+        (PodHeadroom(None, 0.0, BLIND, BLIND), 1, 0, False),
+        (PodHeadroom(None, 0.0, BLIND - 1, BLIND), 1, 0, True),
         (ANY, 10**9, 0, True),
     ],
 )
 def test_room(room, tokens, matched, fits):
-    assert roomy([room], tokens, Answers(), [matched], largest([room])) == [fits]
+    assert roomy([room], tokens, AnswerLengths(), [matched], largest([room])) == [fits]
 
 
 @pytest.mark.parametrize("varied", [0.0, 0.3, 1.0, 5.0])
@@ -168,7 +168,7 @@ def test_room(room, tokens, matched, fits):
 def test_what_sequences_hold_at_most_is_between_now_and_all_of_it(prompt, varied):
     rows, usual = 10, 1000.0
     held, growth = rows * prompt, rows * usual
-    found = peak(held, held, growth, rows, Answers(usual, usual, varied))
+    found = peak(held, held, growth, rows, AnswerLengths(usual, usual, varied))
     assert held <= found <= held + growth
     assert varied or found == held + growth
 
@@ -176,7 +176,7 @@ def test_what_sequences_hold_at_most_is_between_now_and_all_of_it(prompt, varied
 def likeliest(rows, usual, prompt, shared, lengths, margin):
     """The share of draws in which rows that begin together never hold more than the peak and `margin`."""
     rng = random.Random(1)
-    limit = peak(shared + rows * prompt, rows * prompt, rows * usual, rows, Answers(usual, usual, lengths.varied))
+    limit = peak(shared + rows * prompt, rows * prompt, rows * usual, rows, AnswerLengths(usual, usual, lengths.varied))
     inside = 0
     for _ in range(200):
         ends = sorted(lengths.draw(rng) for _ in range(rows))
@@ -210,11 +210,11 @@ def test_most_draws_of_lengths_stay_below_the_peak_and_the_share_that_is_kept_fr
 
 
 def test_varied_answers_share_room_that_equal_ones_need():
-    pod = Room(18_500, 12_000.0, 24, 64, growth=9000.0, private=12_000.0)
-    assert roomy([pod], 500, Answers(500, 500, 0.0), [0], largest([pod])) == [False]
-    assert roomy([pod], 500, Answers(500, 500, 1.0), [0], largest([pod])) == [True]
+    pod = PodHeadroom(18_500, 12_000.0, 24, 64, growth=9000.0, private=12_000.0)
+    assert roomy([pod], 500, AnswerLengths(500, 500, 0.0), [0], largest([pod])) == [False]
+    assert roomy([pod], 500, AnswerLengths(500, 500, 1.0), [0], largest([pod])) == [True]
     shared = pod._replace(private=2_000.0)
-    assert roomy([shared], 500, Answers(500, 500, 1.0), [0], largest([pod])) == [False], "what is shared stays"
+    assert roomy([shared], 500, AnswerLengths(500, 500, 1.0), [0], largest([pod])) == [False], "what is shared stays"
 
 
 def test_one_answer_however_long_makes_no_difference_to_all():
@@ -227,9 +227,9 @@ def test_one_answer_however_long_makes_no_difference_to_all():
 
 
 def test_what_fits_a_larger_pod_waits_for_it():
-    rooms = [Room(100, 50.0, 1, 8), Room(1000, 900.0, 1, 8)]
-    assert roomy(rooms, 300, Answers(), [0, 0], largest(rooms)) == [False, False]
-    assert roomy(rooms[:1], 300, Answers(), [0], largest(rooms)) == [False]
+    rooms = [PodHeadroom(100, 50.0, 1, 8), PodHeadroom(1000, 900.0, 1, 8)]
+    assert roomy(rooms, 300, AnswerLengths(), [0, 0], largest(rooms)) == [False, False]
+    assert roomy(rooms[:1], 300, AnswerLengths(), [0], largest(rooms)) == [False]
 
 
 async def test_two_hundred_held_requests_do_not_overrun_a_fresh_pod():
@@ -238,7 +238,7 @@ async def test_two_hundred_held_requests_do_not_overrun_a_fresh_pod():
     town = Town(pod)
     town.open(ready=False)
     for _ in range(200):
-        assert town.send(20, 100, Terms(most_output=100))
+        assert town.send(20, 100, RequestAttributes(most_output=100))
     town.open()
     town.tick()
     assert pod.peak == BLIND
@@ -385,7 +385,7 @@ def test_no_request_waits_where_a_look_at_all_pods_would_find_room(seed, count):
         town.tick()
         for _ in range(40):
             for _ in range(chance.choice([0, 0, 1, 3])):
-                terms = Terms(chance.choice("ab"), chance.choice([0, 0, 1]))
+                terms = RequestAttributes(chance.choice("ab"), chance.choice([0, 0, 1]))
                 town.send(chance.choice([5, 400]), chance.randint(1, 20), terms)
             if town.waiting and chance.random() < 0.5:
                 town.backend.withdraw(town.waiting.pop(0)[0])
@@ -425,13 +425,13 @@ async def test_of_a_hundred_full_pods_a_report_is_looked_at_for_one(monkeypatch)
         town.send(10, 500)
     town.tick()
     assert len(town.waiting) == 10
-    looks, room = [0], Upstream.room
+    looks, room = [0], Replica.room
 
     def counted(self, *arguments):
         looks[0] += 1
         return room(self, *arguments)
 
-    monkeypatch.setattr(Upstream, "room", counted)
+    monkeypatch.setattr(Replica, "room", counted)
     for pod in pods:
         town.heard(pod)
     town.backend.withdraw(town.waiting.pop()[0])
@@ -486,7 +486,7 @@ def test_a_key_that_sends_ten_times_as_much_gets_its_share(seed, others):
         for tick in range(900):
             for name in names:
                 for _ in range(2 if name == "loud" else chance.random() < 0.2):
-                    town.send(chance.randint(5, 60), chance.randint(5, 60), Terms(name))
+                    town.send(chance.randint(5, 60), chance.randint(5, 60), RequestAttributes(name))
             town.tick(report=chance.random() < 0.2)
             # What the loud one had while nobody else came is its own.
             if tick == 300:
@@ -505,7 +505,7 @@ async def test_priorities_are_strict_until_the_others_have_waited():
     town = Town(pod)
     town.tick()
     for priority in (0, 0, 1, 2, 1):
-        town.send(10, 5, Terms(f"t{priority}", priority))
+        town.send(10, 5, RequestAttributes(f"t{priority}", priority))
     for _ in range(30):
         town.tick()
     assert [terms.priority for terms in town.order] == [0, 2, 1, 1, 0]

@@ -13,7 +13,7 @@ from tests.support.tiers import scaled
 
 from octavo_gateway.access.api_keys import KeyFile
 from octavo_gateway.access.keyring import MAX_PRIORITY, KeyFileError, digest_of, parse
-from octavo_gateway.access.rate_limits import Limits
+from octavo_gateway.access.rate_limits import RateLimits
 
 SECRET = "s3cret-of-somebody"
 FULL = f"""\
@@ -38,7 +38,7 @@ def test_plain_keys_are_without_limits() -> None:
     found = parse(f"# people\nalpha\n\n sha256:{hashlib.sha256(b'beta').hexdigest()} \n")
     assert set(found) == {digest_of("alpha"), digest_of("beta")}
     alpha, beta = found[digest_of("alpha")], found[digest_of("beta")]
-    assert (alpha.name, alpha.limits, alpha.max_priority) == ("", Limits(), MAX_PRIORITY)
+    assert (alpha.name, alpha.limits, alpha.max_priority) == ("", RateLimits(), MAX_PRIORITY)
     assert alpha.may_use(("anything",))
     assert alpha.tenant != beta.tenant
     assert alpha.account != beta.account
@@ -48,7 +48,7 @@ def test_every_field() -> None:
     found = parse(FULL)
     entry = found[digest_of(SECRET)]
     assert (entry.name, entry.models) == ("team-a", ("smollm2", "team-a/*"))
-    assert entry.limits == Limits(requests=60, tokens=100_000, concurrent=8)
+    assert entry.limits == RateLimits(requests=60, tokens=100_000, concurrent=8)
     assert (entry.priority, entry.max_priority) == (1, 5)
     assert entry.expires == datetime(2027, 1, 31, tzinfo=UTC).timestamp()
     assert found[digest_of("old")] is found[digest_of("new")]
@@ -58,7 +58,7 @@ def test_every_field() -> None:
 
 def test_json_is_read_too() -> None:
     text = json.dumps({"keys": [{"name": "a", "key": "k", "maxConcurrent": 1, "expires": "2027-01-31"}]})
-    assert parse(text)[digest_of("k")].limits == Limits(concurrent=1)
+    assert parse(text)[digest_of("k")].limits == RateLimits(concurrent=1)
 
 
 def test_models_are_named_in_any_way_the_gateway_knows_them() -> None:

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.access.rate_limits import NO_LIMITS, Account, Accounts, Limits
+from octavo_gateway.access.rate_limits import NO_LIMITS, Accounts, KeyUsage, RateLimits
 
 
-def account(**limits: int) -> Account:
-    return Accounts().of("a", Limits(**limits), 0.0)
+def account(**limits: int) -> KeyUsage:
+    return Accounts().of("a", RateLimits(**limits), 0.0)
 
 
 def test_without_limits_everything_passes() -> None:
@@ -78,10 +78,10 @@ def test_slots_are_given_back() -> None:
 
 def test_new_limits_keep_what_was_taken() -> None:
     accounts = Accounts()
-    one = accounts.of("a", Limits(requests=60), 0.0)
+    one = accounts.of("a", RateLimits(requests=60), 0.0)
     for _ in range(60):
         one.enter(1, 0.0)
-    accounts.limit_by({"a": Limits(requests=120, concurrent=70)}, 0.0)
+    accounts.limit_by({"a": RateLimits(requests=120, concurrent=70)}, 0.0)
     assert one.enter(1, 0.0) is not None
     assert one.enter(1, 0.5) is None
     assert one.slots is not None

@@ -22,9 +22,9 @@ from octavo_gateway.routing.router import (
     Report,
     route,
 )
-from octavo_gateway.routing.step_cost import Figures
+from octavo_gateway.routing.step_cost import StepCost
 
-GPU = Figures(0.03, 0.0001, 0.0002, 2e-7)
+GPU = StepCost(0.03, 0.0001, 0.0002, 2e-7)
 
 
 def pod(
@@ -224,12 +224,12 @@ def test_a_backlog_shrinks_with_the_age_of_the_report():
 
 def test_a_pod_without_figures_is_taken_to_be_like_the_others():
     """Neutral figures beside fast pods would make a new pod look slow, and starve it."""
-    fast = Figures(0.002, 0.00001, 0.00002, 2e-8)
+    fast = StepCost(0.002, 0.00001, 0.00002, 2e-8)
     assert picks(pod("a", rows=4, used=2000, figures=fast), pod("new", used=0)) == {"new"}
 
 
 def test_a_slow_pod_gets_less():
-    slow = Figures(0.09, 0.0003, 0.0006, 6e-7)
+    slow = StepCost(0.09, 0.0003, 0.0006, 6e-7)
     assert picks(pod("a", rows=3, used=1000, figures=slow), pod("b", rows=6, used=2000, figures=GPU)) == {"b"}
 
 
@@ -242,7 +242,9 @@ def test_what_other_gateways_likely_sent_counts_too():
     assert 5 <= sent <= 8
 
 
-figures = st.none() | st.builds(Figures, st.floats(0, 1), st.floats(1e-7, 1e-2), st.floats(0, 1e-2), st.floats(0, 1e-4))
+figures = st.none() | st.builds(
+    StepCost, st.floats(0, 1), st.floats(1e-7, 1e-2), st.floats(0, 1e-2), st.floats(0, 1e-4)
+)
 pods = st.builds(
     pod,
     used=st.integers(0, 10_000),

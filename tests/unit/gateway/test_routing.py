@@ -16,7 +16,7 @@ from tests.support.tiers import scaled
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, build, table
 from octavo_gateway.openai import read_head
-from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_gateway.routing.prompt_features import MAX_SESSION
 from octavo_gateway.routing.router import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
@@ -53,7 +53,7 @@ class Gateway:
 
     def __init__(self, *pods, policy=None, seed=0):
         self.now = 1000.0
-        self.fleet = Fleet(Bounds(), lambda: self.now, random.Random(seed).random)
+        self.fleet = ModelRegistry(Bounds(), lambda: self.now, random.Random(seed).random)
         self.policy = policy or Policy()
         self.has(*pods)
 
@@ -322,7 +322,7 @@ def test_a_claim_of_endless_answers_is_not_believed():
 def test_a_clock_set_back_stops_nothing():
     """Intervals are measured by a clock that cannot be set; others are told the time of day."""
     day = [5000.0]
-    fleet = Fleet(Bounds(), lambda: 10.0, random.Random(0).random, lambda: day[0])
+    fleet = ModelRegistry(Bounds(), lambda: 10.0, random.Random(0).random, lambda: day[0])
     fleet.update(table([Deployment("ns", "d", ("m",))]))
     backend = fleet.find("m")
     backend.arrived(1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.tiers import scaled
 
-from octavo_gateway.app.worker_metrics import Totals
+from octavo_gateway.app.worker_metrics import WorkerTotals
 from octavo_protocol.load import CanaryTraffic, GatewayReport, ModelTraffic, TrackTraffic
 
 
@@ -48,13 +48,13 @@ octavo_gateway_key_file_valid {valid}
 """
 
 
-def samples(totals: Totals) -> dict[str, float]:
+def samples(totals: WorkerTotals) -> dict[str, float]:
     families = text_string_to_metric_families(totals.exposition().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def test_traffic_adds_up():
-    totals = Totals(start_time=9.0)
+    totals = WorkerTotals(start_time=9.0)
     one = traffic(arrivals=3, in_flight=2, held=1, oldest_hold=4.0, last_arrival=7.0, pods={"a": 10, "b": 1})
     two = traffic(arrivals=5, in_flight=1, arrival_prompt_tokens=8, last_arrival=9.0, pods={"b": 2})
     totals.heard(0, report(one), "")
@@ -71,7 +71,7 @@ def test_traffic_adds_up():
 
 
 def test_a_worker_that_ends_leaves_its_counters_and_nothing_else():
-    totals = Totals(start_time=9.0)
+    totals = WorkerTotals(start_time=9.0)
     totals.heard(0, report(traffic(arrivals=3)), exposition(3, 0))
     totals.heard(
         1, report(traffic(arrivals=5, in_flight=4, held=2, oldest_hold=8.0, pods={"a": 9})), exposition(5, 4, 8)
@@ -87,12 +87,12 @@ def test_a_worker_that_ends_leaves_its_counters_and_nothing_else():
 
 def test_only_what_all_workers_know_is_listed():
     """The operator lets a model go to zero only when gateways that list it would hold for it."""
-    totals = Totals(start_time=9.0)
+    totals = WorkerTotals(start_time=9.0)
     totals.heard(0, report(traffic(), traffic("other")), "")
     totals.heard(1, report(traffic()), "")
     totals.heard(2, report(), "")
     assert [model.name for model in totals.report().models] == ["m"]
-    assert Totals(start_time=9.0).report().models == []
+    assert WorkerTotals(start_time=9.0).report().models == []
 
 
 def test_evidence_of_a_canary_is_of_one_step():
@@ -100,7 +100,7 @@ def test_evidence_of_a_canary_is_of_one_step():
         track = TrackTraffic(requests=requests, errors=1, ttft=ttft)
         return CanaryTraffic(step=step, stable=track, canary=TrackTraffic())
 
-    totals = Totals(start_time=9.0)
+    totals = WorkerTotals(start_time=9.0)
     for worker, step in enumerate([canary("b", 2, [1, 1]), canary("b", 3, []), canary("a", 50, [9, 9]), None]):
         totals.heard(worker, report(traffic(canary=step)), "")
     found = totals.report().models[0].canary
@@ -109,7 +109,7 @@ def test_evidence_of_a_canary_is_of_one_step():
 
 
 def test_metrics_add_up_where_they_count():
-    totals = Totals(start_time=9.0)
+    totals = WorkerTotals(start_time=9.0)
     totals.heard(0, report(), exposition(2, 1, oldest=3.0, valid=0))
     totals.heard(1, report(), exposition(40, 5, oldest=1.0))
     found = samples(totals)
@@ -125,7 +125,7 @@ def test_metrics_add_up_where_they_count():
 
 def test_of_what_every_worker_says_of_the_same_things_the_worst_counts():
     """Workers that hear fewer gateways, or have more replicas to avoid, are not hidden by the others."""
-    totals, workers = Totals(start_time=9.0), [(3, 0, 8, 0, 1), (2, 1, 6, 2, 4), (3, 0, 7, 1, 1)]
+    totals, workers = WorkerTotals(start_time=9.0), [(3, 0, 8, 0, 1), (2, 1, 6, 2, 4), (3, 0, 7, 1, 1)]
     for worker, (heard, silent, accepting, rest, stride) in enumerate(workers):
         said = f"""\
 # TYPE octavo_gateway_gateways gauge
@@ -147,7 +147,7 @@ octavo_gateway_prefix_hash_stride {stride}
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans()), max_size=30))
 def test_counters_never_fall(events):
     """Whichever workers count, are heard and end, in whatever order: no reader sees a counter go back."""
-    totals, counted, before, all_of_it = Totals(start_time=9.0), [0, 0, 0], 0, 0
+    totals, counted, before, all_of_it = WorkerTotals(start_time=9.0), [0, 0, 0], 0, 0
     for worker, more, ends in events:
         counted[worker] += more
         all_of_it += more

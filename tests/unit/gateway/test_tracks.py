@@ -15,7 +15,7 @@ from tests.support.tiers import scaled
 from tests.support.waiting import eventually_async
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
-from octavo_gateway.pool.registry import Fleet
+from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_gateway.routing.canary import split
 from octavo_gateway.routing.prompt_features import Prompt
@@ -29,7 +29,7 @@ def endpoint(name: str, *, canary: bool, ready: bool = True) -> Endpoint:
 
 
 def backend(endpoints, percent, seed=0, step=STEP):
-    fleet = Fleet(Bounds(), lambda: 1000.0, random.Random(seed).random)
+    fleet = ModelRegistry(Bounds(), lambda: 1000.0, random.Random(seed).random)
     found = Deployment("ns", "d", ("m",), endpoints=endpoints, canary_percent=percent, canary_step=step)
     fleet.update(table([found]))
     return fleet, fleet.find("m")

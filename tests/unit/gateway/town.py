@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.openai import ApiError
-from octavo_gateway.pool.model_pool import Backend
-from octavo_gateway.pool.registry import Fleet
-from octavo_gateway.pool.reservation import Lease
-from octavo_gateway.queueing.hold_queue import Bounds, Terms, Ticket
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.reservation import Reservation
+from octavo_gateway.queueing.hold_queue import Bounds, QueuedRequest, RequestAttributes
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_protocol.load import LoadReport
 
@@ -22,10 +22,10 @@ ZERO = dict.fromkeys([name for name, kind in LoadReport.__annotations__.items() 
 class Job:
     """A request: `prompt` tokens, `output` tokens to come."""
 
-    terms: Terms
+    terms: RequestAttributes
     prompt: int
     output: int
-    lease: Lease
+    lease: Reservation
     made: int = 0
 
 
@@ -59,18 +59,18 @@ class Town:
     def __init__(self, *pods: Pod, bounds: Bounds | None = None, hold: bool = True, gateways: int = 1) -> None:
         self.now = 1000.0
         self.pods = {pod.name: pod for pod in pods}
-        self.fleet = Fleet(bounds or Bounds(), lambda: self.now, random.Random(1).random)
+        self.fleet = ModelRegistry(bounds or Bounds(), lambda: self.now, random.Random(1).random)
         self._hold = hold
         self.open()
         self.backend.gateways = gateways
-        self.waiting: list[tuple[Ticket[Lease], int, int]] = []
+        self.waiting: list[tuple[QueuedRequest[Reservation], int, int]] = []
         self.done: Counter[str] = Counter()
         self.served: Counter[str] = Counter()
         self.refused: list[ApiError] = []
-        self.order: list[Terms] = []
+        self.order: list[RequestAttributes] = []
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> ModelPool:
         found = self.fleet.find("m")
         assert found is not None
         return found
@@ -80,9 +80,9 @@ class Town:
         ends = tuple(Endpoint(name, name, name, ready=ready) for name in self.pods)
         self.fleet.update(table([Deployment("ns", "d", ("m",), hold=self._hold, endpoints=ends)]))
 
-    def send(self, prompt: int = 10, output: int = 10, terms: Terms | None = None) -> bool:
+    def send(self, prompt: int = 10, output: int = 10, terms: RequestAttributes | None = None) -> bool:
         """One request; False when it was refused at once."""
-        terms = terms or Terms()
+        terms = terms or RequestAttributes()
         asked = Prompt(prompt, 4 * prompt)
         lease = self.backend.lease(asked, terms)
         if lease is not None:
@@ -132,7 +132,7 @@ class Town:
                 assert isinstance(error, ApiError)
                 self.refused.append(error)
 
-    def _start(self, lease: Lease, terms: Terms, prompt: int, output: int) -> None:
+    def _start(self, lease: Reservation, terms: RequestAttributes, prompt: int, output: int) -> None:
         pod = self.pods[lease.upstream.endpoint.name]
         pod.jobs.append(Job(terms, prompt, output, lease))
         pod.peak = max(pod.peak, len(pod.jobs))

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_operator.api.resource import Key
-from octavo_operator.reconcile.version_tracker import GONE, Basis, Change, version_of
+from octavo_operator.reconcile.version_tracker import GONE, ObjectChange, VersionTracker, version_of
 
 KEY = Key("models", "tiny")
 
 
 @pytest.fixture
-def settled() -> Basis:
+def settled() -> VersionTracker:
     """The last pass looked at `pod` of version 7 and wrote version 12 of `own`, which it had read as 10."""
-    basis = Basis()
+    basis = VersionTracker()
     basis.begin(KEY)
     basis.wrote(KEY, "own", 12)
     basis.settle(KEY, {"own": 10, "pod": 7})
@@ -36,26 +36,26 @@ def settled() -> Basis:
     ],
 )
 def test_only_what_is_newer_than_the_last_look_asks_for_a_pass(
-    settled: Basis, uid: str, version: int, stale: bool
+    settled: VersionTracker, uid: str, version: int, stale: bool
 ) -> None:
-    settled.change(Change(KEY, uid, version))
+    settled.change(ObjectChange(KEY, uid, version))
     assert settled.stale(KEY) is stale
 
 
-def test_one_change_among_echoes_is_enough(settled: Basis) -> None:
+def test_one_change_among_echoes_is_enough(settled: VersionTracker) -> None:
     for version in (11, 12):
-        settled.change(Change(KEY, "own", version))
+        settled.change(ObjectChange(KEY, "own", version))
     assert settled.stale(KEY)
 
 
 def test_nothing_is_left_out_before_a_pass_has_settled() -> None:
-    basis = Basis()
+    basis = VersionTracker()
     assert basis.stale(KEY)
     basis.begin(KEY)
     assert basis.stale(KEY)
 
 
-def test_who_asks_during_a_pass_gets_another_one(settled: Basis) -> None:
+def test_who_asks_during_a_pass_gets_another_one(settled: VersionTracker) -> None:
     settled.begin(KEY)
     settled.ask(KEY)
     settled.settle(KEY, {"own": 12})
@@ -76,7 +76,7 @@ Step = st.tuples(st.sampled_from(["write", "event", "pass"]), st.sampled_from("a
 @given(st.lists(Step, max_size=60))
 def test_when_all_events_have_come_the_last_pass_saw_everything(steps: list[tuple[str, str]]) -> None:
     """Others write, events come late and in order, passes read what is there when they are due."""
-    basis, live, seen, pending, clock = Basis(), {"a": 1, "b": 1}, {}, list[Change](), 1
+    basis, live, seen, pending, clock = VersionTracker(), {"a": 1, "b": 1}, {}, list[ObjectChange](), 1
 
     def work() -> None:
         if basis.stale(KEY):
@@ -89,7 +89,7 @@ def test_when_all_events_have_come_the_last_pass_saw_everything(steps: list[tupl
         if what == "write":
             clock += 1
             live[uid] = clock
-            pending.append(Change(KEY, uid, clock))
+            pending.append(ObjectChange(KEY, uid, clock))
         elif what == "event" and pending:
             basis.change(pending.pop(0))
         elif what == "pass":

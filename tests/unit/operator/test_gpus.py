@@ -15,7 +15,7 @@ from octavo_operator.observe.diagnosis import Problem
 from octavo_operator.observe.gpu_fit import NodeGpus
 from octavo_operator.observe.messages import LIMIT
 from octavo_operator.observe.pods import Pod
-from octavo_operator.reconcile.nodes import AGAIN_SECONDS, Nodes
+from octavo_operator.reconcile.nodes import AGAIN_SECONDS, NodeGpuReader
 from octavo_operator.reconcile.plan import Observed
 from octavo_operator.resources import config, deployment, model_job
 from octavo_operator.resources.common import Installation
@@ -249,7 +249,7 @@ async def test_nodes_are_asked_for_pods_that_wait_for_a_gpu_and_not_each_time(
     gpu: Make, make_owner: Make, make_pod: Callable[..., Pod]
 ) -> None:
     cluster, now = Cluster(), [0.0]
-    nodes = Nodes(cluster, lambda: now[0])  # type: ignore[arg-type]
+    nodes = NodeGpuReader(cluster, lambda: now[0])  # type: ignore[arg-type]
     seen = waiting(make_pod)
     assert await nodes.explain(make_owner(), seen) == seen
     served = replace(seen, pods=seen.pods[1:])
@@ -268,7 +268,7 @@ async def test_nodes_are_asked_for_pods_that_wait_for_a_gpu_and_not_each_time(
 
 async def test_without_the_right_to_read_nodes_less_is_said(gpu: Make, make_pod: Callable[..., Pod]) -> None:
     cluster = Cluster(RefusedError(403, "nodes is forbidden"))
-    nodes, seen = Nodes(cluster, lambda: 0.0), waiting(make_pod)  # type: ignore[arg-type]
+    nodes, seen = NodeGpuReader(cluster, lambda: 0.0), waiting(make_pod)  # type: ignore[arg-type]
     assert await nodes.explain(gpu(), seen) == seen
     await nodes.explain(gpu(), seen)
     assert cluster.asked == 1

@@ -11,8 +11,8 @@ import pytest
 
 from octavo_operator.api.resource import Key
 from octavo_operator.autoscaler.loop import TELLINGS_PER_SECOND, AutoscaleLoop
-from octavo_operator.autoscaler.observation import Gateway, observation, policy_settings, summary
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.autoscaler.observation import GatewayReplica, observation, policy_settings, summary
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.observe.pods import Problem
 from octavo_operator.status.status import LOAD_SECONDS
 from octavo_protocol.load import GatewayReport, LoadReport, ModelTraffic, encode
@@ -46,7 +46,9 @@ class Site:
         self.gateways: dict[str, str] = {}
         self.asked: list[str] = []
         self.enqueued: list[Key] = []
-        self.loop = AutoscaleLoop(self.fetch, self.list_gateways, self.enqueued.append, Metrics(), lambda: self.now)
+        self.loop = AutoscaleLoop(
+            self.fetch, self.list_gateways, self.enqueued.append, OperatorMetrics(), lambda: self.now
+        )
 
     async def fetch(self, url: str) -> bytes:
         self.asked.append(url)
@@ -203,7 +205,7 @@ def test_a_failing_new_spec_is_no_failing_replica(make_owner: Make, make_pod: Ma
 
 def test_a_gateway_that_does_not_know_the_model_has_no_traffic(make_owner: Make) -> None:
     report = GatewayReport(sequence=1, start_time=1.0, models=[traffic(name="other")])
-    gateways = (Gateway("a", "1", report, 5.0), Gateway("b", "2", None, 5.0))
+    gateways = (GatewayReplica("a", "1", report, 5.0), GatewayReplica("b", "2", None, 5.0))
     seen = observation(make_owner(BUILTIN), (), {}, gateways, 0, wake=False)
     assert [gateway.traffic for gateway in seen.gateways] == [None, None]
 
@@ -274,7 +276,7 @@ async def test_silent_pods_hold_up_neither_their_own_resource_nor_others(
             raise OSError("gave up")
         return await answer(url)
 
-    site.loop = AutoscaleLoop(hanging, site.list_gateways, site.enqueued.append, Metrics(), lambda: site.now)
+    site.loop = AutoscaleLoop(hanging, site.list_gateways, site.enqueued.append, OperatorMetrics(), lambda: site.now)
     site.answers["10.0.0.1"] = encode(make_report(blocks_pinned=99, waiting=8))
     dead = tuple(make_pod(f"d{n}", ip=f"10.9.0.{n}") for n in range(200))
     sampling = site.loop._sampling
@@ -344,7 +346,7 @@ async def test_a_new_leader_tells_only_what_its_predecessor_did_not(
 async def test_what_is_reckoned_with_is_measured_where_the_autoscaler_decides(
     site: Site, make_owner: Make, make_pod: Make, make_report: Make
 ) -> None:
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     site.loop = AutoscaleLoop(site.fetch, site.list_gateways, site.enqueued.append, metrics, lambda: site.now)
     site.answers["10.0.0.1"] = encode(make_report(blocks_pinned=60, waiting=2))
     site.loop.track(make_owner(BUILTIN), (make_pod("a"),), 1)
@@ -374,7 +376,7 @@ async def test_a_wall_clock_that_goes_back_stops_nothing(
 ) -> None:
     passed = 0.0
     site.loop = AutoscaleLoop(
-        site.fetch, site.list_gateways, site.enqueued.append, Metrics(), lambda: site.now, timer=lambda: passed
+        site.fetch, site.list_gateways, site.enqueued.append, OperatorMetrics(), lambda: site.now, timer=lambda: passed
     )
     site.loop.track(make_owner(BUILTIN), (make_pod("a"), make_pod("b", ip="10.0.0.2")), 2)
     for _ in range(10):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from tests.support.tiers import scaled
 
-from octavo_operator.api.profiles import Profile, completed
+from octavo_operator.api.profiles import InstallationProfile, completed
 from octavo_operator.api.resource import LLMDeployment, parse
 from octavo_operator.resources import deployment, model_job
 from octavo_operator.resources.common import Installation
@@ -18,7 +18,9 @@ from .pod_security import house_violations, violations
 from .random_specs import specs
 
 Json = dict[str, Any]
-SPOT = Profile.model_validate({"cpu": "2", "tolerations": [{"operator": "Exists"}], "runtimeClassName": "kata"})
+SPOT = InstallationProfile.model_validate(
+    {"cpu": "2", "tolerations": [{"operator": "Exists"}], "runtimeClassName": "kata"}
+)
 INSTALLATION = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system", profiles={"spot": SPOT})
 
 

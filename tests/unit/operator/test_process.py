@@ -17,14 +17,14 @@ from kopf._cogs.structs.references import Resource as KopfResource
 from octavo_operator import __main__ as program
 from octavo_operator.api.resource import Key
 from octavo_operator.app import logs, watches
-from octavo_operator.app.health import Answers, application
+from octavo_operator.app.health import ProcessState, application
 from octavo_operator.app.leader import Timing
-from octavo_operator.app.watch_health import Pulse
+from octavo_operator.app.watch_health import WatchHealth
 from octavo_operator.kube import errors, permissions
 from octavo_operator.kube.failpoints import Failpoint, FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
-from octavo_operator.metrics.process import Metrics
-from octavo_operator.reconcile.version_tracker import GONE, Change
+from octavo_operator.metrics.process import OperatorMetrics
+from octavo_operator.reconcile.version_tracker import GONE, ObjectChange
 
 
 class Process:
@@ -32,10 +32,10 @@ class Process:
 
     def __init__(self) -> None:
         self.trouble, self.lead, self.known = "", True, {Key("models", "tiny"): 0}
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
 
-    def answers(self) -> Answers:
-        return Answers(lambda: self.trouble, lambda: self.trouble, lambda: self.lead, self.known.get, self.metrics)
+    def answers(self) -> ProcessState:
+        return ProcessState(lambda: self.trouble, lambda: self.trouble, lambda: self.lead, self.known.get, self.metrics)
 
 
 @pytest.fixture
@@ -107,12 +107,12 @@ def test_watches_are_filtered_by_the_api_server() -> None:
 
 
 async def test_every_event_tells_which_version_of_which_object_of_a_resource() -> None:
-    seen: list[Change] = []
+    seen: list[ObjectChange] = []
 
     async def connect() -> Any:
         pytest.fail("an event needs no connection")
 
-    registry = watches._registry(seen.append, connect, Pulse(1, lambda: None, lambda: None))
+    registry = watches._registry(seen.append, connect, WatchHealth(1, lambda: None, lambda: None))
     functions = {handler.id: handler.fn for handler in registry._watching.get_all_handlers()}
     assert set(functions) == {"llmdeployments", *(child.plural for child in CHILDREN.values()), "pods"}
     await functions["llmdeployments"](
@@ -120,13 +120,13 @@ async def test_every_event_tells_which_version_of_which_object_of_a_resource() -
     )
     pod = {"labels": {"octavo.dev/llmdeployment": "tiny"}, "uid": "b", "resourceVersion": "7"}
     await functions["pods"](namespace="models", meta=pod, type="ADDED")
-    assert seen == [Change(Key("models", "tiny"), "a", GONE), Change(Key("models", "tiny"), "b", 7)]
+    assert seen == [ObjectChange(Key("models", "tiny"), "a", GONE), ObjectChange(Key("models", "tiny"), "b", 7)]
 
 
 def test_kopf_writes_nothing() -> None:
     settings = watches._settings()
     assert (settings.posting.enabled, settings.scanning.disabled, settings.peering.standalone) == (False, True, True)
-    registry = watches._registry(lambda _: None, SimpleNamespace, Pulse(1, lambda: None, lambda: None))  # type: ignore[arg-type]
+    registry = watches._registry(lambda _: None, SimpleNamespace, WatchHealth(1, lambda: None, lambda: None))  # type: ignore[arg-type]
     assert not registry._changing.get_all_handlers()
     assert not registry._spawning.get_all_handlers()
     assert not registry._indexing.get_all_handlers()
@@ -144,7 +144,7 @@ async def test_a_user_without_a_name_may_run_it(monkeypatch: pytest.MonkeyPatch)
     stop = asyncio.Event()
     stop.set()
     async with asyncio.timeout(30):
-        await watches.watch(lambda _: None, connect, ["models"], stop, Pulse(1, lambda: None, lambda: None))
+        await watches.watch(lambda _: None, connect, ["models"], stop, WatchHealth(1, lambda: None, lambda: None))
 
 
 def test_delays_between_attempts_never_end() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from yarl import URL
 
-from octavo_operator.app.watch_health import CALM_SECONDS, LONGEST_PAUSE, Pulse
+from octavo_operator.app.watch_health import CALM_SECONDS, LONGEST_PAUSE, WatchHealth
 from octavo_operator.app.watch_middleware import tamed
 
 PODS, SERVICES = "/api/v1/pods", "/api/v1/services"
@@ -25,7 +25,7 @@ class Time:
 
 def test_a_question_in_time_waits_for_nothing_and_a_hurry_ever_longer() -> None:
     time, pauses = Time(), []
-    pulse = Pulse(1, nothing, nothing, time)
+    pulse = WatchHealth(1, nothing, nothing, time)
     for _ in range(20):
         pauses.append(pulse.pause(PODS, watch=True))
         time.now += pauses[-1]
@@ -41,7 +41,7 @@ def test_a_question_in_time_waits_for_nothing_and_a_hurry_ever_longer() -> None:
 
 def test_only_a_second_reading_has_missed_something() -> None:
     said: list[str] = []
-    pulse = Pulse(2, lambda: said.append("complete"), lambda: said.append("missed"))
+    pulse = WatchHealth(2, lambda: said.append("complete"), lambda: said.append("missed"))
     pulse.read(PODS)
     assert said == []
     pulse.read(SERVICES)
@@ -52,7 +52,7 @@ def test_only_a_second_reading_has_missed_something() -> None:
 
 def test_a_kind_that_goes_has_missed_something_once_and_again_when_it_comes_back() -> None:
     said: list[str] = []
-    pulse = Pulse(1, nothing, lambda: said.append("missed"))
+    pulse = WatchHealth(1, nothing, lambda: said.append("missed"))
     pulse.read(PODS)
     pulse.undefined(PODS)
     pulse.undefined(PODS)
@@ -65,7 +65,7 @@ def test_a_kind_that_goes_has_missed_something_once_and_again_when_it_comes_back
 
 def test_the_quietest_watch_counts() -> None:
     time = Time()
-    pulse = Pulse(2, nothing, nothing, time)
+    pulse = WatchHealth(2, nothing, nothing, time)
     assert pulse.silence() == 0
     pulse.pause(PODS, watch=False)
     pulse.pause(SERVICES, watch=False)
@@ -78,7 +78,7 @@ def test_the_quietest_watch_counts() -> None:
 
 async def test_the_next_page_of_a_list_is_no_new_question() -> None:
     missed: list[None] = []
-    pulse = Pulse(1, nothing, lambda: missed.append(None))
+    pulse = WatchHealth(1, nothing, lambda: missed.append(None))
     sent: list[str] = []
 
     async def send(request: Any) -> Any:

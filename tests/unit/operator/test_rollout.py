@@ -10,10 +10,10 @@ import pytest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.observe.canary_analysis import Answers, Evidence
+from octavo_operator.observe.canary_analysis import AnalysisSample, TrackAnswers
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.resources.revision import CanaryState, Revision, controller_revision, recorded
-from octavo_operator.rollout.plan import Course, Seen, course
+from octavo_operator.rollout.plan import RolloutInput, RolloutPlan, course
 
 Json = dict[str, Any]
 NOW = 10_000.0
@@ -54,9 +54,9 @@ def deployment(of: str, strategy: Json = SURGE, *, late: bool = False) -> Json:
     }
 
 
-def seen(*pods: Pod, live: Json | None = None, target: int = 1, **changes: Any) -> Seen:
+def seen(*pods: Pod, live: Json | None = None, target: int = 1, **changes: Any) -> RolloutInput:
     known = {r.name: r for r in (revision("a", 1, served=True), revision("b", 2))}
-    return replace(Seen("b", known, live or deployment("b"), None, pods, target), **changes)
+    return replace(RolloutInput("b", known, live or deployment("b"), None, pods, target), **changes)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_spoilt_canary_note_starts_the_canary_anew(make_owner: Callable[..., L
 
 
 def canary(
-    *pods: Pod, state: CanaryState | None = None, answers: Evidence | None = None, live: str = "a", **changes: Any
-) -> Seen:
+    *pods: Pod, state: CanaryState | None = None, answers: AnalysisSample | None = None, live: str = "a", **changes: Any
+) -> RolloutInput:
     known = {"a": revision("a", 1, served=True), "b": revision("b", 2, canary=state)}
     beside = deployment("b") if state else None
     evidence = {f"b-0-{int(state.begun)}": answers} if answers and state else {}
@@ -192,12 +192,12 @@ def canary(
 
 OLD = tuple(pod(str(number), "a") for number in range(4))
 NEW = pod("c", "b", canary=True)
-WELL = Evidence(Answers(1000, 2), Answers(140, 0))
-BADLY = Evidence(Answers(1260, 3), Answers(140, 10))
+WELL = AnalysisSample(TrackAnswers(1000, 2), TrackAnswers(140, 0))
+BADLY = AnalysisSample(TrackAnswers(1260, 3), TrackAnswers(140, 10))
 FIRST = "b-0-10000"
 
 
-def of(found: Course) -> tuple[int, int, str, int]:
+def of(found: RolloutPlan) -> tuple[int, int, str, int]:
     assert found.canary is not None
     return found.canary.replicas, found.canary.percent, found.canary.step, found.replicas
 

@@ -17,7 +17,7 @@ from tests.support.tiers import scaled
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment, parse
-from octavo_operator.observe.canary_analysis import Answers, Evidence
+from octavo_operator.observe.canary_analysis import AnalysisSample, TrackAnswers
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.reconcile.plan import Apply, Delete, Observed
 from octavo_operator.resources.common import Installation
@@ -50,12 +50,14 @@ class Cluster(World):
 
     def observed(self) -> Observed:
         steps = {step for step, _ in self.counted}
-        found = {step: Evidence(*(self._answers(step, canary=canary) for canary in (False, True))) for step in steps}
+        found = {
+            step: AnalysisSample(*(self._answers(step, canary=canary) for canary in (False, True))) for step in steps
+        }
         return replace(super().observed(), load=Load(evidence=found))
 
-    def _answers(self, step: str, *, canary: bool) -> Answers:
+    def _answers(self, step: str, *, canary: bool) -> TrackAnswers:
         requests = self.counted[step, canary]
-        return Answers(requests, requests // 2 if canary and step.partition("-")[0] in self.erring else 0)
+        return TrackAnswers(requests, requests // 2 if canary and step.partition("-")[0] in self.erring else 0)
 
     def do(self, action: Apply | Delete | Mark) -> None:
         before = copy.deepcopy(self.children)

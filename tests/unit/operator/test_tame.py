@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from octavo_operator.app.watch_health import Pulse
+from octavo_operator.app.watch_health import WatchHealth
 from octavo_operator.app.watch_middleware import tamed
 
 ADDED = b'{"type":"ADDED","object":{"kind":"Pod","metadata":{"name":"x"}}}\n'
@@ -20,7 +20,7 @@ GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
 Ask = Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]]
 
 
-class Log(Pulse):
+class Log(WatchHealth):
     """A pulse that asks for no pause, and remembers what it was asked for."""
 
     def __init__(self) -> None:

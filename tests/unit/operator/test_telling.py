@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.events.diff import News
-from octavo_operator.events.recorder import BURST, REFILL_SECONDS, Teller
+from octavo_operator.events.diff import Event
+from octavo_operator.events.recorder import BURST, REFILL_SECONDS, EventRecorder
 from octavo_operator.kube.errors import TransientError
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.status.input import Load
 
 Json = dict[str, Any]
@@ -38,16 +38,18 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def make_teller(clock: list[float]) -> Callable[[Events], Teller]:
-    return lambda events: Teller(events, "test", lambda: clock[0])  # type: ignore[arg-type]
+def make_teller(clock: list[float]) -> Callable[[Events], EventRecorder]:
+    return lambda events: EventRecorder(events, "test", lambda: clock[0])  # type: ignore[arg-type]
 
 
 async def test_news_are_an_event_and_a_log_line(
-    make_teller: Callable[[Events], Teller], make_owner: Callable[..., LLMDeployment], caplog: pytest.LogCaptureFixture
+    make_teller: Callable[[Events], EventRecorder],
+    make_owner: Callable[..., LLMDeployment],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     events = Events()
     with caplog.at_level(logging.INFO):
-        await make_teller(events).tell(make_owner(), [News(True, "CrashLoop", "no"), News(False, "ScaledUp", "2")])
+        await make_teller(events).tell(make_owner(), [Event(True, "CrashLoop", "no"), Event(False, "ScaledUp", "2")])
     assert [(e["type"], e["reason"], e["note"]) for e in events.posted] == [
         ("Warning", "CrashLoop", "no"),
         ("Normal", "ScaledUp", "2"),
@@ -58,29 +60,31 @@ async def test_news_are_an_event_and_a_log_line(
 
 
 async def test_what_flaps_is_told_ever_more_rarely(
-    make_teller: Callable[[Events], Teller], make_owner: Callable[..., LLMDeployment], clock: list[float]
+    make_teller: Callable[[Events], EventRecorder], make_owner: Callable[..., LLMDeployment], clock: list[float]
 ) -> None:
     events = Events()
     teller, owner = make_teller(events), make_owner()
     for _ in range(1000):
         clock[0] += 1
-        await teller.tell(owner, [News(True, "NotReady", "again")])
+        await teller.tell(owner, [Event(True, "NotReady", "again")])
     assert BURST <= len(events.posted) <= BURST + 1000 / REFILL_SECONDS + 1
     clock[0] += REFILL_SECONDS
     before = len(events.posted)
-    await teller.tell(owner, [News(False, "AllReplicasReady", "1 of 1")])
+    await teller.tell(owner, [Event(False, "AllReplicasReady", "1 of 1")])
     assert len(events.posted) == before + 1
 
 
 async def test_an_event_that_cannot_be_posted_is_no_failure(
-    make_teller: Callable[[Events], Teller], make_owner: Callable[..., LLMDeployment], caplog: pytest.LogCaptureFixture
+    make_teller: Callable[[Events], EventRecorder],
+    make_owner: Callable[..., LLMDeployment],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await make_teller(Events(down=True)).tell(make_owner(), [News(True, "CrashLoop", "no")])
+    await make_teller(Events(down=True)).tell(make_owner(), [Event(True, "CrashLoop", "no")])
     assert "event not posted: no answer" in caplog.text
 
 
 def test_conditions_failures_and_load_are_metrics_while_the_resource_is_there() -> None:
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     conditions = [{"type": "Ready", "status": "False", "reason": "CrashLoop"}]
     failures = [{"reason": "CrashLoop"}, {"reason": "CrashLoop"}, {"reason": "DiskFull"}]
     metrics.states.status("models", "tiny", {"conditions": conditions, "failures": failures})

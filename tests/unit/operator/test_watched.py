@@ -8,7 +8,7 @@ import pytest
 
 from octavo_operator.__main__ import parse
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.metrics.process import Metrics
+from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.resources.protection import network_policy
 
 IMAGES = ["--server-image=a", "--server-cpu-image=b"]
@@ -30,7 +30,7 @@ def test_peers_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixtur
 
 
 def test_the_autoscalers_limit_is_told_where_it_has_a_choice() -> None:
-    metrics = Metrics()
+    metrics = OperatorMetrics()
 
     def told() -> list[str]:
         lines = metrics.text().decode().splitlines()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.observe.inspection import Look
+from octavo_operator.observe.inspection import Inspection
 from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.resources.common import Installation
@@ -47,13 +47,13 @@ class World:
     def plan(self) -> Plan:
         return plan(self.owner, self.installation, self.observed(), self.now)
 
-    def look(self) -> Look | None:
+    def look(self) -> Inspection | None:
         job = self.children.get(("Job", job_name(self.owner)))
         if job is None or self.lost_look:
             return None
         done = bool(job.get("status"))
         said = (self.said or "") if done else self.failed
-        return Look(Pod("look", "", "", self.now, loaded=done), said, done=done)
+        return Inspection(Pod("look", "", "", self.now, loaded=done), said, done=done)
 
     def pass_(self, actions: int | None = None) -> Plan:
         """One pass; with `actions`, killed after so many of them and before the status is written."""

@@ -8,12 +8,12 @@ from dataclasses import replace
 import calibration as cal
 import pytest
 
-from octavo_simulator.job import Job
-from octavo_simulator.pod import Pod
-from octavo_simulator.steptime import Profile
-from octavo_simulator.trace import Request
+from octavo_simulator.job import SimulatedRequest
+from octavo_simulator.pod import SimulatedPod
+from octavo_simulator.steptime import PodProfile
+from octavo_simulator.trace import TraceRequest
 
-BLANK = Profile(
+BLANK = PodProfile(
     "pod",
     base=0.001,
     prefill=0,
@@ -28,10 +28,10 @@ BLANK = Profile(
 REAL = replace(BLANK, base=0.0025, prefill=0.0015, row=0.0022, context=4e-6, attention=2e-6, floor=0.008)
 
 
-def window(profile: Profile, count: int, prompt: int, output: int) -> cal.Window:
-    pod = Pod(profile, 0.0)
+def window(profile: PodProfile, count: int, prompt: int, output: int) -> cal.Window:
+    pod = SimulatedPod(profile, 0.0)
     for number in range(count):
-        pod.submit(Job(number, Request(0.0, prompt, output), 0.0), 0.0)
+        pod.submit(SimulatedRequest(number, TraceRequest(0.0, prompt, output), 0.0), 0.0)
     pod.advance(1e6)
     sums, pairs = pod.sums.steps(), count * prompt * (prompt - 1) // 2
     wall = sums.seconds + 0.0002 * sums.count

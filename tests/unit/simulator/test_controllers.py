@@ -7,8 +7,8 @@ from octavo_protocol.load import LoadReport, ModelTraffic, StepSums
 from octavo_simulator.controllers import apa, hpa, kpa, kubeai, oracle, wva
 from octavo_simulator.controllers.view import Window, view
 from octavo_simulator.scenario import Controller, Promise
-from octavo_simulator.steptime import Profile
-from octavo_simulator.trace import Request, Trace
+from octavo_simulator.steptime import PodProfile
+from octavo_simulator.trace import Trace, TraceRequest
 
 
 def load(**values: object) -> LoadReport:
@@ -203,12 +203,12 @@ def test_oracle_counts_work_and_looks_ahead() -> None:
 
     Rows that fit: (0.85 * 50 ms - 10 ms) / (2.105 ms + 10 ms) = 2.68.
     """
-    pod = Profile("p", base=0.01, prefill=0.001, row=0.002, context=1e-6, pool_tokens=10_000, start=30.0, budget=200)
+    pod = PodProfile("p", base=0.01, prefill=0.001, row=0.002, context=1e-6, pool_tokens=10_000, start=30.0, budget=200)
     promise = Promise(1.0, 0.05)
     row = 0.002 + 1e-6 * 105
     each = 0.1 + 10 * (row + 0.01 / (0.0325 / (row + 0.01)))
-    assert oracle.work(Request(0, 100, 10), pod, promise) == pytest.approx(each)
-    trace = Trace("t", tuple(Request(100 + i / 100, 100, 10) for i in range(1000)), 200.0)
+    assert oracle.work(TraceRequest(0, 100, 10), pod, promise) == pytest.approx(each)
+    trace = Trace("t", tuple(TraceRequest(100 + i / 100, 100, 10) for i in range(1000)), 200.0)
     controller = oracle.oracle(trace, pod, promise, busy=1.0, window=10.0)
     assert controller(Observation(1), 0.0).replicas == 1
     # 100 requests a second for ten seconds, seen a minute ahead: in time for a start of half a minute.

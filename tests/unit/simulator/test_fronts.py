@@ -4,7 +4,7 @@ import pytest
 
 from octavo_simulator.families import FAMILIES
 from octavo_simulator.fronts import Point, front, hours_at, one_for_all, paired
-from octavo_simulator.report import BASELINES, Line, for_all, lines, one_setting, singles, verdict
+from octavo_simulator.report import BASELINES, ReportLine, for_all, lines, one_setting, singles, verdict
 from octavo_simulator.sweep import Result, Task
 
 POINTS = [
@@ -48,8 +48,8 @@ def test_paired_windows_cancel_what_is_hard_for_both() -> None:
     assert attained.value == attained.low == attained.high == pytest.approx(-0.01)
 
 
-def _line(workload: str, ours: float | None, theirs: float | None, level: float = 0.99) -> Line:
-    return Line(workload, level, {"octavo": ours, BASELINES[0]: theirs})
+def _line(workload: str, ours: float | None, theirs: float | None, level: float = 0.99) -> ReportLine:
+    return ReportLine(workload, level, {"octavo": ours, BASELINES[0]: theirs})
 
 
 def test_the_bar() -> None:

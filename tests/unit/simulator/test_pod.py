@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_simulator.job import Job
-from octavo_simulator.pod import Pod
-from octavo_simulator.steptime import Profile
-from octavo_simulator.trace import Request
+from octavo_simulator.job import SimulatedRequest
+from octavo_simulator.pod import SimulatedPod
+from octavo_simulator.steptime import PodProfile
+from octavo_simulator.trace import TraceRequest
 
-PLAIN = Profile(
+PLAIN = PodProfile(
     "plain",
     base=0.010,
     prefill=0.001,
@@ -26,13 +26,13 @@ PLAIN = Profile(
 )
 
 
-def job(number: int, prompt: int, output: int, at: float = 0.0, **more: int | bool) -> Job:
-    return Job(number, Request(at, prompt, output, **more), at)  # type: ignore[arg-type]
+def job(number: int, prompt: int, output: int, at: float = 0.0, **more: int | bool) -> SimulatedRequest:
+    return SimulatedRequest(number, TraceRequest(at, prompt, output, **more), at)  # type: ignore[arg-type]
 
 
-def play(profile: Profile, jobs: list[Job], longest_jump: int = 64) -> Pod:
+def play(profile: PodProfile, jobs: list[SimulatedRequest], longest_jump: int = 64) -> SimulatedPod:
     """Submit each job when it arrives, then run to the end."""
-    pod = Pod(profile, 0.0, seed=3, longest_jump=longest_jump)
+    pod = SimulatedPod(profile, 0.0, seed=3, longest_jump=longest_jump)
     for one in sorted(jobs, key=lambda j: j.arrived):
         pod.advance(one.arrived)
         if not pod.submit(one, one.arrived):
@@ -62,7 +62,7 @@ def test_a_long_prompt_is_cut_into_chunks() -> None:
 def test_attention_costs_by_what_lies_before() -> None:
     """Chunks of 100 and 50: tokens have 0..99 and 100..149 before them, 11,175 in all."""
     one = job(0, 150, 1)
-    play(Profile(**{**_fields(PLAIN), "attention": 1e-6}), [one])
+    play(PodProfile(**{**_fields(PLAIN), "attention": 1e-6}), [one])
     assert one.ended == pytest.approx(0.020 + 0.150 + 1e-6 * sum(range(150)))
 
 
@@ -100,7 +100,7 @@ def test_a_conversation_finds_its_answers_too() -> None:
 
 def test_the_newest_is_preempted_and_computed_again() -> None:
     """Ten blocks. Both have five when the first one's token at position 50 needs a sixth: the second one goes."""
-    small = Profile(**{**_fields(PLAIN), "pool_tokens": 100})
+    small = PodProfile(**{**_fields(PLAIN), "pool_tokens": 100})
     first, second = job(0, 35, 30), job(1, 33, 20)
     pod = play(small, [first, second])
     begun = 0.010 + 0.035  # the step that began when the first came
@@ -117,20 +117,20 @@ def test_the_newest_is_preempted_and_computed_again() -> None:
 
 
 def test_one_that_could_never_fit_is_refused() -> None:
-    pod = Pod(PLAIN, 0.0)
+    pod = SimulatedPod(PLAIN, 0.0)
     assert not pod.submit(job(0, 990, 11), 0.0)
     assert pod.submit(job(1, 990, 10), 0.0)
 
 
 def test_rows_are_a_limit() -> None:
-    one_row = Profile(**{**_fields(PLAIN), "max_running": 1})
+    one_row = PodProfile(**{**_fields(PLAIN), "max_running": 1})
     first, second = job(0, 20, 2), job(1, 20, 1)
     play(one_row, [first, second])
     assert second.first == pytest.approx(first.ended + 0.030)
 
 
 def test_a_client_that_has_gone_costs_nothing() -> None:
-    one_row = Profile(**{**_fields(PLAIN), "max_running": 1})
+    one_row = PodProfile(**{**_fields(PLAIN), "max_running": 1})
     first, second = job(0, 20, 40), job(1, 20, 1, at=0.1)
     second.deadline = 0.2
     pod = play(one_row, [first, second])
@@ -140,7 +140,7 @@ def test_a_client_that_has_gone_costs_nothing() -> None:
 
 def test_slowdown_bounds_a_step_beside_answers() -> None:
     """16 answers per entering prompt: a step takes 1.5 times a quiet one. One answer: room for 16 times more."""
-    paced = Profile(**{**_fields(PLAIN), "slowdown": 1.5, "budget": 1000})
+    paced = PodProfile(**{**_fields(PLAIN), "slowdown": 1.5, "budget": 1000})
     first, second = job(0, 20, 10), job(1, 400, 1, at=0.031)
     play(paced, [first, second])
     quiet = 0.012 + 0.0001 * 22
@@ -169,11 +169,11 @@ loads = st.lists(
 @settings(max_examples=scaled(30))
 def test_jumps_equal_single_steps(load: list[tuple[float, int, int, int, int, bool]], pool: int, noise: float) -> None:
     """Also: the books are right after every event, and every request ends exactly once."""
-    profile = Profile(**{**_fields(PLAIN), "pool_tokens": pool, "noise": noise})
+    profile = PodProfile(**{**_fields(PLAIN), "pool_tokens": pool, "noise": noise})
     runs = []
     for longest in (64, 1):
         jobs = [
-            Job(n, Request(at, p, o, prefix, min(shared, p), turn and prefix >= 0), at, at + 2.0)
+            SimulatedRequest(n, TraceRequest(at, p, o, prefix, min(shared, p), turn and prefix >= 0), at, at + 2.0)
             for n, (at, p, o, prefix, shared, turn) in enumerate(load)
         ]
         pod = play(profile, jobs, longest)
@@ -194,5 +194,5 @@ def test_jumps_equal_single_steps(load: list[tuple[float, int, int, int, int, bo
         assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
 
 
-def _fields(profile: Profile) -> dict[str, object]:
+def _fields(profile: PodProfile) -> dict[str, object]:
     return {name: getattr(profile, name) for name in profile.__slots__}

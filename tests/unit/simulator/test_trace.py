@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_simulator.trace import Request, Trace, TraceError, cut, load, merge, parse
+from octavo_simulator.trace import Trace, TraceError, TraceRequest, cut, load, merge, parse
 
 AZURE = b"""TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -22,7 +22,7 @@ def test_azure() -> None:
 
 def test_plain_columns_in_any_order_and_more_of_them() -> None:
     trace = parse(b"\xef\xbb\xbfoutput,user agent,arrival,input\r\n5,x,2.5,30\r\n\r\n7,y,4,40\r\n", "plain")
-    assert trace.requests == (Request(0.0, 30, 5), Request(1.5, 40, 7))
+    assert trace.requests == (TraceRequest(0.0, 30, 5), TraceRequest(1.5, 40, 7))
     assert trace.start is None
 
 
@@ -40,7 +40,7 @@ def test_sessions_and_prefixes() -> None:
 
 def test_unsorted_lines_are_sorted_and_said() -> None:
     trace = parse(b"time,input,output\n5,10,1\n3,20,2\n4,30,0\n", "t")
-    assert trace.requests == (Request(0.0, 20, 2), Request(1.0, 30, 1), Request(2.0, 10, 1))
+    assert trace.requests == (TraceRequest(0.0, 20, 2), TraceRequest(1.0, 30, 1), TraceRequest(2.0, 10, 1))
     assert trace.notes == (
         "1 lines came before the line above them: sorted by time",
         "1 requests without output tokens: counted as one token",
@@ -105,9 +105,9 @@ def test_anything_is_a_trace_or_one_line(data: bytes) -> None:
 
 
 def test_cut_and_merge() -> None:
-    one = Trace("one", (Request(0, 1, 1, 0, 1), Request(5, 2, 2), Request(9, 3, 3)), 10)
-    assert cut(one, 5, 9).requests == (Request(0, 2, 2),)
-    two = Trace("two", (Request(4, 7, 7, 0, 7),), 5)
+    one = Trace("one", (TraceRequest(0, 1, 1, 0, 1), TraceRequest(5, 2, 2), TraceRequest(9, 3, 3)), 10)
+    assert cut(one, 5, 9).requests == (TraceRequest(0, 2, 2),)
+    two = Trace("two", (TraceRequest(4, 7, 7, 0, 7),), 5)
     both = merge("both", (one, two))
     assert [(r.at, r.prefix) for r in both.requests] == [(0, 0), (4, 1), (5, -1), (9, -1)]
     assert both.seconds == 10

@@ -60,7 +60,7 @@ class CpuBackend:
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
-        self.profile = abi.Profile()
+        self.profile = abi.PartSeconds()
         self._kernels, self._packed, self._team = kernels, packed, team
         weakref.finalize(self, kernels.library.octavo_team_destroy, team)
 
@@ -96,7 +96,7 @@ class CpuBackend:
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes
-        self._model = abi.Model(
+        self._model = abi.DecoderArgs(
             layers=layers,
             final_norm=packed.final_norm,
             embedding=packed.embedding,
@@ -185,7 +185,7 @@ class CpuBackend:
     def logits(self, batch: Batch) -> Float32:
         """The step without sampling: logits [R, vocab] of the sample rows."""
         count = len(batch.sample.row)
-        self._run(batch, abi.Sampling(row=address(batch.sample.row), count=count), choose=False)
+        self._run(batch, abi.SamplingArgs(row=address(batch.sample.row), count=count), choose=False)
         return self._logits[:count, : self.vocab_size].copy()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -205,8 +205,8 @@ class CpuBackend:
         """Copy rows of what `to_host` gave back into as many blocks."""
         self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
 
-    def _run(self, batch: Batch, sampling: abi.Sampling, *, choose: bool) -> None:
-        native = abi.Batch(
+    def _run(self, batch: Batch, sampling: abi.SamplingArgs, *, choose: bool) -> None:
+        native = abi.BatchArgs(
             tokens=address(batch.tokens),
             positions=address(batch.positions),
             slots=address(batch.slots),

@@ -32,7 +32,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Footprint:
     """Bytes. `weights` by dtype, the embedding included; `token` and `row` are working memory for one of each.
 
     A thread takes as much as a row.
@@ -45,14 +45,14 @@ class Size:
     row: int
 
 
-def measure(path: str, config: ModelConfig) -> Size:
+def measure(path: str, config: ModelConfig) -> Footprint:
     """The size of the model at `path`, which `config` describes. Raises `ModelError` for damaged files."""
     source = find_model(path)
     if source.is_file():
         parameters, weights = _gguf(read_gguf(source), config)
     else:
         parameters, weights = _folder(read_checkpoint(source), config)
-    return Size(parameters, weights, config.kv_bytes_per_token(1), *_working(config))
+    return Footprint(parameters, weights, config.kv_bytes_per_token(1), *_working(config))
 
 
 def count_elements(folder: Path) -> int:

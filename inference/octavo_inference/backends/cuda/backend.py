@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.batches import as_rows
-from octavo_inference.backends.cuda.buffers import Limits, allocate, buffer_shapes
-from octavo_inference.backends.cuda.collectives import ALONE, Group
+from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
+from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.decoder import Decoder
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted, multiplies_fp8, watched
-from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, Shape, first_line, graph_room, shapes
-from octavo_inference.backends.cuda.inputs import Inputs, Size, Stage
+from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, GraphShape, first_line, graph_room, shapes
+from octavo_inference.backends.cuda.inputs import Inputs, LaunchSize, Stage
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.cuda.packing import Quantization
@@ -52,7 +52,7 @@ _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class CudaStep:
     """A step on its way, of a backend that `check`s its device after an error."""
 
     chosen: Chosen
@@ -116,7 +116,7 @@ class CudaBackend:
         quantization: Quantization = "auto",
         progress: Callable[[int, int], None] | None = None,
         failpoints: Failpoints | None = None,
-        group: Group = ALONE,
+        group: RankGroup = ALONE,
         capture: Capture | None = None,
     ) -> CudaBackend:
         """Load the weights onto the device and allocate everything else there.
@@ -179,7 +179,7 @@ class CudaBackend:
             with watched(self._synchronize):
                 self.graphs.start()
 
-    def launch(self, step: RowStep) -> Launched:
+    def launch(self, step: RowStep) -> CudaStep:
         """Start a step; the ones before it are computed first. Raises `DeviceLostError` when the GPU is gone."""
         with watched(self._synchronize):
             self._failpoints.hit("gpu.step")
@@ -197,7 +197,7 @@ class CudaBackend:
                 # A graph has no room for them: they change the logits it left, from which tokens are chosen once more.
                 self._sampler.penalize(logits, step.sample)
                 self._sampler.choose(logits, inputs)
-            return Launched(self._sampler.send(logits, inputs, step.sample), self._synchronize)
+            return CudaStep(self._sampler.send(logits, inputs, step.sample), self._synchronize)
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model over the batch, store K and V, sample. Raises `DeviceLostError` when the GPU is gone.
@@ -254,7 +254,7 @@ class CudaBackend:
         """All that a graph records."""
         self._sampler.choose(self._decoder.forward(inputs), inputs)
 
-    def _shape(self, step: RowStep) -> Shape | None:
+    def _shape(self, step: RowStep) -> GraphShape | None:
         """In which captured shape a step runs."""
         if self.graphs is None:
             return None
@@ -282,7 +282,7 @@ class CudaBackend:
         host = torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return host.to(self._device, non_blocking=True)
 
-    def _record(self, capture: Capture, shape: Shape) -> Graph:
+    def _record(self, capture: Capture, shape: GraphShape) -> Graph:
         self._stage.load(_NOTHING, shape.size)
         return capture(partial(self._compute, self._stage.inputs(shape.size)))
 
@@ -292,10 +292,10 @@ class CudaBackend:
             torch.cuda.synchronize(self._device)
 
 
-def _size(step: RowStep) -> Size:
+def _size(step: RowStep) -> LaunchSize:
     longer = np.flatnonzero(np.diff(step.query_start) != 1)
     decodes = int(longer[0]) if len(longer) else len(step.row)
-    return Size(len(step.row), int(step.query_start[-1]), len(step.sample.row), decodes)
+    return LaunchSize(len(step.row), int(step.query_start[-1]), len(step.sample.row), decodes)
 
 
 def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
@@ -313,9 +313,11 @@ def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, in
         yield group
 
 
-def limits_of(device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, ranks: int = 1) -> Limits:
+def limits_of(
+    device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, ranks: int = 1
+) -> StepLimits:
     """The largest step of these settings."""
-    return Limits(tokens, rows, max_model_len, block_size, device.multiprocessors, ranks)
+    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, ranks)
 
 
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:

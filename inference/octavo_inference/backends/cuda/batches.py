@@ -6,10 +6,10 @@ import numpy as np
 
 from octavo_inference.core.model_input import (
     Batch,
-    Change,
     Int32,
     LogitAdjust,
     Penalty,
+    RowChange,
     RowSamples,
     RowStep,
     SampleRows,
@@ -25,16 +25,16 @@ def as_rows(batch: Batch) -> RowStep:
     row, sample = np.arange(len(batch.seq_len), dtype=np.int32), batch.sample
     own = _own_rows(batch)
     changes = [
-        Change("tokens", target, 0, np.concatenate([adjust.prompt, adjust.output]))
+        RowChange("tokens", target, 0, np.concatenate([adjust.prompt, adjust.output]))
         for target, adjust in zip(own.tolist(), sample.adjust, strict=True)
         if adjust is not None
     ]
     for i, length in enumerate(batch.seq_len.tolist()):
         start, end = batch.query_start[i : i + 2].tolist()
-        changes.append(Change("tokens", i, length - (end - start), batch.tokens[start:end]))
-        changes.append(Change("blocks", i, 0, batch.block_table[i]))
+        changes.append(RowChange("tokens", i, length - (end - start), batch.tokens[start:end]))
+        changes.append(RowChange("blocks", i, 0, batch.block_table[i]))
     columns = _columns(sample)
-    changes += [Change("sampling", target, 0, columns[i]) for i, target in enumerate(own.tolist())]
+    changes += [RowChange("sampling", target, 0, columns[i]) for i, target in enumerate(own.tolist())]
     samples = RowSamples(sample.row, own, sample.position, sample.logprobs, list(map(_penalty, sample.adjust)))
     return RowStep(changes, row, batch.query_start, batch.seq_len, samples)
 

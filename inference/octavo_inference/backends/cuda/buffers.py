@@ -23,7 +23,7 @@ CHANGES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Largest step: query tokens, sequences (and sample rows); positions of a sequence, and the size of a block.
 
     `processors` is the device's number of multiprocessors, which decides how far decoding splits a sequence's keys.
@@ -48,7 +48,7 @@ class Limits:
         return segments_for(sequences=sequences, kv_heads=config.kv_heads, longest=longest, processors=self.processors)
 
 
-def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype, *, eight: bool = False) -> Shapes:
+def buffer_shapes(config: ModelConfig, limits: StepLimits, dtype: torch.dtype, *, eight: bool = False) -> Shapes:
     """Name, shape and type of each buffer. `dtype` is that of activations; sums and the residual stream are float32.
 
     `eight`: activations are multiplied in fp8, too (`device.multiplies_fp8`).
@@ -79,13 +79,13 @@ def buffer_shapes(config: ModelConfig, limits: Limits, dtype: torch.dtype, *, ei
     }
 
 
-def table_places(limits: Limits) -> dict[str, tuple[int, int]]:
+def table_places(limits: StepLimits) -> dict[str, tuple[int, int]]:
     """Where in its buffer each part of the row table begins, and how wide its rows are: one more than there may be."""
     widths = {"tokens": limits.positions, "blocks": limits.columns, "sampling": len(SAMPLING)}
     return _places(widths, limits.rows + 1)
 
 
-def input_places(limits: Limits) -> dict[str, tuple[int, int]]:
+def input_places(limits: StepLimits) -> dict[str, tuple[int, int]]:
     """Where in its buffer each of a step's inputs begins, and how many integers it may have (see `inputs.Inputs`)."""
     names = ("row", "query_start", "seq_len", "query", "sample_row", "position", "logprobs")
     return _places({name: limits.rows + (name == "query_start") for name in names}, 1)
@@ -115,7 +115,7 @@ def _end(places: Mapping[str, tuple[int, int]], rows: int) -> int:
     return max(start + rows * width for start, width in places.values())
 
 
-def _partial_elements(config: ModelConfig, limits: Limits) -> int:
+def _partial_elements(config: ModelConfig, limits: StepLimits) -> int:
     split = [(rows, limits.segments(config, rows)) for rows in range(1, limits.rows + 1)]
     return max(
         (

@@ -33,7 +33,7 @@ _PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Which of `size` ranks this process is. Of more than one, `join` has been called."""
 
     rank: int = 0
@@ -67,7 +67,7 @@ class Group:
         return gathered[: self.size * rows * width].view(self.size, rows, width)
 
 
-ALONE = Group()
+ALONE = RankGroup()
 
 
 def gathered_size(vocab: int, rows: int, size: int) -> int:
@@ -75,7 +75,7 @@ def gathered_size(vocab: int, rows: int, size: int) -> int:
     return 0 if size == 1 else size * rows * vocab_share(vocab, size)
 
 
-def join(folder: Path, *, rank: int, size: int, device: torch.device) -> Group:
+def join(folder: Path, *, rank: int, size: int, device: torch.device) -> RankGroup:
     """Become a rank: returns once all are there. `folder` is theirs alone and stays as long as they do."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     with _environment({_INTERFACES[backend]: "lo"} | _UNWATCHED):
@@ -95,7 +95,7 @@ def join(folder: Path, *, rank: int, size: int, device: torch.device) -> Group:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
-    return Group(rank, size)
+    return RankGroup(rank, size)
 
 
 @contextmanager

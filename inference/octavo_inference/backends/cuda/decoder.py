@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.buffers import Limits
-from octavo_inference.backends.cuda.collectives import ALONE, Group
+from octavo_inference.backends.cuda.buffers import StepLimits
+from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.activation import gated
 from octavo_inference.backends.cuda.kernels.attention import attend
@@ -17,14 +17,14 @@ from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, partial_views
 from octavo_inference.backends.cuda.pool import KvPool
-from octavo_inference.backends.cuda.rows import Table
+from octavo_inference.backends.cuda.rows import DeviceRowTable
 from octavo_inference.backends.cuda.weight_loading import DeviceLayer, DeviceWeights
 from octavo_inference.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model, or a rank's part of it (`dist.shard`), on the device with its pool, row table and buffers.
+    """A model, or a rank's part of it (`models.shard`), on the device with its pool, row table and buffers.
 
     `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` as `buffer_shapes` says.
     """
@@ -34,9 +34,9 @@ class Decoder:
     pool: KvPool
     ropes: tuple[Torch | None, ...]
     buffers: dict[str, Torch]
-    table: Table
-    limits: Limits
-    group: Group = ALONE
+    table: DeviceRowTable
+    limits: StepLimits
+    group: RankGroup = ALONE
 
     def forward(self, inputs: Inputs) -> Torch:
         """Store K and V of all tokens; the `logits` of the sample rows."""

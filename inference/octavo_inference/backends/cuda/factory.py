@@ -11,7 +11,7 @@ import torch
 from octavo_inference.backends.cuda.aot import kernel_cache
 from octavo_inference.backends.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, kv_type, limits_of
 from octavo_inference.backends.cuda.buffers import buffer_shapes, shapes_bytes
-from octavo_inference.backends.cuda.collectives import Group
+from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import INTERPRETER, Device, multiplies_fp8
 from octavo_inference.backends.cuda.graphs import CudaCapture, graph_room
 from octavo_inference.backends.cuda.packing import Quantization
@@ -22,7 +22,7 @@ from octavo_inference.backends.cuda.weight_loading import device_bytes
 from octavo_inference.common.errors import DeviceError
 from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.core.kv_cache_sizing import Sizes
+from octavo_inference.core.kv_cache_sizing import CacheSizes
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.model_loader import LoadedModel
 from octavo_inference.models.config import ModelConfig
@@ -36,7 +36,9 @@ _ROUNDING, _MOST_ROUNDING = 0.06, 512 * 2**20
 _REPORTS = 10
 
 
-def build_rank(settings: EngineSettings, model: LoadedModel, device: Device, group: Group, sizes: Sizes) -> CudaBackend:
+def build_rank(
+    settings: EngineSettings, model: LoadedModel, device: Device, group: RankGroup, sizes: CacheSizes
+) -> CudaBackend:
     """A rank's part of a model, for sizes that rank 0 settled. Ends its warm-up with the other ranks."""
     config, weights = shard(model.config, model.weights, rank=group.rank, size=group.size)
     return create(
@@ -45,7 +47,7 @@ def build_rank(settings: EngineSettings, model: LoadedModel, device: Device, gro
 
 
 def create(
-    settings: EngineSettings, need: MemoryNeeds, weights: Weights, sizes: Sizes, group: Group, name: str
+    settings: EngineSettings, need: MemoryNeeds, weights: Weights, sizes: CacheSizes, group: RankGroup, name: str
 ) -> CudaBackend:
     """The backend with its weights loaded and its kernels warm. `name` is the model's, for the log.
 
@@ -127,7 +129,7 @@ class MemoryNeeds:
 
 
 def memory_needs(
-    settings: EngineSettings, config: ModelConfig, weights: Weights, device: Device, group: Group
+    settings: EngineSettings, config: ModelConfig, weights: Weights, device: Device, group: RankGroup
 ) -> MemoryNeeds:
     """What a rank's part of the model, `config` and `weights`, takes on `device`."""
     dtype = _dtype(settings, interpreted=device.name == INTERPRETER)

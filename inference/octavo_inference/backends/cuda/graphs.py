@@ -15,8 +15,8 @@ from typing import Protocol
 
 import torch
 
-from octavo_inference.backends.cuda.buffers import Limits
-from octavo_inference.backends.cuda.inputs import Size
+from octavo_inference.backends.cuda.buffers import StepLimits
+from octavo_inference.backends.cuda.inputs import LaunchSize
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +26,17 @@ _GRAPH_BYTES, _WORKSPACE_BYTES = 4 * 2**20, 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class GraphShape:
     """Decoding steps of up to so many sequences, each with so many query tokens: 1, and more to verify guesses."""
 
     sequences: int
     queries: int = 1
 
     @property
-    def size(self) -> Size:
+    def size(self) -> LaunchSize:
         """What kernels are launched for: any query token may be sampled from."""
         tokens = self.sequences * self.queries
-        return Size(self.sequences, tokens, tokens, self.sequences if self.queries == 1 else 0)
+        return LaunchSize(self.sequences, tokens, tokens, self.sequences if self.queries == 1 else 0)
 
 
 class Graph(Protocol):
@@ -75,13 +75,13 @@ class Graphs:
     graphs.
     """
 
-    record: Callable[[Shape], Graph]
-    first: Sequence[Shape]
-    later: list[Shape]
+    record: Callable[[GraphShape], Graph]
+    first: Sequence[GraphShape]
+    later: list[GraphShape]
     room: int
     agreed: Callable[[bool], bool] = bool
     failed: Callable[[RuntimeError], object] = field(default=lambda _: None)
-    captured: dict[Shape, Captured] = field(default_factory=dict)
+    captured: dict[GraphShape, Captured] = field(default_factory=dict)
 
     def start(self) -> None:
         """Capture the shapes of the start, largest first: all share the memory that the largest needs."""
@@ -95,7 +95,7 @@ class Graphs:
             self._capture(self.later.pop(0))
         return bool(self.later)
 
-    def choose(self, sequences: int, tokens: int, samples: int, *, uniform: bool) -> Shape | None:
+    def choose(self, sequences: int, tokens: int, samples: int, *, uniform: bool) -> GraphShape | None:
         """The smallest captured shape that holds a step; None where there is none."""
         queries = tokens // sequences
         if not uniform or samples > tokens:
@@ -103,13 +103,13 @@ class Graphs:
         fitting = [s for s in self.captured if s.queries == queries and s.sequences >= sequences]
         return min(fitting, default=None)
 
-    def replay(self, shape: Shape) -> None:
+    def replay(self, shape: GraphShape) -> None:
         """Launch a captured shape."""
         captured = self.captured[shape]
         captured.replays += 1
         captured.graph.replay()
 
-    def _capture(self, shape: Shape) -> bool:
+    def _capture(self, shape: GraphShape) -> bool:
         began = time.perf_counter()
         taken = sum(captured.graph.bytes for captured in self.captured.values())
         if not self.agreed(taken < self.room):
@@ -126,7 +126,7 @@ class Graphs:
         self.failed(caught)
         return self._stop(shape, first_line(caught))
 
-    def _stop(self, shape: Shape, why: str) -> bool:
+    def _stop(self, shape: GraphShape, why: str) -> bool:
         log.warning(
             "no CUDA graph of %d sequences (%s): %d shapes have one, steps of others are launched kernel by kernel",
             shape.sequences,
@@ -142,15 +142,15 @@ def first_line(error: RuntimeError) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def shapes(limits: Limits) -> tuple[list[Shape], list[Shape]]:
+def shapes(limits: StepLimits) -> tuple[list[GraphShape], list[GraphShape]]:
     """Shapes for the start, in powers of two and the most there can be, and multiples of 8 between them for later."""
     most = min(limits.rows, limits.tokens)
     first = {2**i for i in range(most.bit_length())} | {most}
     later = set(range(_ROUND, most, _ROUND)) - first
-    return [Shape(n) for n in sorted(first, reverse=True)], [Shape(n) for n in sorted(later, reverse=True)]
+    return [GraphShape(n) for n in sorted(first, reverse=True)], [GraphShape(n) for n in sorted(later, reverse=True)]
 
 
-def graph_room(limits: Limits) -> int:
+def graph_room(limits: StepLimits) -> int:
     """Bytes to leave for the graphs of all shapes.
 
     Our kernels and products write into buffers that are there already, so that a graph holds no activations: what is

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.buffers import Limits, input_places
+from octavo_inference.backends.cuda.buffers import StepLimits, input_places
 from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.core.model_input import RowStep
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Size:
+class LaunchSize:
     """How many sequences, query tokens and sample rows kernels are launched for; a step may have fewer of each.
 
     The first `decodes` of the sequences have one query token each.
@@ -30,8 +30,8 @@ class Inputs:
     """Views in int32 of one device buffer, at the same places for every step.
 
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs` [R] of
-    sample rows, as in `run.batch`. `tokens` is the number of query tokens, `decodes` as in `Size`. What the tokens are
-    follows from the row table.
+    sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in `LaunchSize`.
+    What the tokens are follows from the row table.
     """
 
     row: Torch
@@ -48,13 +48,13 @@ class Inputs:
 class Stage:
     """Sends a step's inputs into `buffer`, int32 on the device."""
 
-    def __init__(self, buffer: Torch, limits: Limits) -> None:
+    def __init__(self, buffer: Torch, limits: StepLimits) -> None:
         self._buffer = buffer
         self._staging = Staging(buffer.nbytes, buffer.device)
         self._places = input_places(limits)
         self._nobody = limits.rows
 
-    def load(self, step: RowStep, size: Size) -> None:
+    def load(self, step: RowStep, size: LaunchSize) -> None:
         """Send a step, filled up to a size: with sequences that have no tokens, and samples of nobody's row."""
         half = self._staging.fill().view(np.int32)
         sample = step.sample
@@ -73,7 +73,7 @@ class Stage:
             half[start + len(values) : start + count] = filler
         self._staging.copy(self._buffer)
 
-    def inputs(self, size: Size) -> Inputs:
+    def inputs(self, size: LaunchSize) -> Inputs:
         """Where the kernels of a size find what was loaded."""
         counts = {
             "row": size.sequences,

@@ -23,7 +23,7 @@ RULES = Tiles()
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class DeviceMatrix:
     """Rows [rows, cols] in one layout: planes as in `packing`, fp8 as uint8."""
 
     layout: Layout
@@ -52,7 +52,7 @@ class Linear:
     multiplies float8 and the weights are: x is then rounded to it, too, once it has `LINEAR8_ROWS` rows.
     """
 
-    parts: tuple[Matrix, ...]
+    parts: tuple[DeviceMatrix, ...]
     biases: tuple[Torch | None, ...]
     workspace: Torch
     eight: Torch | None = None
@@ -83,7 +83,7 @@ class Linear:
 class Embedding:
     """A table of rows by token."""
 
-    table: Matrix
+    table: DeviceMatrix
 
     def __call__(self, tokens: Torch, out: Torch | None = None, *, scale: float = 1.0) -> Torch:
         """Rows of tokens [T] times `scale`: [T, hidden] in float32."""
@@ -114,7 +114,7 @@ def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
 
 
 def _product(
-    x: Torch, x_scales: Torch | None, part: Matrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles
+    x: Torch, x_scales: Torch | None, part: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles
 ) -> None:
     layout = part.layout
     planes = (part.values, part.scales, part.minimums)

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.buffers import Limits, table_places
+from octavo_inference.backends.cuda.buffers import StepLimits, table_places
 from octavo_inference.backends.cuda.kernels.rows import LONGEST, write_rows
 from octavo_inference.backends.cuda.staging import Staging
-from octavo_inference.core.model_input import Change, Int32
+from octavo_inference.core.model_input import Int32, RowChange
 
 _HEADER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DeviceRowTable:
     """Views in int32: `tokens` [rows + 1, positions], `blocks` [rows + 1, columns], `sampling` [rows + 1, 6].
 
     Sampling parameters as in `run.batch.SAMPLING`. The last row is nobody's: what a step has only to fill a graph's
@@ -34,7 +34,7 @@ class Table:
     sampling: Torch
 
     @classmethod
-    def of(cls, buffer: Torch, limits: Limits) -> Table:
+    def of(cls, buffer: Torch, limits: StepLimits) -> DeviceRowTable:
         """Views of a flat buffer."""
         rows = limits.rows + 1
         places = table_places(limits).items()
@@ -57,14 +57,14 @@ class DeviceRows:
     Changes of any size pass through `staged`, as much at a time as it holds.
     """
 
-    def __init__(self, buffer: Torch, staged: Torch, limits: Limits) -> None:
-        self.table = Table.of(buffer, limits)
+    def __init__(self, buffer: Torch, staged: Torch, limits: StepLimits) -> None:
+        self.table = DeviceRowTable.of(buffer, limits)
         self._buffer = buffer
         self._staged = staged
         self._staging = Staging(staged.nbytes, staged.device)
         self._places = table_places(limits)
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[RowChange]) -> None:
         """Make the changes, in order, before whatever is launched next."""
         for runs in _together(changes, self._places, len(self._staged)):
             self._write(runs)
@@ -81,7 +81,7 @@ class DeviceRows:
         write_rows(self._buffer, self._staged[:begin].view(count, _HEADER), self._staged[begin:end])
 
 
-def _together(changes: Iterable[Change], places: dict[str, tuple[int, int]], room: int) -> Iterator[_Runs]:
+def _together(changes: Iterable[RowChange], places: dict[str, tuple[int, int]], room: int) -> Iterator[_Runs]:
     """Changes cut into runs, and put together as far as they may be made at once and `room` integers hold them."""
     runs = _Runs()
     for change in changes:

@@ -19,7 +19,7 @@ from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import HEADER, penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
-from octavo_inference.backends.cuda.rows import Table
+from octavo_inference.backends.cuda.rows import DeviceRowTable
 from octavo_inference.backends.cuda.staging import Ring, Staging
 from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, StepResult
 
@@ -61,7 +61,7 @@ class Sampler:
     All device memory is taken at once, `sampler_bytes` of it. Kernels and copies go to the current stream.
     """
 
-    def __init__(self, table: Table, *, vocab: int, max_rows: int, max_logprobs: int) -> None:
+    def __init__(self, table: DeviceRowTable, *, vocab: int, max_rows: int, max_logprobs: int) -> None:
         device = table.tokens.device
 
         def empty(*shape: int, dtype: torch.dtype) -> Torch:

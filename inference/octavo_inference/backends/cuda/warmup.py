@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from octavo_inference.backends.cuda.buffers import Limits
+from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.core.model_input import Batch, LogitAdjust, SampleRows
 
 _PROMPTS = (16, 32, 64)
 
 
-def rehearsal(limits: Limits) -> Iterator[Batch]:
+def rehearsal(limits: StepLimits) -> Iterator[Batch]:
     """Decodes of one sequence up to all, prompts of few tokens up to a whole step, and each kind of sampling.
 
     All sequences write to block 0: nobody has a block yet.
@@ -29,13 +29,13 @@ def rehearsal(limits: Limits) -> Iterator[Batch]:
         yield _batch(_cut(tokens, limits), limits, "sampled")
 
 
-def _cut(tokens: int, limits: Limits) -> list[int]:
+def _cut(tokens: int, limits: StepLimits) -> list[int]:
     """Lengths of the fewest sequences that have so many tokens, as far as rows go."""
     whole, rest = divmod(tokens, limits.positions)
     return ([limits.positions] * whole + [rest] * (rest > 0))[: limits.rows]
 
 
-def _batch(lengths: list[int], limits: Limits, sampling: str) -> Batch:
+def _batch(lengths: list[int], limits: StepLimits, sampling: str) -> Batch:
     """One sequence of each length, from its first token on."""
     count, size = sum(lengths), len(lengths)
     query_start = np.cumsum([0, *lengths], dtype=np.int32)

@@ -14,7 +14,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
-from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear, Matrix, quantize_rows
+from octavo_inference.backends.cuda.linear import RULES, DeviceMatrix, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import (
     Dense,
     Layout,
@@ -245,7 +245,7 @@ class _Sender:
         self._total, self._progress = plan.nbytes, progress
         self.done = 0
 
-    def matrix(self, part: _Part) -> Matrix:
+    def matrix(self, part: _Part) -> DeviceMatrix:
         planes = {
             name: torch.empty(shape, dtype=_TYPES[kind], device=self._device)
             for name, (kind, shape) in plane_shapes(part.layout, part.rows, part.cols).items()
@@ -265,7 +265,7 @@ class _Sender:
                 self._count(*rows.values())
             # Once more in one piece: pages that two pieces share are in none of them.
             release(source.data)
-        return Matrix(part.layout, part.cols, **planes)
+        return DeviceMatrix(part.layout, part.cols, **planes)
 
     def bias(self, part: _Part) -> Torch | None:
         if part.bias_type is None:
@@ -308,9 +308,9 @@ def _rows_within(whole: Tensor, part: Tensor) -> slice | None:
     return slice(first, end) if same and rest == 0 and 0 <= first < end <= whole.shape[0] else None
 
 
-def _view(matrix: Matrix, rows: slice) -> Matrix:
+def _view(matrix: DeviceMatrix, rows: slice) -> DeviceMatrix:
     scales, minimums = (None if plane is None else plane[rows] for plane in (matrix.scales, matrix.minimums))
-    return Matrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)
+    return DeviceMatrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)
 
 
 def _rows(tensor: Tensor, start: int, end: int) -> Tensor:

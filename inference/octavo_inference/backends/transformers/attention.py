@@ -57,7 +57,7 @@ class KvShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AttentionGroup:
     """Sequences attended together: B of them with q query tokens each, contexts padded to L tokens.
 
     `rows` [B * q] are their query tokens in the batch, `positions` [B, q], `context` [B, L] the slots of their tokens.
@@ -69,13 +69,13 @@ class Group:
 
 
 @dataclass(slots=True)
-class Step:
+class ForwardPass:
     """One forward pass. `pools` holds K and V [slots, heads, dim] by the order in which layers call for attention.
 
     With no pools (a probe) the batch is one sequence from its start, and `shapes` notes what the calls would store.
     """
 
-    groups: list[Group]
+    groups: list[AttentionGroup]
     slots: Tensor
     pools: list[tuple[Tensor, Tensor]] | None
     shapes: list[KvShape] = field(default_factory=list)
@@ -83,11 +83,11 @@ class Step:
     masks: dict[tuple[int, Mask | int | None], Tensor] = field(default_factory=dict)
 
 
-_STEP: ContextVar[Step] = ContextVar("octavo step")
+_STEP: ContextVar[ForwardPass] = ContextVar("octavo step")
 
 
 @contextmanager
-def running(step: Step) -> Iterator[Step]:
+def running(step: ForwardPass) -> Iterator[ForwardPass]:
     """Attention calls inside belong to `step`."""
     token = _STEP.set(step)
     try:
@@ -102,13 +102,13 @@ def register() -> None:
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, describe_mask)
 
 
-def probe_step(tokens: int) -> Step:
+def probe_step(tokens: int) -> ForwardPass:
     """A step of one new sequence that keeps nothing."""
     everything = torch.arange(tokens)
-    return Step([Group(everything, everything[None], everything[None])], everything, None)
+    return ForwardPass([AttentionGroup(everything, everything[None], everything[None])], everything, None)
 
 
-def paged_step(batch: Batch, block_size: int, pools: list[tuple[Tensor, Tensor]]) -> Step:
+def paged_step(batch: Batch, block_size: int, pools: list[tuple[Tensor, Tensor]]) -> ForwardPass:
     """The step of a batch: sequences with one query token are grouped by length, the others stand alone."""
     counts = np.diff(batch.query_start)
     lengths = batch.seq_len
@@ -121,10 +121,10 @@ def paged_step(batch: Batch, block_size: int, pools: list[tuple[Tensor, Tensor]]
         decoding = decoding[~near]
     members += [np.array([i]) for i in np.flatnonzero(counts > 1)]
     groups = [_group(batch, block_size, chosen, int(counts[chosen[0]])) for chosen in members]
-    return Step(groups, _index(batch.slots), pools)
+    return ForwardPass(groups, _index(batch.slots), pools)
 
 
-def _group(batch: Batch, block_size: int, chosen: NDArray[np.intp], queries: int) -> Group:
+def _group(batch: Batch, block_size: int, chosen: NDArray[np.intp], queries: int) -> AttentionGroup:
     rows = batch.query_start[chosen][:, None] + np.arange(queries)
     lengths = batch.seq_len[chosen]
     at = np.arange(int(lengths.max()))
@@ -132,7 +132,7 @@ def _group(batch: Batch, block_size: int, chosen: NDArray[np.intp], queries: int
     at = np.where(at < lengths[:, None], at, 0)
     table = batch.block_table[chosen]
     context = np.take_along_axis(table, at // block_size, axis=1) * block_size + at % block_size
-    return Group(_index(rows.reshape(-1)), _index(batch.positions[rows]), _index(context))
+    return AttentionGroup(_index(rows.reshape(-1)), _index(batch.positions[rows]), _index(context))
 
 
 def describe_mask(*, mask_function: Rule, local_size: int | None = None, use_vmap: bool = False, **_: Any) -> Mask:
@@ -189,7 +189,7 @@ def attend(
     return result[None], None
 
 
-def _store(step: Step, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _store(step: ForwardPass, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Put a layer's new K and V [T, heads, dim] where they belong; the pool to read from."""
     number = step.calls
     step.calls += 1
@@ -202,7 +202,7 @@ def _store(step: Step, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _allowed(step: Step, number: int, rule: Mask | int | None) -> Tensor:
+def _allowed(step: ForwardPass, number: int, rule: Mask | int | None) -> Tensor:
     """Which of a group's last keys each query sees, [B, q, keys]; the same for all layers with that rule."""
     cached = step.masks.get((number, rule))
     if cached is not None:

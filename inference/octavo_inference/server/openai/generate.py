@@ -12,7 +12,7 @@ from octavo_inference.engine.loop import QUEUE_FULL, REFUSED
 from octavo_inference.server.metrics import SequenceTimer
 from octavo_inference.server.openai.errors import ApiError, deadline_exceeded, engine_failed, invalid, overloaded
 from octavo_inference.server.service import Service
-from octavo_inference.tokenizer.detokenizer import Delta, SequenceText
+from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Handling:
 @dataclass(slots=True)
 class _Sequence:
     choice: int
-    text: SequenceText
+    text: Detokenizer
     timer: SequenceTimer
 
 
@@ -61,7 +61,7 @@ class Generation:
             for index in range(params.n):
                 self._sequences[engine_id, index] = _Sequence(
                     number * params.n + index,
-                    SequenceText(tokenizer, prompt, params.stop, params.min_tokens),
+                    Detokenizer(tokenizer, prompt, params.stop, params.min_tokens),
                     SequenceTimer(service.metrics, now),
                 )
             # Stop strings are found here, where the text is; the engine looks at tokens only.

@@ -144,7 +144,7 @@ class TextResponse(msgspec.Struct, frozen=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-class Model(msgspec.Struct, frozen=True):
+class ModelObject(msgspec.Struct, frozen=True):
     """A model that is served."""
 
     id: str
@@ -158,7 +158,7 @@ class Model(msgspec.Struct, frozen=True):
 class ModelList(msgspec.Struct, frozen=True):
     """GET /v1/models."""
 
-    data: list[Model]
+    data: list[ModelObject]
     object: str = "list"
 
 

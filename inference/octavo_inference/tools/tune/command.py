@@ -16,11 +16,11 @@ from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.common import logs
 from octavo_inference.common.errors import OctavoError, SettingsError
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.config.server import Settings, engine_parser
+from octavo_inference.config.server import ServerSettings, engine_parser
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.engine.process import engine_settings
-from octavo_inference.tools.tune.search import Candidate, Verdict, final, grid, halving
-from octavo_inference.tools.tune.trials import Engines, Load, Shape, read_shapes, run
+from octavo_inference.tools.tune.search import FinalResult, TrialSettings, final, grid, halving
+from octavo_inference.tools.tune.trials import Engines, RequestShape, TrialLoad, read_shapes, run
 
 _DESCRIPTION = """Measure a load on this machine over a small grid of settings, and write the fastest ones as a file
 for `octavo-server --config`. Settings given here are kept and not varied. Takes minutes; nothing else should run."""
@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit status: 0 with a file written, 1 the model cannot be loaded, 2 a wrong setting."""
     try:
         given = _parser().parse_args(argv)
-        wishes = {name: value for name, value in vars(given).items() if name in Settings.__struct_fields__}
-        settings = Settings(served_model_names=tuple(given.served_model_name or ()), **wishes)
+        wishes = {name: value for name, value in vars(given).items() if name in ServerSettings.__struct_fields__}
+        settings = ServerSettings(served_model_names=tuple(given.served_model_name or ()), **wishes)
         load = _load(given)
     except OctavoError as error:
         sys.stderr.write(f"octavo-server tune: {error}\n")
@@ -69,15 +69,15 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _load(given: argparse.Namespace) -> Load:
+def _load(given: argparse.Namespace) -> TrialLoad:
     if given.load is None:
-        return Load((Shape(given.prompt_tokens or 256, given.answer_tokens or 128),), given.concurrency)
+        return TrialLoad((RequestShape(given.prompt_tokens or 256, given.answer_tokens or 128),), given.concurrency)
     if given.prompt_tokens or given.answer_tokens:
         raise SettingsError("--load: give either a file or --prompt-tokens and --answer-tokens, not both", "--load")
-    return Load(read_shapes(Path(given.load)), given.concurrency)
+    return TrialLoad(read_shapes(Path(given.load)), given.concurrency)
 
 
-def _tune(settings: Settings, load: Load, output: Path) -> None:
+def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
     try:
         output.touch()  # minutes before there is something to write
     except OSError as error:
@@ -99,12 +99,12 @@ def _tune(settings: Settings, load: Load, output: Path) -> None:
     wishes = dataclasses.replace(wishes, kv_memory=first.settings.kv_memory, dtype=first.settings.dtype)
     backend = first.engine.backend.name
     del first
-    fixed = frozenset(f.name for f in dataclasses.fields(Candidate) if getattr(settings, f.name) is not None)
+    fixed = frozenset(f.name for f in dataclasses.fields(TrialSettings) if getattr(settings, f.name) is not None)
     candidates = grid(default, cores=usable_cores(), concurrency=load.concurrency, fixed=fixed)
     engines = Engines(wishes, candidates)
-    rates: dict[Candidate, float] = {}
+    rates: dict[TrialSettings, float] = {}
 
-    def rate(candidate: Candidate, effort: int) -> float:
+    def rate(candidate: TrialSettings, effort: int) -> float:
         rates[candidate] = run(engines.get(candidate), load, load.concurrency * effort)
         _say(f"{rates[candidate]:9.1f} tokens/s over {load.concurrency * effort} requests: {describe(candidate)}")
         return rates[candidate]
@@ -123,22 +123,25 @@ def _tune(settings: Settings, load: Load, output: Path) -> None:
     sys.stdout.write(f"written: {output}; use it with: octavo-server --config {output}\n")
 
 
-def _candidate(settings: EngineSettings) -> Candidate:
+def _candidate(settings: EngineSettings) -> TrialSettings:
     """The fields that are varied, as the engine settled them."""
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Candidate)}
-    return Candidate(**values)
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(TrialSettings)}
+    return TrialSettings(**values)
 
 
-def describe(candidate: Candidate) -> str:
+def describe(candidate: TrialSettings) -> str:
     """Its settings by their names in the file."""
     return ", ".join(f"{_key(name)} {value}" for name, value in dataclasses.asdict(candidate).items())
 
 
 def table(
-    ranking: Sequence[Candidate], rates: dict[Candidate, float], default: Candidate, verdict: Verdict | None
+    ranking: Sequence[TrialSettings],
+    rates: dict[TrialSettings, float],
+    default: TrialSettings,
+    verdict: FinalResult | None,
 ) -> str:
     """What the choice was made from: every candidate with its last trial, the best first."""
-    names = [field.name for field in dataclasses.fields(Candidate)]
+    names = [field.name for field in dataclasses.fields(TrialSettings)]
     lines = ["  ".join(f"{_key(name):>20}" for name in names) + "   tokens/s, last trial"]
     for candidate in ranking:
         cells = "  ".join(f"{getattr(candidate, name):>20}" for name in names)
@@ -146,7 +149,7 @@ def table(
     return "\n".join([*lines, "", outcome(verdict)]) + "\n"
 
 
-def outcome(verdict: Verdict | None) -> str:
+def outcome(verdict: FinalResult | None) -> str:
     """One sentence: what the final found."""
     if verdict is None:
         return "All settings were given, so there was nothing to choose."
@@ -157,13 +160,15 @@ def outcome(verdict: Verdict | None) -> str:
     return f"The defaults are kept: the best other settings make {found}, and {noise}."
 
 
-def profile(settings: Settings, load: Load, default: Candidate, verdict: Verdict | None, when: str) -> str:
+def profile(
+    settings: ServerSettings, load: TrialLoad, default: TrialSettings, verdict: FinalResult | None, when: str
+) -> str:
     """The TOML file: what was given, and the chosen settings where they differ from the defaults."""
     shapes = load.shapes[0] if len(load.shapes) == 1 else None
     what = f"{shapes.prompt_tokens} tokens in, {shapes.answer_tokens} out" if shapes else f"{len(load.shapes)} shapes"
     values: dict[str, Any] = {"model": settings.model}
-    plain = Settings()
-    for name in Settings.__struct_fields__:
+    plain = ServerSettings()
+    for name in ServerSettings.__struct_fields__:
         if getattr(settings, name) != getattr(plain, name):
             values[name] = getattr(settings, name)
     if settings.served_model_names:

@@ -15,7 +15,7 @@ _KEEP = 3  # one of so many goes on to the next, longer trial
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TrialSettings:
     """Settings that are tried together; the names are those of `EngineSettings`."""
 
     threads: int
@@ -23,16 +23,16 @@ class Candidate:
     max_batched_tokens: int
     max_running_requests: int
 
-    def differences(self, other: Candidate) -> dict[str, int]:
+    def differences(self, other: TrialSettings) -> dict[str, int]:
         """The fields in which this one differs from `other`, with its own values."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FinalResult:
     """The final between the defaults and the best other candidate: tokens per second of each round, in turns."""
 
-    candidate: Candidate
+    candidate: TrialSettings
     rates: tuple[float, ...]
     default_rates: tuple[float, ...]
 
@@ -53,7 +53,7 @@ class Verdict:
         return every and self.gain > max(LEAST_GAIN, self.noise)
 
 
-def grid(default: Candidate, *, cores: int, concurrency: int, fixed: frozenset[str]) -> list[Candidate]:
+def grid(default: TrialSettings, *, cores: int, concurrency: int, fixed: frozenset[str]) -> list[TrialSettings]:
     """The defaults first, then what may be faster for so many requests at once. `fixed` are fields not to vary."""
     wishes = {
         "threads": {cores, max(1, cores - 1), max(1, cores // 2)},
@@ -64,18 +64,18 @@ def grid(default: Candidate, *, cores: int, concurrency: int, fixed: frozenset[s
     }
     values = [
         sorted({getattr(default, name)} if name in fixed else {getattr(default, name), *wishes[name]})
-        for name in (f.name for f in fields(Candidate))
+        for name in (f.name for f in fields(TrialSettings))
     ]
-    found = [Candidate(*combination) for combination in itertools.product(*values)]
+    found = [TrialSettings(*combination) for combination in itertools.product(*values)]
     return [default, *(c for c in found if c.max_batched_tokens >= c.max_running_requests and c != default)]
 
 
-def halving(candidates: Sequence[Candidate], rate: Callable[[Candidate, int], float]) -> list[Candidate]:
+def halving(candidates: Sequence[TrialSettings], rate: Callable[[TrialSettings, int], float]) -> list[TrialSettings]:
     """Try all briefly and the better third again, twice as long, until one is left. Returns all, the best one first.
 
     `rate(candidate, effort)` gives tokens per second of a trial `effort` times as long as the shortest.
     """
-    left, out, effort = list(candidates), list[Candidate](), 1
+    left, out, effort = list(candidates), list[TrialSettings](), 1
     while len(left) > 1:
         rates = {candidate: rate(candidate, effort) for candidate in left}
         left.sort(key=rates.__getitem__, reverse=True)
@@ -84,7 +84,7 @@ def halving(candidates: Sequence[Candidate], rate: Callable[[Candidate, int], fl
     return left + out
 
 
-def final(default: Candidate, best: Candidate, rate: Callable[[Candidate, int], float]) -> Verdict:
+def final(default: TrialSettings, best: TrialSettings, rate: Callable[[TrialSettings, int], float]) -> FinalResult:
     """Both in turns, so that a machine that gets slower or faster does so for both."""
     pairs = [(rate(best, _FINAL_EFFORT), rate(default, _FINAL_EFFORT)) for _ in range(FINAL_ROUNDS)]
-    return Verdict(best, tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+    return FinalResult(best, tuple(a for a, _ in pairs), tuple(b for _, b in pairs))

@@ -19,13 +19,13 @@ from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.factory import load_engine
-from octavo_inference.tools.tune.search import Candidate
+from octavo_inference.tools.tune.search import TrialSettings
 
 # Two engines at a time: the two of the final take turns without being loaded again.
 _ENGINES = 2
 
 
-class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: tokens in and out."""
 
     prompt_tokens: int
@@ -33,10 +33,10 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TrialLoad:
     """Requests of these shapes, in turn, `concurrency` of them at any time."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RequestShape, ...]
     concurrency: int
 
     @property
@@ -45,11 +45,11 @@ class Load:
         return max(s.prompt_tokens + s.answer_tokens for s in self.shapes)
 
 
-def read_shapes(path: Path) -> tuple[Shape, ...]:
+def read_shapes(path: Path) -> tuple[RequestShape, ...]:
     """Shapes from a file of JSON lines such as {"prompt_tokens": 300, "answer_tokens": 80}. Raises `SettingsError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        shapes = tuple(msgspec.json.decode(line, type=Shape) for line in lines if line.strip())
+        shapes = tuple(msgspec.json.decode(line, type=RequestShape) for line in lines if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--load: {path} cannot be read: {error}", "--load") from None
     except msgspec.DecodeError as error:
@@ -60,7 +60,7 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
     return shapes
 
 
-def run(engine: Engine, load: Load, requests: int, clock: Callable[[], float] = time.perf_counter) -> float:
+def run(engine: Engine, load: TrialLoad, requests: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Serve so many requests of the load, a new one whenever one ends. Returns generated tokens per second.
 
     The same requests every time, so the engine's prefix cache must not have seen them.
@@ -84,14 +84,14 @@ def run(engine: Engine, load: Load, requests: int, clock: Callable[[], float] = 
 class Engines:
     """Engines by candidate. A candidate with the threads and blocks of one that is loaded runs on its weights."""
 
-    def __init__(self, settings: EngineSettings, candidates: Iterable[Candidate]) -> None:
+    def __init__(self, settings: EngineSettings, candidates: Iterable[TrialSettings]) -> None:
         everyone = list(candidates)
         self._settings = settings
         self._most_tokens = max(c.max_batched_tokens for c in everyone)
         self._most_rows = max(c.max_running_requests for c in everyone)
         self._loaded: OrderedDict[tuple[int, int], Engine] = OrderedDict()
 
-    def get(self, candidate: Candidate) -> Engine:
+    def get(self, candidate: TrialSettings) -> Engine:
         """A new engine with these settings, its pool empty."""
         key = (candidate.threads, candidate.block_size)
         if key not in self._loaded:
@@ -115,7 +115,7 @@ class Engines:
         return Engine(engine.backend, engine.config, limits, clock=time.monotonic)
 
 
-def _request(name: str, shape: Shape, vocab: int, rng: random.Random) -> Request:
+def _request(name: str, shape: RequestShape, vocab: int, rng: random.Random) -> Request:
     tokens = [rng.randrange(vocab) for _ in range(shape.prompt_tokens)]
     sampling = SamplingParams(temperature=0.0, max_tokens=shape.answer_tokens, ignore_eos=True)
     return Request(id=name, tokens=tokens, sampling=sampling)

@@ -46,7 +46,7 @@ class Info(ctypes.Structure):
     ]
 
 
-class Source(ctypes.Structure):
+class StoredMatrix(ctypes.Structure):
     """A tensor as the file has it."""
 
     _fields_: ClassVar[Fields] = [
@@ -58,7 +58,7 @@ class Source(ctypes.Structure):
     ]
 
 
-class Matrix(ctypes.Structure):
+class PackedMatrix(ctypes.Structure):
     """A packed matrix; rows are padded to the panel."""
 
     _fields_: ClassVar[Fields] = [
@@ -86,19 +86,19 @@ class Layer(ctypes.Structure):
                 "rope",
             )
         ],
-        *[(name, Matrix) for name in ("qkv", "output", "gate_up", "down")],
+        *[(name, PackedMatrix) for name in ("qkv", "output", "gate_up", "down")],
         ("window", c_int32),
     ]
 
 
-class Model(ctypes.Structure):
+class DecoderArgs(ctypes.Structure):
     """Weights, sizes and scratch buffers."""
 
     _fields_: ClassVar[Fields] = [
         ("layers", POINTER(Layer)),
         ("final_norm", c_void_p),
-        ("embedding", Source),
-        ("lm_head", Matrix),
+        ("embedding", StoredMatrix),
+        ("lm_head", PackedMatrix),
         *[
             (name, c_void_p)
             for name in (
@@ -147,7 +147,7 @@ class Model(ctypes.Structure):
     ]
 
 
-class Batch(ctypes.Structure):
+class BatchArgs(ctypes.Structure):
     """One step's work; see core/model_input.py."""
 
     _fields_: ClassVar[Fields] = [
@@ -166,7 +166,7 @@ class Adjust(ctypes.Structure):
     ]
 
 
-class Sampling(ctypes.Structure):
+class SamplingArgs(ctypes.Structure):
     """How to choose from rows of logits, and where the choices go."""
 
     _fields_: ClassVar[Fields] = [
@@ -193,7 +193,7 @@ class Sampling(ctypes.Structure):
     ]
 
 
-class Profile(ctypes.Structure):
+class PartSeconds(ctypes.Structure):
     """Seconds per part, summed over steps."""
 
     _fields_: ClassVar[Fields] = [

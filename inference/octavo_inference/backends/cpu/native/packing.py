@@ -44,8 +44,8 @@ class Packed:
     """
 
     layers: list[abi.Layer] = field(default_factory=list)
-    embedding: abi.Source = field(default_factory=abi.Source)
-    lm_head: abi.Matrix = field(default_factory=abi.Matrix)
+    embedding: abi.StoredMatrix = field(default_factory=abi.StoredMatrix)
+    lm_head: abi.PackedMatrix = field(default_factory=abi.PackedMatrix)
     final_norm: int | None = None
     keep: list[object] = field(default_factory=list)
     size: int = 0
@@ -58,10 +58,12 @@ def address(array: NDArray[np.generic]) -> int:
     return array.ctypes.data
 
 
-def source(tensor: Tensor) -> abi.Source:
+def source(tensor: Tensor) -> abi.StoredMatrix:
     """A stored matrix as the kernels read it."""
     data = tensor.data
-    return abi.Source(address(data), tensor.shape[0], tensor.shape[1], data.strides[0], abi.FORMATS[tensor.format])
+    return abi.StoredMatrix(
+        address(data), tensor.shape[0], tensor.shape[1], data.strides[0], abi.FORMATS[tensor.format]
+    )
 
 
 def packed_format(tensors: Sequence[Tensor], wanted: WeightFormat) -> abi.PackedFormat:
@@ -92,19 +94,19 @@ class Packer:
         tensors: Sequence[Tensor],
         arrangement: int = abi.CONCATENATED,
         biases: Sequence[Tensor | None] = (),
-    ) -> abi.Matrix:
+    ) -> abi.PackedMatrix:
         """One packed matrix of the tensors' rows, padded with zero rows to whole panels."""
         panel = self.kernels.info.panel
         rows = -(-sum(t.shape[0] for t in tensors) // panel) * panel
         cols = tensors[0].shape[1]
         format_ = packed_format(tensors, self.weights)
         data = allocate(int(rows * cols * BITS[format_] / 8))
-        result = abi.Matrix(address(data), None, rows, cols, abi.PACKED[format_])
+        result = abi.PackedMatrix(address(data), None, rows, cols, abi.PACKED[format_])
         given = [dequantize(b).ravel() for b in biases if b is not None]
         if given:
             result.bias = self.own(self.bias(given, rows, arrangement))
         known = [exact_half(tensor) for tensor in tensors]
-        sources = (abi.Source * len(known))(*map(source, known))
+        sources = (abi.StoredMatrix * len(known))(*map(source, known))
         self.kernels.library.octavo_pack(self.team, result, sources, len(known), arrangement)
         for tensor in tensors:
             release(tensor.data)  # or the file's pages and their packed copy would be resident together

@@ -19,7 +19,7 @@ _OUTPUTS = ("tokens", "logprob", "rank", "top_ids", "top_logprobs")
 class NativeSampling:
     """The structure for one call; the arrays it points into live as long as this does."""
 
-    structure: abi.Sampling
+    structure: abi.SamplingArgs
     rows: SampleRows
     vocab: int
     adjust: ctypes.Array[abi.Adjust] | None
@@ -44,7 +44,7 @@ def native_sampling(rows: SampleRows, vocab: int) -> NativeSampling:
     count, width = len(rows.row), max(0, int(rows.logprobs.max(initial=0)))
     adjust = _adjustments(rows.adjust)
     native = NativeSampling(
-        abi.Sampling(count=count, top_width=width),
+        abi.SamplingArgs(count=count, top_width=width),
         rows,
         vocab,
         adjust,

@@ -26,7 +26,7 @@ _GROUP = "__grp__"
 
 
 @dataclass(slots=True)
-class Found:
+class CacheUse:
     """Kernels that a process needed: `ready` were compiled before, `compiled` were not, for `seconds` in all."""
 
     ready: int = 0
@@ -41,9 +41,9 @@ class Found:
 
 
 @contextmanager
-def watched() -> Generator[Found, None, None]:
+def watched() -> Generator[CacheUse, None, None]:
     """Count the kernels that are looked for inside."""
-    found, before = Found(), triton.knobs.compilation.listener
+    found, before = CacheUse(), triton.knobs.compilation.listener
     triton.knobs.compilation.listener = found
     try:
         yield found

@@ -119,7 +119,7 @@ def linear(
     x_scales: Torch | None = None,
     tile: LinearTile | None = None,
 ) -> None:
-    """Write x @ weights.T + bias to `out`, for weights of rows [N, K] as `ops.cuda.packing` lays them out.
+    """Write x @ weights.T + bias to `out`, for weights of rows [N, K] as `backends.cuda.packing` lays them out.
 
     x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any distance; bias [N] float32.
     Dense `values` [N, K] in a float type. int4: uint8 [N, K / 2], low nibbles of a group before its high ones;

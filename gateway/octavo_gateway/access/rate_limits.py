@@ -5,9 +5,9 @@ What is only known at the end (how long an answer became) is paid later: a level
 let in until it is paid. So a request larger than the whole bucket waits for a full one instead of being refused for
 ever.
 
-Gateways share a limit (`limit_gossip`). Each counts down the whole of it by what all of them took, and may itself take, until
-the next word of the others, only its part of what is left (`take_part`). With `alive` of `all` gateways in contact they
-share `alive / all` of the limit: one that hears nobody is left with its own part.
+Gateways share a limit (`limit_gossip`). Each counts down the whole of it by what all of them took, and may itself take,
+until the next word of the others, only its part of what is left (`take_part`). With `alive` of `all` gateways in
+contact they share `alive / all` of the limit: one that hears nobody is left with its own part.
 """
 
 from __future__ import annotations

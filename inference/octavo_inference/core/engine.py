@@ -51,7 +51,7 @@ _CHECK_SECONDS = 30.0
 class EngineLimits:
     """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait.
 
-    `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`core.prefill_budget`), None does not.
+    `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`prefill_budget`), None does not.
     `overlap`: the next step is launched before the tokens of the last are here, where the backend can.
     `static_wait`: None for continuous batching, else the seconds a static batch waits to fill. `host_blocks`: how many
     blocks of preempted sequences the host may keep; 0 computes them again. `cache_policy` is for requests without one.

@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One prompt handed to the engine. `tokens` is the prompt; `salt` separates prefix caches of tenants.
 
-    `priority`: higher starts first, see `core.request_queue`. `tenant` is who shares fairly with others of that priority.
+    `priority`: higher starts first, see `request_queue`. `tenant` is who shares fairly with others of that priority.
     `cache_policy` says how long the prefix cache keeps its blocks; None is the engine's default. `timeout` is how many
     seconds it may take; what it has by then is its answer.
     """

@@ -31,6 +31,7 @@ from tests.support.waiting import eventually_async
 
 from octavo_operator.api.resource import Key
 from octavo_operator.app import main, watch_health, watches
+from octavo_operator.app.leader import timing
 from octavo_operator.kube import client
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS
@@ -121,6 +122,8 @@ async def running(namespace: str) -> AsyncIterator[Running]:
         host="127.0.0.1",
         port=free_port(),
         workers=4,
+        # Operator, proxy and test share a process: on a busy machine it may stand still for longer than 10 s.
+        lease=timing(60),
     )
     metrics = OperatorMetrics()
     kube = await KubeClient.connect(metrics.called)

@@ -175,7 +175,8 @@ def answering(gateway: GatewaySample, now: float) -> ModelTraffic | None:
         return None
     counts = (traffic.held, traffic.held_prompt_tokens, traffic.in_flight, traffic.arrivals)
     possible = min(counts) >= 0 and max(counts) <= _COUNT_MOST
-    return traffic if possible and isfinite(traffic.oldest_hold) and isfinite(traffic.last_arrival) else None
+    times = (gateway.start_time, traffic.oldest_hold, traffic.last_arrival)
+    return traffic if possible and all(map(isfinite, times)) else None
 
 
 def _sent(traffic: Sequence[ModelTraffic]) -> dict[str, int]:

@@ -194,6 +194,15 @@ def structs(draw, kind):
     return kind(**made)
 
 
+@pytest.mark.parametrize("start_time", [inf, nan])
+def test_a_gateway_that_began_at_no_time_is_not_believed(start_time):
+    counts = dict.fromkeys(("arrivals", "arrival_prompt_tokens", "in_flight", "held", "held_prompt_tokens"), 0)
+    traffic = ModelTraffic(namespace="n", name="m", oldest_hold=0.0, last_arrival=0.0, **counts)
+    sample = GatewaySample("g", traffic, 0.0, start_time)
+    decision = decide(ScalingSettings(0, 9), PolicyState(), Observation(0, (), (sample,)), 0.0)
+    assert decision.state.learned.gateways == ()
+
+
 names = st.sampled_from(["a", "b", "c", ""])
 pods = st.builds(
     PodSample,

@@ -12,8 +12,9 @@ from typing import TypeVar, cast
 
 T = TypeVar("T")
 
-FIRST_PAUSE = 0.005
-LONGEST_PAUSE = 0.1
+# A twentieth of the time that was waited already: what comes soon is seen soon, and what takes long is left in peace.
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25
+SHARE = 0.05
 
 
 def eventually(question: Callable[[], T], seconds: float = 30.0) -> T:
@@ -46,20 +47,19 @@ async def _answer(question: Callable[[], T | Awaitable[T]]) -> T:
 
 
 class _Patience:
-    """Pauses between questions: short at first, for tests on one machine, then long, to leave the machine alone."""
+    """Pauses between questions that grow with the time waited."""
 
     def __init__(self, question: Callable[[], object], seconds: float) -> None:
         self._question = question
         self._seconds = seconds
-        self._end = time.monotonic() + seconds
-        self._pause = FIRST_PAUSE
+        self._begun = time.monotonic()
 
     def pause(self, answer: object) -> float:
         """Seconds to wait after this answer. Raises AssertionError when the time is up."""
-        if time.monotonic() > self._end:
+        waited = time.monotonic() - self._begun
+        if waited > self._seconds:
             raise AssertionError(f"not within {self._seconds:g} s: {_name(self._question)}; last answer: {answer!r}")
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause
+        return min(max(FIRST_PAUSE, SHARE * waited), LONGEST_PAUSE)
 
 
 def _name(question: Callable[[], object]) -> str:

@@ -34,6 +34,7 @@ from octavo_operator.app import main, watch_health, watches
 from octavo_operator.app.leader import timing
 from octavo_operator.kube import client
 from octavo_operator.kube.client import KubeClient
+from octavo_operator.kube.errors import TransientError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS
 from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.resources.common import Installation
@@ -145,9 +146,12 @@ async def of(kube: KubeClient, name: str, namespace: str) -> dict[str, int]:
 
 async def described(kube: KubeClient, namespace: str, name: str) -> bool:
     """Whether the newest spec has been carried out."""
-    body = await kube.get(LLMDEPLOYMENTS, namespace, name)
-    budget = await kube.get(POD_DISRUPTION_BUDGETS, namespace, name)
-    deployment = await kube.get(DEPLOYMENTS, namespace, name)
+    try:
+        body = await kube.get(LLMDEPLOYMENTS, namespace, name)
+        budget = await kube.get(POD_DISRUPTION_BUDGETS, namespace, name)
+        deployment = await kube.get(DEPLOYMENTS, namespace, name)
+    except TransientError:
+        return False
     if body is None or budget is None or deployment is None:
         return False
     return bool(body.get("status", {}).get("observedGeneration") == body["metadata"]["generation"])

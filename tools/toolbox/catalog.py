@@ -14,11 +14,11 @@ _OWN = "octavo.dev/tools/"
 class Program:
     """One program.
 
-    `package` is its Go package, `module` the required module whose version it has. `cost` is the CPU time in seconds
-    of compiling what the programs before it in the table have not compiled, and of linking it. `flags` are the linker
-    flags that write the version into it (`{version}`, `{major}`, `{minor}` are filled in). `asks` are the arguments
-    that make it print its version; one without them must be ours, and is
-    taken from nowhere else.
+    `package` is its Go package, `module` the required module whose version it has. `cost` is the CPU time in seconds,
+    the kernel's included, of compiling what the programs before it in the table have not compiled, and of linking it.
+    `flags` are the linker flags that write the version into it (`{version}`, `{major}`, `{minor}` are filled in).
+    `asks` are the arguments that make it print its version; one without them must be ours, and is taken from nowhere
+    else.
     """
 
     name: str
@@ -70,37 +70,37 @@ def _containerd(name: str, package: str, cost: float) -> Program:
 PROGRAMS: dict[str, Program] = {
     program.name: program
     for program in (
-        Program("etcd", f"{_OWN}etcd", "go.etcd.io/etcd/server/v3", 96, asks=("--version",)),
-        _kubernetes("kube-apiserver", 347),
-        _kubernetes("kube-controller-manager", 107),
-        _kubernetes("kube-scheduler", 3),
-        _kubernetes("kubelet", 5),
-        _kubernetes("kube-proxy", 13),
-        _kubernetes("kubectl", 40, "version", "--client"),
+        Program("etcd", f"{_OWN}etcd", "go.etcd.io/etcd/server/v3", 139, asks=("--version",)),
+        _kubernetes("kube-apiserver", 503),
+        _kubernetes("kube-controller-manager", 155),
+        _kubernetes("kube-scheduler", 4),
+        _kubernetes("kubelet", 7),
+        _kubernetes("kube-proxy", 19),
+        _kubernetes("kubectl", 58, "version", "--client"),
         Program(
             "helm",
             "helm.sh/helm/v4/cmd/helm",
             "helm.sh/helm/v4",
-            41,
+            59,
             "-X helm.sh/helm/v4/internal/version.version={version}",
             ("version", "--short"),
         ),
-        _containerd("containerd", f"{_OWN}containerd", 52),
-        _containerd("containerd-shim-runc-v2", f"{_CONTAINERD}/cmd/containerd-shim-runc-v2", 2),
-        _containerd("ctr", f"{_CONTAINERD}/cmd/ctr", 5),
+        _containerd("containerd", f"{_OWN}containerd", 75),
+        _containerd("containerd-shim-runc-v2", f"{_CONTAINERD}/cmd/containerd-shim-runc-v2", 3),
+        _containerd("ctr", f"{_CONTAINERD}/cmd/ctr", 7),
         # The order of its plugins is ours, and an image without a C library holds it: none from PATH will do.
-        Program("coredns", f"{_OWN}coredns", "github.com/coredns/coredns", 19),
-        Program("registry", f"{_OWN}registry", "github.com/distribution/distribution/v3", 29, asks=("--version",)),
+        Program("coredns", f"{_OWN}coredns", "github.com/coredns/coredns", 28),
+        Program("registry", f"{_OWN}registry", "github.com/distribution/distribution/v3", 42, asks=("--version",)),
         Program(
             "kubeconform",
             "github.com/yannh/kubeconform/cmd/kubeconform",
             "github.com/yannh/kubeconform",
-            2,
+            3,
             "-X main.version={version}",
             ("-v",),
         ),
-        Program("fakegpu", f"{_OWN}fakegpu", "k8s.io/kubelet", 2),
-        Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", 12, asks=("--version",)),
+        Program("fakegpu", f"{_OWN}fakegpu", "k8s.io/kubelet", 3),
+        Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", 17, asks=("--version",)),
     )
 }
 

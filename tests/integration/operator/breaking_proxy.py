@@ -206,14 +206,17 @@ async def reset(request: web.Request, _: Pass) -> web.StreamResponse:
 
 
 def bent(proxy: BreakingProxy, bend: Callable[[web.Request, web.StreamResponse, bytes], Awaitable[bool]]) -> Fault:
-    """Passes a watch's lines on through `bend`, until that says it is enough."""
+    """Passes a watch's lines on through `bend`, until that says it is enough; as they are once the fault is over."""
 
     async def fault(request: web.Request, _: Pass) -> web.StreamResponse:
+        fault_of_all = proxy.fault
         async with proxy.asked(request) as answer:
             response = web.StreamResponse(status=answer.status, headers=kept(answer.headers))
             await response.prepare(request)
             async for line in lines_of(answer):
-                if not await bend(request, response, line):
+                if proxy.fault is not fault_of_all:
+                    await response.write(line)
+                elif not await bend(request, response, line):
                     break
             return response
 

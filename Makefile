@@ -47,7 +47,7 @@ PART ?=
 check: .venv/.ready ## Before a commit: lint, types, unit tests; a minute
 	@$(MAKE) --no-print-directory -j3 TIER=check lint types unit
 
-test: .venv/.ready deps ## Before a change lands: check and what needs a cluster, weights or kernels; 25 minutes
+test: .venv/.ready deps ## Before a change lands: check and what needs a cluster, weights or kernels; about 20 minutes
 	@PYTHONPATH=tools $(PY) -m stages
 
 test-all: .venv/.ready deps ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours

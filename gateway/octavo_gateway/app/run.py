@@ -101,7 +101,7 @@ async def run(options: GatewayOptions) -> int:
             if await _until(background, stop, status.ready):
                 return 1
         bound = options.head_seconds
-        # First, so that whoever finds the public port open finds both.
+        # Before the public port: once that accepts connections, health and metrics are reachable too.
         admin = Admin(fleet, metrics, status, lambda: crew.say(time.monotonic()))
         await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, bound)
         public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)

@@ -1,7 +1,7 @@
 """What ranks say to each other: MessagePack, framed as in `common.framing`, arrays as their shape and their bytes.
 
-Rank 0 sends `Begin` and is told `RankDevice`; it sends `Make` and is told `Made`; from then on it sends calls, which
-are not answered. `RankFailed` may come at any time and is a rank's last word.
+Rank 0 sends `Begin`, the rank replies `RankDevice`; rank 0 sends `Make`, the rank replies `Made`. Calls follow, without
+replies. A rank may send `RankFailed` at any time, as its last message.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_what_is_recorded_is_decided_again_alike(cluster, tmp_path, capsys):
     for tick in range(120):
         cluster.tick(10.0 + tick / 4)
         if tick == 60:
-            cluster.state = PolicyState()  # the operator starts anew
+            cluster.state = PolicyState()  # the operator restarts
     lines = (tmp_path / "log").read_bytes().splitlines()
     assert [number for number, line in enumerate(lines) if decision_record.decode(line).state is not None] == [0, 61]
     assert len({decision_record.decode(line).decision.desired for line in lines}) > 1

@@ -7,12 +7,20 @@ import re
 from functools import cache
 from pathlib import Path
 
+from octavo_operator.api.resource import SpecRefusal
+from octavo_operator.autoscale import messages as scaling_messages
+from octavo_operator.autoscale import policy
+from octavo_operator.events.diff import Event
+from octavo_operator.observe import messages
+from octavo_operator.observe.canary_analysis import AnalysisResult
 from octavo_operator.observe.diagnosis import REASONS
+from octavo_operator.status.conditions import ConditionState
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "operator" / "octavo_operator"
-# Where reasons are given as plain strings: the second thing said in these calls.
-CALLS = ("Verdict", "News")
+# Where reasons are plain strings: by class, the position of the reason among its arguments; and whole modules.
+ARGUMENTS = {AnalysisResult.__name__: 1, ConditionState.__name__: 1, Event.__name__: 1, SpecRefusal.__name__: 0}
+MODULES = {Path(module.__file__ or "") for module in (policy, scaling_messages, messages)}
 WORD = re.compile(r"[A-Z][a-z]*[A-Z][A-Za-z]*|[A-Z][a-z]+")
 
 
@@ -37,22 +45,21 @@ def literals(node: ast.AST) -> set[str]:
 
 
 @cache
-def trees() -> list[tuple[str, ast.Module]]:
-    return [(path.name, ast.parse(path.read_text())) for path in sorted(SOURCES.rglob("*.py"))]
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text())) for path in sorted(SOURCES.rglob("*.py"))]
 
 
 @cache
 def given() -> set[str]:
     """Reasons in the code: of verdicts and news, of the autoscaler's decisions, of failures."""
     found = set(REASONS)
-    for name, tree in trees():
-        if name in ("policy.py", "words.py"):
+    for path, tree in trees():
+        if path in MODULES:
             found |= literals(tree)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
-                found |= {word for part in node.args[1:2] for word in literals(part)}
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
-                found |= literals(node.args[0])
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ARGUMENTS:
+                place = ARGUMENTS[node.func.id]
+                found |= {word for part in node.args[place : place + 1] for word in literals(part)}
     return found
 
 

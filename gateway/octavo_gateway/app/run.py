@@ -182,12 +182,12 @@ async def _end_with_parent(stop: asyncio.Event) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    kube_watch = asyncio.create_task(reader.read())
-    kube_watch.add_done_callback(lambda _: stop.set())
+    watch = asyncio.create_task(reader.read())
+    watch.add_done_callback(lambda _: stop.set())
     try:
         yield
     finally:
-        kube_watch.cancel()
+        watch.cancel()
         transport.close()
 
 

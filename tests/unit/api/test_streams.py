@@ -94,9 +94,9 @@ async def test_32_streams_do_not_mix(serve):
 
 async def test_a_stopped_sequence_is_aborted_alone(serve):
     async with serve(pace=0.01) as server:
-        completion_stream = (await server.chat(n=2, stop=" is")).json()
+        answer = (await server.chat(n=2, stop=" is")).json()
         await eventually_async(lambda: len(server.engine.aborted) == 2)
-    assert [choice["finish_reason"] for choice in completion_stream["choices"]] == ["stop", "stop"]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
     assert sorted(index for _, index in server.engine.aborted) == [0, 1]
 
 
@@ -113,7 +113,7 @@ async def test_requests_that_share_an_id_do_not_share_answers(serve):
         bodies = [{"model": "m", "prompt": prompt, "echo": True, "max_tokens": 40} for prompt in "ab"]
         asks = [server.api.post("/v1/completions", json=body, headers=headers) for body in bodies]
         answers = [response.json() for response in await asyncio.gather(*asks)]
-    assert [completion_stream["choices"][0]["text"] for completion_stream in answers] == [
+    assert [answer["choices"][0]["text"] for answer in answers] == [
         f"{prompt}{server.engine.answer}" for prompt in "ab"
     ]
     assert answers[0]["id"] != answers[1]["id"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from tests.support.ports import END, FIRST, HOST, free_port, free_ports
 from tests.support.tiers import scaled
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import busy, eventually, eventually_async
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +26,19 @@ def test_what_never_comes_true_is_named_with_its_last_answer() -> None:
     pods: list[str] = []
     with pytest.raises(AssertionError, match=r"not within 0 s: .*lambda: pods.*test_support.py:\d+.*answer: \[\]"):
         eventually(lambda: pods, seconds=0)
+
+
+@pytest.mark.parametrize(("load", "times"), [(0.1, 1.0), (6.0, 3.0), (90.0, 4.0)])
+def test_a_busy_machine_is_waited_for_longer(load: float, times: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert busy() == times
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    with pytest.raises(AssertionError, match=rf"not within {10 * times:g} s"):
+        eventually(lambda: False, seconds=10)
+    assert 10 * times < now[0] < 10 * times + 1
 
 
 async def test_answers_may_be_awaited() -> None:

@@ -49,6 +49,11 @@ async def _answer(question: Callable[[], T | Awaitable[T]]) -> T:
     return answer
 
 
+def patient(seconds: float) -> float:
+    """A time limit, longer on a busy machine: for what ends a test that would hang."""
+    return seconds * busy()
+
+
 def busy() -> float:
     """How many processes want each processor, in the last minute; between 1 and `MOST_PATIENT`."""
     return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), MOST_PATIENT)
@@ -65,7 +70,7 @@ class _Patience:
     def pause(self, answer: object) -> float:
         """Seconds to wait after this answer. Raises AssertionError when the time is up."""
         waited = time.monotonic() - self._begun
-        limit = self._seconds * busy()
+        limit = patient(self._seconds)
         if waited > limit:
             raise AssertionError(f"not within {limit:g} s: {_name(self._question)}; last answer: {answer!r}")
         return min(max(FIRST_PAUSE, SHARE * waited), LONGEST_PAUSE)

@@ -288,7 +288,9 @@ def remains(state: Path, name: str, data: Path, plan: Addresses) -> list[str]:
     found += [line for line in lines("iptables-save") if own in line or "KUBE-" in line]
     found += [line for line in lines("nft", "list", "tables") if "octavo" in line]
     found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{data}/" in line]
-    found += [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/octavo-{name}-*")]
+    # Not by glob: control groups of other clusters go meanwhile.
+    groups = [str(Path(folder) / group) for folder, below, _ in os.walk("/sys/fs/cgroup") for group in below]
+    found += [group for group in groups if f"/octavo-{name}-" in group]
     found += [str(process) for process in processes_of(data)]
     found += [str(path) for path in (state / "clusters").glob(f"{name}*")]
     return found + ([str(data)] if data.exists() else [])

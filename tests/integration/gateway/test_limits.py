@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 from tests.integration.gateway.conftest import Gateway, RecordingPod, StartGateway
 from tests.support.ports import free_port
+from tests.support.waiting import patient
 
 HEADERS = {"Authorization": "Bearer alpha"}
 KEYS = "keys:\n- {name: team-a, key: alpha, requestsPerMinute: %d}\n- {name: team-b, key: beta}\n"
@@ -35,7 +36,7 @@ async def test_three_gateways_keep_one_limit(start_gateway: StartGateway, tmp_pa
     pods = [f"http://127.0.0.1:{pod.port}"]
     gateways = [start_gateway("--api-key-file", str(path), *peers, pods=pods, admin_port=port) for port in admins]
     loop = asyncio.get_running_loop()
-    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(patient(30)):
         for port in admins:
             while b'octavo_gateway_gateways{state="heard"} 3.0' not in await _metrics(session, port):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -67,7 +68,7 @@ async def test_a_key_file_that_becomes_wrong_keeps_the_keys_and_says_so(
     pod = RecordingPod()
     gateway = start_gateway("--api-key-file", str(path), pods=[f"http://127.0.0.1:{pod.port}"])
     path.write_text(KEYS.replace("requestsPerMinute", "requestPerMinute") % 1)
-    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(patient(30)):
         while gateway.metric("octavo_gateway_key_file_valid"):
             assert await statuses(session, gateway, 1) == [200]
             await asyncio.sleep(0.05)

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from tests.integration.operator.jobs import finish_jobs
 from tests.support.ports import free_port
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually_async, patient
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LLMDEPLOYMENTS, SERVICES
@@ -95,7 +95,7 @@ async def test_a_held_request_wakes_a_model_from_zero(
         async def held() -> aiohttp.ClientResponse:
             # The gateway hears of the Service's annotation a moment after the API server has it.
             nonlocal calls
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(patient(90)):
                 while True:
                     calls += 1
                     body = {"model": "tiny", "stream": True, "messages": []}

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from tests.support.ports import free_port
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually_async, patient
 
 from octavo_gateway.discovery.endpoints import ModelTable
 from octavo_gateway.discovery.kube_watch import Watcher, connect
@@ -284,7 +284,7 @@ async def test_the_command_serves_the_models_of_a_namespace(admin, tmp_path):
     )  # fmt: skip
     models: list[str] = []
 
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client, asyncio.timeout(30):
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client, asyncio.timeout(patient(30)):
         while "one" not in models:
             with suppress(aiohttp.ClientError):
                 async with client.get("/v1/models") as answer:

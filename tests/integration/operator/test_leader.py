@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually_async, patient
 
 from octavo_operator.app.leader import LeaseLock, Timing
 from octavo_operator.kube.client import KubeClient
@@ -59,7 +59,7 @@ async def test_a_silent_leader_is_replaced(
 ) -> None:
     first, second = contender("first"), contender("second")
     await first.acquire()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await second.acquire()
     assert await holder(kube, namespace) == "second"
     body = await kube.get(LEASES, namespace, "octavo-operator")
@@ -76,7 +76,7 @@ async def test_a_leader_replaced_meanwhile_stops(
     assert body is not None
     body["spec"]["holderIdentity"] = "usurper"
     await kube.replace(LEASES, body)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patient(5)):
         await first.hold()
 
 
@@ -91,7 +91,7 @@ async def test_a_leader_without_an_api_server_stops(
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(client._api, "call_api", silence)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patient(5)):
         await first.hold()
 
 
@@ -192,7 +192,7 @@ async def test_a_lease_given_back_in_between_is_not_ours_any_more(
     assert body is not None
     body["spec"]["holderIdentity"] = ""
     await kube.replace(LEASES, body)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await first.hold()
     assert first.left() <= 0
     assert await holder(kube, namespace) == ""

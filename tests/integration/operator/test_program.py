@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually_async, patient
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LEASES, LLMDEPLOYMENTS, POD_DISRUPTION_BUDGETS, PODS
@@ -39,7 +39,7 @@ async def test_it_serves_with_these_rights_and_repairs_at_once(
     await eventually_async(lambda: kube.get(POD_DISRUPTION_BUDGETS, namespace, "tiny"))
     assert await operator.asks("GET", "/healthz") == 200
     operator.process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(operator.process.wait(), 20) == 0
+    assert await asyncio.wait_for(operator.process.wait(), patient(20)) == 0
     lease = await kube.get(LEASES, namespace, "octavo-operator")
     assert lease is not None
     assert lease["spec"]["holderIdentity"] == ""
@@ -53,7 +53,7 @@ async def test_killed_by_the_kernel_another_takes_over_and_finishes(
     await kube.apply(LLMDEPLOYMENTS, llmd())
     # The first write takes the Lease; the fourth would be the third child.
     first = await start("first", wait=False, OCTAVO_FAILPOINTS="kube.write:exit@4")
-    assert await asyncio.wait_for(first.process.wait(), 60) == 137
+    assert await asyncio.wait_for(first.process.wait(), patient(60)) == 137
     second = await start("second")
     wake = {"json": {"namespace": namespace, "name": "tiny"}}
     lease = await kube.get(LEASES, namespace, "octavo-operator")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.integration.operator.breaking_proxy import BreakingProxy
 from tests.support.ports import free_port
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually_async, patient
 
 from localcluster import ClusterError, ControlPlane, control_plane
 from octavo_operator.kube.client import KubeClient
@@ -103,7 +103,7 @@ async def test_silence_for_longer_than_the_lease_lasts(
     send(plane, program, signal.SIGSTOP)
     try:
         # Who cannot renew ends, and is started again by its kubelet.
-        assert await asyncio.wait_for(first.process.wait(), 60) == 1
+        assert await asyncio.wait_for(first.process.wait(), patient(60)) == 1
         assert await standby.asks("GET", "/healthz") == 200
         again = await start("first", wait=False, lease=LEASE_SECONDS)
     finally:

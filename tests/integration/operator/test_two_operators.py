@@ -16,7 +16,7 @@ import pytest
 from tests.integration.operator import breaking_proxy as broken
 from tests.integration.operator.breaking_proxy import BreakingProxy, Call
 from tests.support.ports import free_port
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually_async, patient
 
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import DEPLOYMENTS, LEASES, LLMDEPLOYMENTS
@@ -83,7 +83,7 @@ async def test_the_old_leader_writes_nothing_once_the_new_one_does(
     await eventually_async(taken_over, 60)
     if how == "stopped":
         one.process.send_signal(signal.SIGCONT)
-    assert await asyncio.wait_for(one.process.wait(), 60) == 1
+    assert await asyncio.wait_for(one.process.wait(), patient(60)) == 1
     # What the old one still sends after its time: nothing at all, delivered or not.
     first = writes(proxies[1])[0].at
     assert [call for call in writes(proxies[0]) if call.at > first] == []
@@ -110,7 +110,7 @@ async def test_a_leader_that_is_told_to_end_hands_over_at_once_and_without_overl
     two = await start("two", server=proxies[1].url, lease=300)
     await eventually_async(lambda: kube.get(DEPLOYMENTS, namespace, "tiny"))
     one.process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(one.process.wait(), 60) == 0
+    assert await asyncio.wait_for(one.process.wait(), patient(60)) == 0
     await eventually_async(two.leads, 60)
 
     async def writing() -> bool:

@@ -27,7 +27,7 @@ from tests.integration.operator.breaking_proxy import (
     says,
 )
 from tests.support.ports import free_port
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually_async, patient
 
 from octavo_operator.api.resource import Key
 from octavo_operator.app import main, watch_health, watches
@@ -137,7 +137,7 @@ async def running(namespace: str) -> AsyncIterator[Running]:
         yield Running(operator, task, options.port)
         assert not task.done(), task.exception()
         operator.stop()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, patient(30))
     await kube.close()
 
 

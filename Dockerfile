@@ -55,6 +55,7 @@ WORKDIR /src
 RUN touch README.md
 COPY LICENSE pyproject.toml ./
 COPY protocol protocol
+COPY common common
 
 FROM wheel AS code-operator
 COPY operator operator

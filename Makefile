@@ -64,7 +64,7 @@ lint: .venv/.ready
 MYPY = $(PY) -m mypy --no-error-summary --cache-dir $(or $(OCTAVO_CACHE),$(HOME)/.cache/octavo)/mypy
 
 types: .venv/.ready
-	@$(MYPY)/parts protocol inference operator gateway simulator $(patsubst %/__init__.py,%,$(wildcard tools/*/__init__.py)) tests/support
+	@$(MYPY)/parts protocol common inference operator gateway simulator $(patsubst %/__init__.py,%,$(wildcard tools/*/__init__.py)) tests/support
 	@MYPYPATH=bench:bench/contestants $(MYPY)/bench bench/*.py bench/contestants
 	@MYPYPATH=bench:bench/gpu:bench/gpu/peers $(MYPY)/bench-gpu bench/gpu
 	@MYPYPATH=bench:bench/gateway $(MYPY)/bench-gateway bench/gateway

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import random
 import resource
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import uvloop
 
+from octavo_common import json_logs
 from octavo_gateway.access.api_keys import KeyFile
-from octavo_gateway.app import logs
 from octavo_gateway.app.run import GatewayOptions, run
 from octavo_gateway.app.workers import MOST, Parent, reachable, worker_port
 from octavo_gateway.discovery.endpoints import DEFAULT_POLICY
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (StaticError, OSError, ValueError) as error:
         print(f"octavo-gateway: {error}", file=sys.stderr)
         return 2
-    logs.set_up(given.log_level)
+    json_logs.configure("json", given.log_level)
+    # One traceback per malformed request of a stranger; failures of the handlers are logged by the handlers.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     # A stream is two connections. Shells and runtimes often give a thousand to programs that do not ask for more.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

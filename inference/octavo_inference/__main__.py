@@ -45,10 +45,10 @@ def _main(child: EngineProcess, timeline: Timeline) -> int:
         return 2
     child.load(settings)
     timeline.mark("settings")
-    from octavo_inference.common import logs  # noqa: PLC0415
+    from octavo_common import json_logs  # noqa: PLC0415
     from octavo_inference.server import lifecycle  # noqa: PLC0415
 
-    logs.configure(settings.log_format)
+    json_logs.configure(settings.log_format)
     timeline.mark("imports")
     return lifecycle.run(settings, sockets, keys, admin_keys, child, timeline)
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo_common import json_logs
 from octavo_operator.api import profiles
 from octavo_operator.api.profiles import Profiles
-from octavo_operator.app import logs
 from octavo_operator.app import main as app
 from octavo_operator.app.leader import timing
 from octavo_operator.resources.common import Installation
@@ -26,7 +26,7 @@ logger = logging.getLogger("octavo_operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.OperatorOptions, str, str]:
+def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.OperatorOptions, str, json_logs.Form]:
     """Options, log level and log format of a command line."""
     parser = argparse.ArgumentParser(prog="octavo-operator", description="Serve LLMDeployments of a cluster.")
     add = parser.add_argument
@@ -101,7 +101,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Oper
 def main() -> int:
     """0 after an orderly end, 1 when the lead was lost or something broke."""
     options, level, style = parse(sys.argv[1:], os.environ)
-    logs.configure(level, style)
+    json_logs.configure(style, level)
+    # kopf says each event twice at these levels; what matters of it is in the passes.
+    logging.getLogger("kopf").setLevel(max(logging.getLogger().level, logging.WARNING))
     code = 0
     try:
         asyncio.run(app.run(options))

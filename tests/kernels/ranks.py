@@ -39,11 +39,11 @@ from tests.kernels.test_engine import (
 )
 from tests.kernels.test_ranks import serve
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup, join
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.graphs import Capture
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.distributed.messages import Call, encode
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow

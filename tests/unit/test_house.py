@@ -15,6 +15,7 @@ PACKAGES = [
     "gateway/octavo_gateway",
     "inference/octavo_inference",
     "protocol/octavo_protocol",
+    "common/octavo_common",
     "simulator/octavo_simulator",
 ]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
-_SHARED = ("Dockerfile", ".dockerignore", "LICENSE", "pyproject.toml", "requirements/build.txt", "protocol")
+_SHARED = ("Dockerfile", ".dockerignore", "LICENSE", "pyproject.toml", "requirements/build.txt", "protocol", "common")
 _SOURCE_SUFFIXES = {".py", ".typed", ".cpp", ".hpp", ".h", ".c"}
 
 

@@ -130,7 +130,12 @@ class Proxy:
                 pod, drains = lease.upstream, unreached.reason == "draining"
                 lease.refused()
                 pod.avoid(backend.clock(), draining=drains)
-                log.info("%s: %s did not take it: %s", call.request_id, pod.endpoint.name, unreached.reason)
+                log.info(
+                    "%s did not take the request: %s",
+                    pod.endpoint.name,
+                    unreached.reason,
+                    extra={"request_id": call.request_id},
+                )
                 # To leave is no fault and the answer cost nothing: of all that is sent to a pod in the moment in which
                 # it begins to drain, nothing may be lost. One that says so twice to one request counts as faulty.
                 if drains and pod not in draining:
@@ -209,6 +214,9 @@ class Proxy:
                 lease.heard(pod.headers.get(HEADER_PROMPT))
             else:
                 lease.refused()
+                if pod.status >= 500:
+                    fields = {"request_id": call.request_id}
+                    log.warning("%s answered %d", lease.upstream.endpoint.name, pod.status, extra=fields)
             with lifeline(pod):
                 if pod.content_type == EVENT_STREAM:
                     response = await self._relay(pod, answer, lease, call, sent)
@@ -260,7 +268,9 @@ class Proxy:
                 chunk = await pod.content.readany()
             except (aiohttp.ClientError, OSError):
                 self._metrics.broken.labels(label(lease.backend)).inc()
-                log.warning("%s: %s broke its stream off", call.request_id, lease.upstream.endpoint.name)
+                log.warning(
+                    "%s broke its stream off", lease.upstream.endpoint.name, extra={"request_id": call.request_id}
+                )
                 lease.answered(well=False)
                 return await answer.fail(broken())
             if not chunk:

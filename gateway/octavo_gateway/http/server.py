@@ -115,7 +115,7 @@ class Api:
             # The client went away while it was written to; aiohttp drops what is answered now.
             response = web.Response(status=CLIENT_GONE)
         except Exception:
-            log.exception("%s: request failed", request_id)
+            log.exception("request failed", extra={"request_id": request_id})
             response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id)
         finally:
             if isinstance(connection, HttpConnection):

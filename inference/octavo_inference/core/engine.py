@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError, QueueFullError, RequestError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.config.cache_policy import POLICIES, PolicyName
 from octavo_inference.core.backend import Backend, RowBackend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
@@ -410,7 +410,8 @@ class Engine:
     def _refuse_numbers(self, sequence: Sequence) -> list[Output]:
         """The model computed no numbers for a sequence: end its request, and let nobody find what it computed."""
         request_id = sequence.request.id
-        log.error("request %s: the logits at token %d are not numbers", request_id, sequence.known)
+        fields = {"request_id": sequence.request.request_id}
+        log.error("the logits at token %d are not numbers", sequence.known, extra=fields)
         held = set()
         for sibling in self._live.sequences(request_id):
             self.scheduler.distrust(sibling)
@@ -425,8 +426,10 @@ class Engine:
         """End every request that had a part in a step: its KV may be half written."""
         # Clients get no word of the cause, which may name paths or addresses; the log has it.
         message = "the step this request was part of failed; the server's log says why"
-        ids = dict.fromkeys(s.request.id for s in sequences if s.state is not SequenceState.FINISHED)
-        return [output for request_id in ids for output in self._live.end(request_id, "error", message)]
+        requests = {s.request.id: s.request for s in sequences if s.state is not SequenceState.FINISHED}
+        for request in requests.values():
+            log.error("a request ended with the step that failed", extra={"request_id": request.request_id})
+        return [output for request_id in requests for output in self._live.end(request_id, "error", message)]
 
 
 def _logprobs(result: StepResult, i: int) -> TokenLogprobs:

@@ -57,7 +57,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
     `priority`: higher starts first, see `request_queue`. `tenant` is who shares fairly with others of that priority.
     `cache_policy` says how long the prefix cache keeps its blocks; None is the engine's default. `timeout` is how many
-    seconds it may take; what it has by then is its answer.
+    seconds it may take; what it has by then is its answer. `id` is unique; `request_id` is what client or gateway
+    called it, for log lines alone.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     tenant: str = ""
     cache_policy: PolicyName | None = None
     timeout: float | None = None
+    request_id: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from octavo_inference.common.failpoints import Failpoints
+from octavo_common.failpoints import Failpoints
 from octavo_inference.core.block_pool import BlockPool, PoolError
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.prefill_budget import PrefillBudget

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TypeVar
 
-from octavo_inference.common import logs
+from octavo_common import json_logs
 from octavo_inference.common.errors import DeviceLostError, RankLostError
 from octavo_inference.common.process import EXIT_RANK_LOST
 from octavo_inference.config.engine import EngineSettings
@@ -96,7 +96,7 @@ class RankExecutor:
     def begin(self, settings: EngineSettings, digest: str) -> None:
         """Have every rank read the model, which has `digest`, find its device and join."""
         for peer in self._peers:
-            begin = Begin(settings=settings, digest=digest, rank=peer.rank, log_format=logs.form())
+            begin = Begin(settings=settings, digest=digest, rank=peer.rank, log_format=json_logs.form())
             self._send(peer, encode(begin))
 
     def found(self) -> list[RankDevice]:

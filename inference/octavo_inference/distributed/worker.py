@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from octavo_inference.common import logs
+from octavo_common import json_logs
+from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError, ModelError, OctavoError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.common.process import DUMP_SIGNAL, EXIT_RANK_LOST
 from octavo_inference.core.backend import RowBackend, StepHandle
@@ -136,7 +136,7 @@ def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> Row
     begin = inbox.next()
     if not isinstance(begin, Begin):
         raise TypeError(f"{type(begin).__name__} before begin")
-    logs.configure(begin.log_format)
+    json_logs.configure(begin.log_format)
     from octavo_inference.backends.cuda.factory import build_rank  # noqa: PLC0415 -- torch, which is there by now
     from octavo_inference.distributed.rendezvous import enter  # noqa: PLC0415
 

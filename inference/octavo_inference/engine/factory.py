@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
 from octavo_inference.common.errors import DeviceError, SettingsError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
 from octavo_inference.config.engine import PROFILES, BackendName, Dtype, EngineSettings
 from octavo_inference.core.backend import Backend

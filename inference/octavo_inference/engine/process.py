@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
-from octavo_inference.common import logs
+from octavo_common import json_logs
 from octavo_inference.common.errors import DeviceLostError, OctavoError, RankLostError
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.parent_watchdog import live_with
@@ -181,7 +181,7 @@ def engine_settings(settings: ServerSettings) -> EngineSettings:
 
 def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
     """The real engine; see `octavo_inference.engine.factory`, also for `end`."""
-    logs.configure(settings.log_format)
+    json_logs.configure(settings.log_format)
     timeline = Timeline.of_process()
     imported = timeline.now()
     from octavo_inference.engine.factory import load_engine  # noqa: PLC0415

@@ -246,4 +246,4 @@ def _log_access(scope: Scope, status: int, seconds: float, request_id: str, note
         fields = {"status": status, "ms": round(seconds * 1000, 1), "request_id": request_id, **notes}
         # A path is what a stranger wrote: JSON-escaped it cannot forge a line in any log format.
         path = json.dumps(scope["path"][:256])
-        log.info("%s %s", scope["method"], path, extra={"fields": fields})
+        log.info("%s %s", scope["method"], path, extra=fields)

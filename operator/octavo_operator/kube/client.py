@@ -15,6 +15,7 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
+from octavo_common.failpoints import Failpoints
 from octavo_operator.kube.errors import (
     ConflictError,
     FencedError,
@@ -23,7 +24,6 @@ from octavo_operator.kube.errors import (
     TransientError,
     from_response,
 )
-from octavo_operator.kube.failpoints import Failpoint
 from octavo_operator.kube.resources import LEASES, Resource
 from octavo_operator.kube.throttle import Throttle
 
@@ -90,8 +90,7 @@ class KubeClient:
     def __init__(self, api: ApiClient, *, observer: Observer = _ignore, environment: Mapping[str, str] = {}) -> None:
         self._api = api
         self._observer = observer
-        self._write = Failpoint("kube.write", environment)
-        self._written = Failpoint("kube.written", environment)
+        self._failpoints = Failpoints.from_environment(environment)
         self._throttle = Throttle()
         self._left: Callable[[], float] | None = None
 
@@ -212,7 +211,7 @@ class KubeClient:
             await self._throttle.wait()
         if method == "GET":
             return await self._send(method, path, query, body, content_type, _TIMEOUT)
-        self._write.hit()
+        self._failpoints.hit("kube.write")
         if self._left is None:
             answer = await self._send(method, path, query, body, content_type, _TIMEOUT)
         else:
@@ -225,7 +224,7 @@ class KubeClient:
             except asyncio.CancelledError:
                 await asyncio.gather(sent, return_exceptions=True)
                 raise
-        self._written.hit()
+        self._failpoints.hit("kube.written")
         return answer
 
     async def _send(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.support.waiting import eventually_async
 
+from octavo_common.failpoints import InjectedFaultError
 from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import MANAGER, STATUS_MANAGER, KubeClient
 from octavo_operator.kube.errors import RefusedError
-from octavo_operator.kube.failpoints import FailpointError
 from octavo_operator.kube.resources import (
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
@@ -339,7 +339,7 @@ async def test_killed_between_any_two_writes_it_converges(
         process = await connect(OCTAVO_FAILPOINTS="kube.write:raise@2")
         try:
             await make_reconciler(process).reconcile(key)
-        except FailpointError:
+        except InjectedFaultError:
             killed += 1
             assert killed < 20
         else:

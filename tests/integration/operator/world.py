@@ -11,9 +11,9 @@ from typing import Any
 
 from tests.integration.operator.jobs import finish_jobs
 
+from octavo_common.failpoints import InjectedFaultError
 from octavo_operator.api.resource import Key
 from octavo_operator.kube.client import MANAGER, STATUS_MANAGER, KubeClient
-from octavo_operator.kube.failpoints import FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
 from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.reconcile.plan import ANNOTATION_APPLIED
@@ -108,7 +108,7 @@ class World:
             before = len(self.writes)
             try:
                 await reconciler.reconcile(self.key)
-            except FailpointError:
+            except InjectedFaultError:
                 self.kills += 1
                 reconciler = await self._start(**(failpoints if again else {}))
                 continue

@@ -9,7 +9,6 @@ import pytest
 from tests.support.native import needs_native
 
 from octavo_inference.common.errors import ModelError, SettingsError
-from octavo_inference.common.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.common.memory_plan import available_memory
 from octavo_inference.config.engine import PROFILES, EngineSettings
 from octavo_inference.core.kv_cache_sizing import fit
@@ -134,17 +133,6 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(monkeypatch: py
     monkeypatch.setattr(factory, "_create", None)  # would fail if it were reached
     with pytest.raises(ModelError, match=r"its weights take 0\.\d\d GiB of memory, 0\.05 GiB are available"):
         factory.load_engine(EngineSettings(backend="cpu"))
-
-
-def test_failpoints_fire_once_at_the_chosen_time() -> None:
-    points = Failpoints("engine.step:raise@2")
-    points.hit("engine.step")
-    points.hit("other")
-    with pytest.raises(InjectedFaultError, match="failpoint"):
-        points.hit("engine.step")
-    points.hit("engine.step")
-    with pytest.raises(SettingsError, match="'x' is not of the form name:raise@N"):
-        Failpoints("x")
 
 
 @pytest.mark.parametrize(

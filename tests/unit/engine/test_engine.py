@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError, QueueFullError, RequestError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.core.request import Request, SamplingParams
 
 Make = Callable[..., Any]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.engine.loop import EngineLoop
 
 from .echo import Runner, alone, make_runner

@@ -16,8 +16,8 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from octavo_common.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.common.errors import DeviceLostError, RankLostError, SettingsError
-from octavo_inference.common.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.core.model_input import Batch, LogitAdjust, Penalty, RowChange, RowSamples, RowStep, SampleRows
 from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.messages import Call, ClearBlocks, Launch, RankFailed, RunStep, decode_to_rank, encode

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import RequestError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.core.block_pool import PoolError
 from octavo_inference.core.request_queue import AGING_SECONDS
 from octavo_inference.core.virtual_token_counter import VirtualTokenCounter

@@ -25,11 +25,11 @@ ANYTHING = Builder("all", ("true",), mounts=True)
 def tree(tmp_path: Path) -> Path:
     for name in ("Dockerfile", ".dockerignore", "LICENSE", "pyproject.toml"):
         (tmp_path / name).write_text(name)
-    for folder in ("requirements", "protocol/p", "operator/o", "gateway/g", "inference/i"):
+    for folder in ("requirements", "protocol/p", "common/c", "operator/o", "gateway/g", "inference/i"):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("build", "cpu", "server", "operator", "gateway"):
         (tmp_path / "requirements" / f"{name}.txt").write_text(name)
-    for folder in ("protocol/p", "operator/o", "gateway/g", "inference/i"):
+    for folder in ("protocol/p", "common/c", "operator/o", "gateway/g", "inference/i"):
         (tmp_path / folder / "code.py").write_text("x = 1")
     return tmp_path
 
@@ -46,6 +46,7 @@ def tags(tree: Path, base_image: str = "b", builder_image: str = "c") -> dict[st
         ("inference/i/code.py", {"server", "server-cpu"}),
         ("requirements/cpu.txt", {"server-cpu"}),
         ("protocol/p/code.py", set(catalog.TARGETS)),
+        ("common/c/code.py", set(catalog.TARGETS)),
         ("Dockerfile", set(catalog.TARGETS)),
         ("requirements/dev.txt", set()),
         ("inference/i/kernels.so", set()),

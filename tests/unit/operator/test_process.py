@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +15,11 @@ from kopf._cogs.structs.references import Resource as KopfResource
 
 from octavo_operator import __main__ as program
 from octavo_operator.api.resource import Key
-from octavo_operator.app import logs, watches
+from octavo_operator.app import watches
 from octavo_operator.app.health import ProcessState, application
 from octavo_operator.app.leader import Timing
 from octavo_operator.app.watch_health import WatchHealth
 from octavo_operator.kube import errors, permissions
-from octavo_operator.kube.failpoints import Failpoint, FailpointError
 from octavo_operator.kube.resources import CHILDREN, DEPLOYMENTS, LLMDEPLOYMENTS, PODS
 from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.reconcile.version_tracker import GONE, ObjectChange
@@ -182,19 +180,6 @@ def test_the_server_says_when_to_come_back(status: int, header: str, seconds: fl
     assert errors.retry_after(ValueError("x")) == 0.0
 
 
-def test_failpoints() -> None:
-    point = Failpoint("kube.write", {"OCTAVO_FAILPOINTS": "other:raise@1,kube.write:raise@2"})
-    point.hit()
-    with pytest.raises(FailpointError):
-        point.hit()
-    for _ in range(10):
-        point.hit()
-    Failpoint("kube.write", {}).hit()
-    for wrong in ("kube.write:raise", "kube.write:raise@0", "kube.write:sing@1"):
-        with pytest.raises(ValueError, match="OCTAVO_FAILPOINTS"):
-            Failpoint("kube.write", {"OCTAVO_FAILPOINTS": wrong})
-
-
 def test_command_line() -> None:
     images = ["--server-image", "a", "--server-cpu-image", "b"]
     options, level, style = program.parse(
@@ -218,9 +203,3 @@ def test_rights_are_named_one_by_one() -> None:
     rules = [rule for group in permissions.rules().values() for rule in group]
     assert not any("*" in value for rule in rules for value in (*rule["verbs"], *rule["resources"], *rule["apiGroups"]))
     assert not any("secrets" in rule["resources"] for rule in rules)
-
-
-def test_log_lines_are_json() -> None:
-    record = logging.makeLogRecord({"msg": "apply %s", "args": ("x",), "levelname": "INFO", "name": "n", "key": "a/b"})
-    line = json.loads(logs.JsonFormatter().format(record))
-    assert (line["message"], line["level"], line["key"]) == ("apply x", "info", "a/b")

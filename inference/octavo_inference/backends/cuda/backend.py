@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cuda.batches import as_rows
 from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
@@ -33,7 +34,6 @@ from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import upload
 from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.config.engine import KvDtype
 from octavo_inference.core.model_input import Batch, Float32, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cuda.aot import kernel_cache
 from octavo_inference.backends.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, kv_type, limits_of
 from octavo_inference.backends.cuda.buffers import buffer_shapes, shapes_bytes
@@ -20,7 +21,6 @@ from octavo_inference.backends.cuda.sampling import sampler_bytes
 from octavo_inference.backends.cuda.transfer import pieces
 from octavo_inference.backends.cuda.weight_loading import device_bytes
 from octavo_inference.common.errors import DeviceError
-from octavo_inference.common.failpoints import Failpoints
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.kv_cache_sizing import CacheSizes
 from octavo_inference.core.request import MAX_LOGPROBS

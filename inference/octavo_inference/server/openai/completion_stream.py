@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.server import gateway_headers
-from octavo_inference.server.http import KEEP_ALIVE_SECONDS, NOTES, TENANT
+from octavo_inference.server.http import KEEP_ALIVE_SECONDS, NOTES, REQUEST_ID, TENANT
 from octavo_inference.server.openai.generate import Generation, Handling
 from octavo_inference.server.openai.requests import Common, timeout
 from octavo_inference.server.openai.responses import Usage
@@ -82,6 +82,7 @@ class Prompts:
                 priority=priority or 0,
                 cache_policy=body.cache_policy,
                 timeout=timeout(request.headers.get(HEADER_TIMEOUT)),
+                request_id=request.scope[REQUEST_ID],
             ),
         )
 

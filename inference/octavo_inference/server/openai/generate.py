@@ -24,6 +24,7 @@ class Handling:
     priority: int = 0
     cache_policy: PolicyName | None = None
     timeout: float | None = None
+    request_id: str = ""
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Generation:
                     priority=handling.priority,
                     cache_policy=handling.cache_policy,
                     timeout=handling.timeout,
+                    request_id=handling.request_id,
                 )
             )
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo_common import json_logs
 from octavo_inference.backends.cpu.native.cores import usable_cores
-from octavo_inference.common import logs
 from octavo_inference.common.errors import OctavoError, SettingsError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.config.server import ServerSettings, engine_parser
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     except OctavoError as error:
         sys.stderr.write(f"octavo-server tune: {error}\n")
         return 2
-    logs.configure("text")
+    json_logs.configure("text")
     logging.getLogger("octavo_inference").setLevel(logging.ERROR)  # each engine would tell its sizes
     try:
         _tune(settings, load, Path(given.output))

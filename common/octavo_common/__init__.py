@@ -1,0 +1,1 @@
+"""What operator, gateway and server do the same way: log lines, failpoints, fairness, the cost of a step."""

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from msgspec.structs import fields
 
+from octavo_common.step_cost import StepCost
 from octavo_gateway.discovery.endpoints import Endpoint
 from octavo_gateway.routing import headroom
 from octavo_gateway.routing.router import Candidate, Report
-from octavo_gateway.routing.step_cost import StepCost, Steps
+from octavo_gateway.routing.step_cost import Steps
 from octavo_protocol.load import LoadReport
 
 # Reports are taken every second; an older one says less than what this gateway itself has sent.

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from statistics import median, median_low
 from typing import NamedTuple
 
-from octavo_gateway.routing.step_cost import StepCost
+from octavo_common.step_cost import StepCost
 
 PREFIX_AWARE = "PrefixAware"
 LEAST_LOAD = "LeastLoad"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from octavo_operator.autoscale.step_cost import StepModel
+from octavo_common.step_cost import StepCost
 
 # While an answer is made, prompts of about as many requests as there are rows come by, by chance and of all sizes: for
 # nine of ten answers and more it is to be no more than this many standard deviations above the mean.
@@ -56,7 +56,7 @@ class ReplicaCapacity:
     feasible: bool
 
 
-def capacity(model: StepModel, sizes: RequestSizes, limits: ReplicaLimits) -> ReplicaCapacity | None:
+def capacity(model: StepCost, sizes: RequestSizes, limits: ReplicaLimits) -> ReplicaCapacity | None:
     """What a replica does within its limits; None while too little is known to say."""
     answer = max(1.0, sizes.answer)
     share = sizes.uncached / answer

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, exp, inf
 from statistics import median
 
+from octavo_common import least_squares
 from octavo_operator.autoscale import step_cost
 from octavo_operator.autoscale.arrivals import count, dispersion
 from octavo_operator.autoscale.capacity import ReplicaLimits, RequestSizes, capacity
@@ -24,7 +25,6 @@ from octavo_operator.autoscale.types import (
     RequestTotals,
     ScalingSettings,
 )
-from octavo_protocol import squares
 from octavo_protocol.load import LoadReport
 
 # Sizes of five minutes ago count for a third, and those before the last few hundred requests: of as many the mean is
@@ -210,7 +210,7 @@ def _slower(known: float, fitted: step_cost.Fit, shares: Sequence[_Share], elaps
     if 2 * len(full) <= len(shares):
         return 1.0 - (1.0 - known) * exp(-elapsed / step_cost.MEMORY_SECONDS)
     explained = _near(
-        [step_cost.expected(fitted, step_cost.equations(s.load.steps, s.before.steps)[0]) / s.elapsed for s in full]
+        [step_cost.expected(fitted, step_cost.between(s.load.steps, s.before.steps)[0]) / s.elapsed for s in full]
     )
     share = min(max(sum(explained) / len(explained), _SLOWEST), 1.0)
     kept = exp(-elapsed / _SLOWER_SECONDS)
@@ -273,8 +273,8 @@ def _fitted(known: step_cost.Fit, shares: Sequence[_Share], elapsed: float) -> s
     """The step time after this lesson."""
     timed = []
     for share in shares:
-        gram, moment = step_cost.equations(share.load.steps, share.before.steps)
-        if squares.possible(gram, moment) and moment[0] <= 1.2 * share.elapsed + _LONG_STEP:
+        gram, moment = step_cost.between(share.load.steps, share.before.steps)
+        if least_squares.possible(gram, moment) and moment[0] <= 1.2 * share.elapsed + _LONG_STEP:
             expected = step_cost.expected(known, gram)
             timed.append((moment[0] / expected, gram, moment))
     if not timed:

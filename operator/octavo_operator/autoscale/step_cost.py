@@ -1,7 +1,6 @@
 """How long a step of the engine takes, learned from the sums that pods report. Pure.
 
-`seconds = base + prefill*P + row*n + context*C` with P prompt tokens, n decoded rows and C tokens these attend to in
-one step. Non-negative least squares on normal equations that forget. A ridge pulls each coefficient towards what it
+Non-negative least squares on normal equations that forget. A ridge pulls each coefficient towards what it
 was: a direction that the data says nothing of (rows and context move together under one kind of load) stays as it is.
 """
 
@@ -9,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from octavo_common.least_squares import Matrix, Vector, non_negative
+from octavo_common.step_cost import StepCost, equations, values
 from octavo_protocol.load import StepSums
-from octavo_protocol.squares import Matrix, Vector, non_negative
 
 # Steps of half an hour ago count for a third.
 MEMORY_SECONDS = 1800.0
@@ -24,20 +24,6 @@ _ZERO: Vector = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class StepModel:
-    """Seconds of a step: fixed, per prompt token, per decoded row, per token of context."""
-
-    base: float = 0.0
-    prefill: float = 0.0
-    row: float = 0.0
-    context: float = 0.0
-
-    def seconds(self, prefill: float, rows: float, context: float) -> float:
-        """Length of a step with these many of each."""
-        return self.base + self.prefill * prefill + self.row * rows + self.context * context
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """Normal equations `gram * coefficients = moment` over (1, prefill, rows, context), and their solution.
 
@@ -46,7 +32,7 @@ class Fit:
 
     gram: Matrix = (_ZERO, _ZERO, _ZERO, _ZERO)
     moment: Vector = _ZERO
-    model: StepModel | None = None
+    model: StepCost | None = None
     age: float = 0.0
 
 
@@ -62,31 +48,23 @@ def solve(fit: Fit, elapsed: float) -> Fit:
     """Fit the model anew after another `elapsed` seconds of steps."""
     before = fit.model
     prior = (before.base, before.prefill, before.row, before.context) if before else _ZERO
-    values = non_negative(fit.gram, fit.moment, prior, _RIDGE)
+    found = non_negative(fit.gram, fit.moment, prior, _RIDGE)
     if before is not None and fit.age >= _LEARNING_SECONDS:
-        values = _bounded(values, prior, fit.gram, elapsed)
-    model = StepModel(*values) if max(values) > 0 else before
+        found = _bounded(found, prior, fit.gram, elapsed)
+    model = StepCost(*found) if max(found) > 0 else before
     return replace(fit, model=model, age=fit.age + elapsed)
 
 
 def expected(fit: Fit, gram: Matrix) -> float:
     """Seconds that steps with these sums take by the model; their number while there is none."""
     count, prefill, rows, context = gram[0]
-    model = fit.model
-    return count * model.base + model.seconds(prefill, rows, context) - model.base if model else count
+    return fit.model.seconds(prefill, rows, context, count) if fit.model else count
 
 
-def equations(new: StepSums, old: StepSums) -> tuple[Matrix, Vector]:
+def between(new: StepSums, old: StepSums) -> tuple[Matrix, Vector]:
     """Normal equations of the steps between two reports of one process."""
-    count, seconds = float(new.count - old.count), new.seconds - old.seconds
-    p, n, c = float(new.prefill - old.prefill), float(new.rows - old.rows), float(new.context - old.context)
-    pn, pc = float(new.prefill_rows - old.prefill_rows), float(new.prefill_context - old.prefill_context)
-    nc = float(new.rows_context - old.rows_context)
-    pp, nn = float(new.prefill_prefill - old.prefill_prefill), float(new.rows_rows - old.rows_rows)
-    cc = float(new.context_context - old.context_context)
-    timed = (new.seconds_prefill - old.seconds_prefill, new.seconds_rows - old.seconds_rows)
-    gram = ((count, p, n, c), (p, pp, pn, pc), (n, pn, nn, nc), (c, pc, nc, cc))
-    return gram, (seconds, *timed, new.seconds_context - old.seconds_context)
+    before = values(old)
+    return equations({name: value - before[name] for name, value in values(new).items()})
 
 
 def _bounded(values: list[float], prior: Vector, gram: Matrix, elapsed: float) -> list[float]:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_common.step_cost import StepCost
 from octavo_operator.autoscale.capacity import ReplicaLimits, RequestSizes, capacity
-from octavo_operator.autoscale.step_cost import StepModel
 
-MODEL = StepModel(base=0.012, prefill=1e-4, row=3e-4, context=1e-7)
+MODEL = StepCost(base=0.012, prefill=1e-4, row=3e-4, context=1e-7)
 CHAT = RequestSizes(prompt=1155, answer=211, hit=0.0, resident=1260)
 LIMITS = ReplicaLimits(tokens=1e6, rows=256, budget=2048)
 
@@ -53,7 +53,7 @@ def test_prefill_left_beside_decoding_is_at_least_what_the_rate_brings():
 
 
 def test_nothing_known_is_no_capacity():
-    assert capacity(StepModel(), CHAT, LIMITS) is None
+    assert capacity(StepCost(), CHAT, LIMITS) is None
     assert capacity(MODEL, CHAT, replace(LIMITS, rows=0)) is None
 
 
@@ -61,7 +61,7 @@ positive = st.floats(1e-9, 1.0)
 
 
 @given(
-    st.builds(StepModel, positive, positive, positive, positive),
+    st.builds(StepCost, positive, positive, positive, positive),
     st.builds(RequestSizes, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1), st.floats(0, 1e6)),
     st.builds(ReplicaLimits, st.floats(0, 1e9), st.integers(1, 4096), st.integers(0, 10**6), st.floats(0, 10)),
 )

@@ -10,8 +10,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_common import least_squares
 from octavo_operator.autoscale import step_cost
-from octavo_protocol import squares
 from octavo_protocol.load import StepSums
 
 TRUTH = (0.012, 2e-5, 3e-4, 1e-7)
@@ -37,7 +37,7 @@ def sums(steps, truth=TRUTH, noise=0.0, seed=1):
 def taught(*lessons, elapsed=10.0, forget=1.0):
     known = step_cost.Fit()
     for lesson in lessons:
-        known = step_cost.solve(step_cost.learn(known, *step_cost.equations(lesson, StepSums()), forget), elapsed)
+        known = step_cost.solve(step_cost.learn(known, *step_cost.between(lesson, StepSums()), forget), elapsed)
     return known
 
 
@@ -64,7 +64,7 @@ def test_what_new_data_says_nothing_of_stays():
     known = taught(sums(mixed(2000)))
     before = known.model
     for _ in range(300):
-        lesson = step_cost.equations(sums([(0, 8, 8 * 500)] * 50), StepSums())
+        lesson = step_cost.between(sums([(0, 8, 8 * 500)] * 50), StepSums())
         known = step_cost.solve(step_cost.learn(known, *lesson, 0.97), 10.0)
     after = known.model
     assert after.prefill == pytest.approx(before.prefill, rel=0.05)
@@ -78,7 +78,7 @@ def test_a_server_becomes_another_one_slowly():
     slow = sums(mixed(500), truth=tuple(3 * value for value in TRUTH))
     lengths = []
     for _ in range(60):
-        known = step_cost.solve(step_cost.learn(known, *step_cost.equations(slow, StepSums()), 0.9), 10.0)
+        known = step_cost.solve(step_cost.learn(known, *step_cost.between(slow, StepSums()), 0.9), 10.0)
         lengths.append(known.model.seconds(100, 30, 15_000))
     assert lengths[5] <= before * 1.15
     assert lengths[-1] > 1.5 * before
@@ -90,7 +90,7 @@ def test_a_server_becomes_another_one_slowly():
     st.tuples(*[st.floats(0, 1, allow_subnormal=False)] * 4),
 )
 def test_coefficients_are_never_negative(steps, truth):
-    gram, moment = step_cost.equations(sums(steps, truth), StepSums())
+    gram, moment = step_cost.between(sums(steps, truth), StepSums())
     known = step_cost.solve(step_cost.learn(step_cost.Fit(), gram, moment, 1.0), 10.0)
     assert known.model is None or min(known.model.base, known.model.prefill, known.model.row, known.model.context) >= 0
 
@@ -102,6 +102,6 @@ def test_coefficients_are_never_negative(steps, truth):
 )
 def test_sums_that_no_steps_can_have_are_seen(changes):
     good = sums(mixed(100))
-    assert squares.possible(*step_cost.equations(good, StepSums()))
+    assert least_squares.possible(*step_cost.between(good, StepSums()))
     values = {name: getattr(good, name) for name in StepSums.__struct_fields__} | changes
-    assert not squares.possible(*step_cost.equations(StepSums(**values), StepSums()))
+    assert not least_squares.possible(*step_cost.between(StepSums(**values), StepSums()))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.routing.step_cost import MIN_STEPS, SAME_PACE, StepCost, Steps, fit, paced
+from octavo_common.step_cost import StepCost
+from octavo_gateway.routing.step_cost import MIN_STEPS, SAME_PACE, Steps, fit, paced
 from octavo_protocol.load import StepSums
 
 

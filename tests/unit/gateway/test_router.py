@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_common.step_cost import StepCost
 from octavo_gateway.routing.router import (
     FREE_ROWS,
     FREE_SHARE,
@@ -22,7 +23,6 @@ from octavo_gateway.routing.router import (
     Report,
     route,
 )
-from octavo_gateway.routing.step_cost import StepCost
 
 GPU = StepCost(0.03, 0.0001, 0.0002, 2e-7)
 

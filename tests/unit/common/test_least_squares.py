@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_protocol.squares import non_negative, possible
+from octavo_common.least_squares import non_negative, possible
 
 numbers = st.floats(0, 1e60) | st.sampled_from([0.0, 1.0, 64.0])
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from octavo_operator.api import model_source
 from octavo_operator.api.base import Json
+from octavo_operator.api.model_source import ModelSource
 from octavo_operator.api.v1alpha1 import Spec
 
 # The blocks a pod is made from. A change in any of them rolls the pods; nothing else does.
@@ -42,7 +44,8 @@ class SpecRefusal:
 class LLMDeployment:
     """The parsed resource. `status` is what the last pass wrote (empty when none did).
 
-    `revision`: ten hex digits over what the pods are made from, as the resource says it.
+    `revision`: ten hex digits over what the pods are made from, as the resource says it. `source` is `model.uri` taken
+    apart; `cache_claim` names the claim that keeps downloaded weights, "" where none does.
     """
 
     key: Key
@@ -53,6 +56,15 @@ class LLMDeployment:
     status: Json
     revision: str
     refusal: SpecRefusal | None = None
+    source: ModelSource = field(init=False)
+    cache_claim: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take apart what every part of a pass asks for."""
+        source, cache = model_source.parse(self.spec.model.uri), self.spec.cache
+        kept = cache.type == "PersistentVolumeClaim" and source.downloads
+        object.__setattr__(self, "source", source)
+        object.__setattr__(self, "cache_claim", (cache.claim_name or f"{self.name}-cache") if kept else "")
 
     @property
     def name(self) -> str:
@@ -79,8 +91,8 @@ def parse(body: Json) -> LLMDeployment:
         spec = Spec.model_validate(body.get("spec", {}))
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in ("spec", *first["loc"]))
-        raise InvalidSpecError(f"{field}: {first['msg']}, found {str(first['input'])[:100]!r}") from error
+        path = ".".join(str(part) for part in ("spec", *first["loc"]))
+        raise InvalidSpecError(f"{path}: {first['msg']}, found {str(first['input'])[:100]!r}") from error
     return LLMDeployment(
         key=Key(meta["namespace"], meta["name"]),
         uid=meta["uid"],

@@ -228,7 +228,7 @@ def _silent_node(node: str) -> str:
 
 def _pull(name: str, message: str, body: Json, owner: LLMDeployment) -> tuple[str, str]:
     images = {c["name"]: c["image"] for c in body["spec"].get("initContainers", []) + body["spec"]["containers"]}
-    model = source.parse(owner.spec.model)
+    model = owner.source
     cause = short(pull_cause(message), 400)
     hint = f"check the reference, the registry, and imagePullSecrets of service account {owner.name}"
     # The kubelet reports a missing image volume as the container's pull error; only the message tells which image.
@@ -320,7 +320,7 @@ def _kind(word: str) -> str:
 def _reference(kind: str, name: str, key: str | None, owner: LLMDeployment) -> tuple[str, str]:
     """The field that names an object, as the start of a sentence, and the key that is wanted; empty when not ours."""
     credentials = owner.spec.model.credentials_secret_ref
-    wanted = source.CREDENTIALS.get(source.parse(owner.spec.model).scheme)
+    wanted = source.CREDENTIALS.get(owner.source.scheme)
     if wanted and kind == "Secret" and credentials is not None and credentials.name == name:
         return "spec.model.credentialsSecretRef.name: ", key or wanted[0].key
     for variable in owner.spec.engine.env:
@@ -371,12 +371,12 @@ def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:
 
 
 def _about_claim(message: str, owner: LLMDeployment) -> bool:
-    model = source.parse(owner.spec.model)
+    model = owner.source
     return model.scheme == "pvc" and f'"{model.reference}"' in message
 
 
 def _claim(message: str, owner: LLMDeployment) -> str:
-    claim = source.parse(owner.spec.model).reference
+    claim = owner.source.reference
     return short(
         f"spec.model.uri: {owner.spec.model.uri!r}: {message}; create PersistentVolumeClaim {claim!r} in namespace "
         f"{owner.namespace}, or see kubectl describe pvc {claim}"

@@ -11,7 +11,7 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.observe.messages import short
 from octavo_operator.observe.pods import Pod, Problem, observe_pod
-from octavo_operator.resources import cache, model_job
+from octavo_operator.resources import model_job
 from octavo_protocol import names
 from octavo_protocol.model import ModelFailure, ModelReport, decode_look
 
@@ -100,7 +100,7 @@ def resolve(
 
 def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) -> Model:
     """What keeps a look from starting: the claim it is to fill, and the events about that."""
-    name = cache.claim_name(owner)
+    name = owner.cache_claim
     if not name:
         return Pending()
     if claim is None:

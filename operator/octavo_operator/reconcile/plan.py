@@ -91,7 +91,7 @@ def child_ids(owner: LLMDeployment, revisions: Iterable[Json]) -> tuple[ChildId,
     canary = canary_name(owner)
     noted = any(revision.ANNOTATION_CANARY in body["metadata"].get("annotations", {}) for body in revisions)
     beside = (("Deployment", canary), ("Service", canary))
-    claim = cache.claim_name(owner)
+    claim = owner.cache_claim
     return (
         *(((cache.KIND, claim),) if claim else ()),
         *(beside if noted or owner.spec.rollout.strategy == "Canary" else ()),
@@ -204,7 +204,7 @@ def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observ
     model = resolve(owner, [found.template for found in newest_first], observed.look, observed.unseen)
     unready = observed.look is None or not observed.look.pod.loaded
     if unready and not isinstance(model, Resolved):
-        claim = observed.children.get((cache.KIND, cache.claim_name(owner)))
+        claim = observed.children.get((cache.KIND, owner.cache_claim))
         reason = waiting(owner, claim, observed.claim_events)
         model = reason if isinstance(reason, InspectionFailed) else model
     return None if owner.revision in known and not isinstance(model, Resolved) else model

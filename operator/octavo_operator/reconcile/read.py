@@ -15,7 +15,7 @@ from octavo_operator.observe.inspection import is_look, observe_look
 from octavo_operator.observe.pods import Pod, observe_pod, seconds
 from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
 from octavo_operator.reconcile.version_tracker import version_of
-from octavo_operator.resources.cache import KIND, claim_name
+from octavo_operator.resources.cache import KIND
 from octavo_operator.resources.common import selector
 from octavo_operator.resources.model_job import CONTAINER, job_name
 from octavo_protocol import names
@@ -43,7 +43,7 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
     }
     children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions, *jobs)}
     looks = [body for body in bodies if is_look(body)]
-    claim = children.get((KIND, claim_name(owner)), {})
+    claim = children.get((KIND, owner.cache_claim), {})
     unbound = bool(claim) and claim.get("status", {}).get("phase") != "Bound"
     events = await _events(client, owner, looks, [body for body in bodies if not is_look(body)], now)
     job = children.get(("Job", job_name(owner)))

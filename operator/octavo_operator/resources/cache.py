@@ -11,20 +11,12 @@ from octavo_protocol import names
 KIND = "PersistentVolumeClaim"
 
 
-def claim_name(owner: LLMDeployment) -> str:
-    """Name of the claim that holds the weights; empty where no claim does."""
-    cache = owner.spec.cache
-    if cache.type != KIND or not source.parse(owner.spec.model).downloads:
-        return ""
-    return cache.claim_name or f"{owner.name}-cache"
-
-
 def claim(owner: LLMDeployment) -> Json | None:
     """The claim to make; None where none is to be made. One that is kept beyond the resource has no owner."""
     cache = owner.spec.cache
-    if not claim_name(owner) or cache.claim_name is not None:
+    if not owner.cache_claim or cache.claim_name is not None:
         return None
-    body = child(owner, "v1", KIND, claim_name(owner))
+    body = child(owner, "v1", KIND, owner.cache_claim)
     if cache.retain:
         del body["metadata"]["ownerReferences"]
     body["spec"] = {
@@ -45,8 +37,7 @@ def is_ours(owner: LLMDeployment, body: Json) -> bool:
 
 def volume(owner: LLMDeployment, *, read_only: bool) -> Json:
     """The volume `model` of a pod."""
-    model, name = source.parse(owner.spec.model), claim_name(owner)
-    if not name:
-        return source.volume(model)
-    reference = {"claimName": name, **({"readOnly": True} if read_only else {})}
+    if not owner.cache_claim:
+        return source.volume(owner.source)
+    reference = {"claimName": owner.cache_claim, **({"readOnly": True} if read_only else {})}
     return {"name": source.VOLUME, "persistentVolumeClaim": reference}

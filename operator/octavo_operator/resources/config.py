@@ -9,7 +9,6 @@ from decimal import Decimal
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.resources import source
 from octavo_operator.resources.common import child
 from octavo_protocol import names
 
@@ -44,7 +43,7 @@ def server_settings(owner: LLMDeployment) -> Json:
     on_cpu = spec.resources.gpu.count == 0
     slowdown = scheduler.prefill_slowdown_percent
     settings: Json = {
-        "model": source.parse(spec.model).path,
+        "model": owner.source.path,
         "served-model-name": list(owner.model_names),
         "host": "0.0.0.0",  # noqa: S104 - inside the pod
         "port": names.PORT_API,

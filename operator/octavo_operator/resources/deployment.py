@@ -6,6 +6,7 @@ import json
 import math
 
 from octavo_operator.api.base import Json
+from octavo_operator.api.model_source import MOUNT
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.resources import cache, config, model_job, placement, source
 from octavo_operator.resources.common import (
@@ -128,8 +129,8 @@ def pod_template(
     if spec.engine.parallelism.tensor > 1:
         size = f"{SHARED_MEMORY_MIB * spec.engine.parallelism.tensor}Mi"
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
-    if source.parse(spec.model).downloads and not cache.claim_name(owner):
-        pod["initContainers"] = [source.prefetch(spec.model, spec.engine.env, image, found.revision)]
+    if owner.source.downloads and not owner.cache_claim:
+        pod["initContainers"] = [source.prefetch(owner, image, found.revision)]
     pod |= placement.pod_fields(owner)
     metadata: Json = {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}}
     if record:
@@ -171,7 +172,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
         "livenessProbe": _probe("/livez", period=10, timeout=5, failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": source.VOLUME, "mountPath": source.MOUNT, "readOnly": True} | ({"subPath": path} if path else {}),
+            {"name": source.VOLUME, "mountPath": MOUNT, "readOnly": True} | ({"subPath": path} if path else {}),
             {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),

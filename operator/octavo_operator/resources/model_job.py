@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from octavo_operator.api.base import Json
+from octavo_operator.api.model_source import MOUNT
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.resources import cache, placement, source
 from octavo_operator.resources.common import NO_GPUS, POD_SECURITY, SECURITY, USER, Installation, child, labels
@@ -26,7 +27,7 @@ def identity(owner: LLMDeployment) -> str:
     model = owner.spec.model
     secret = model.credentials_secret_ref
     parts = {"uri": model.uri, "revision": model.revision, "secret": secret.name if secret else None}
-    if claim := cache.claim_name(owner):
+    if claim := owner.cache_claim:
         parts["claim"] = claim
     return digest(parts)
 
@@ -47,23 +48,23 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
     It runs the installation's own image, also where `spec.engine.image` is another: only that one is known to have
     the program. What another image can serve, it must find out itself.
     """
-    spec, model = owner.spec, source.parse(owner.spec.model)
+    spec, model = owner.spec, owner.source
     target = source.pinned(owner.spec.model, pinned or owner.spec.model.revision) if model.downloads else model.path
     command = ["python", "-m", "octavo_inference.inspect_model", target, "--report", "/dev/termination-log"]
     mounts: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the container's own volume
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}}]
-    claim = cache.claim_name(owner)
+    claim = owner.cache_claim
     if claim:
-        command += ["--cache", source.MOUNT]
+        command += ["--cache", MOUNT]
     if claim or not model.downloads:
         writes = {} if claim else {"readOnly": True}
-        mounts.append({"name": source.VOLUME, "mountPath": source.MOUNT, **writes})
+        mounts.append({"name": source.VOLUME, "mountPath": MOUNT, **writes})
         volumes.append(cache.volume(owner, read_only=False))
     container: Json = {
         "name": CONTAINER,
         "image": installation.server_cpu_image,
         "command": [*command, "--any-architecture"] if spec.engine.image else command,
-        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.download_env(spec.model, spec.engine.env)],  # noqa: S108
+        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.download_env(owner)],  # noqa: S108
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",

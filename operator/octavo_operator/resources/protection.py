@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import cache, model_job, source
+from octavo_operator.resources import model_job, source
 from octavo_operator.resources.common import COMPONENT_GATEWAY, COMPONENT_OPERATOR, Installation, child, selector
 from octavo_protocol import names
 
@@ -37,7 +37,7 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": [] if cache.claim_name(owner) else _way_to_model(owner),
+        "egress": [] if owner.cache_claim else _way_to_model(owner),
     }
     return body
 
@@ -62,14 +62,14 @@ def look_policy(owner: LLMDeployment) -> Json:
 
 def _way_to_model(owner: LLMDeployment) -> list[Json]:
     """DNS and the port of the hub or bucket, anywhere but where clouds hand out the credentials of a node."""
-    if not source.parse(owner.spec.model).downloads:
+    if not owner.source.downloads:
         return []
     anywhere: list[Json] = [
         {"namespaceSelector": {}},
         {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
         {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128", "fe80::/10"]}},
     ]
-    port = source.download_port(owner.spec.model, owner.spec.engine.env)
+    port = source.download_port(owner)
     return [
         # Port 53 for name servers outside the cluster's pods; those inside may listen on another one.
         {"ports": [_port(53, "UDP"), _port(53)]},

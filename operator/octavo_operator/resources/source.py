@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from octavo_operator.api.base import Json
+from octavo_operator.api.model_source import MOUNT, ModelSource
+from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import ModelSpec
 from octavo_operator.api.v1alpha1_engine import Env
 from octavo_operator.resources.common import NO_GPUS, SECURITY
 
-MOUNT = "/model"
 VOLUME = "model"
 PREFETCH = "prefetch"
 # By scheme, the variable that holds the address of a hub or bucket that is not the usual one.
@@ -49,29 +50,6 @@ CREDENTIALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A model URI, taken apart. `path` is where the server finds the weights in its container."""
-
-    scheme: str
-    reference: str
-    path: str
-
-    @property
-    def downloads(self) -> bool:
-        """Whether somebody has to fetch the weights over the network."""
-        return self.scheme in ENDPOINTS
-
-
-def parse(model: ModelSpec) -> ModelSource:
-    """The source a valid `model.uri` names."""
-    scheme, _, reference = model.uri.partition("://")
-    if scheme != "pvc":
-        return ModelSource(scheme, reference, MOUNT)
-    claim, _, path = reference.partition("/")
-    return ModelSource(scheme, claim, f"{MOUNT}/{path.strip('/')}".rstrip("/"))
-
-
 def volume(source: ModelSource) -> Json:
     """The volume `model` of the pod."""
     if source.scheme == "oci":
@@ -91,9 +69,9 @@ def pinned(model: ModelSpec, revision: str | None) -> str:
     return model.uri if revision is None else f"{model.uri}@{revision}"
 
 
-def download_env(model: ModelSpec, env: tuple[Env, ...]) -> list[Json]:
+def download_env(owner: LLMDeployment) -> list[Json]:
     """Variables of a container that downloads: way, and credentials. Empty for models that need no download."""
-    source = parse(model)
+    source, model, env = owner.source, owner.spec.model, owner.spec.engine.env
     if not source.downloads:
         return []
     variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
@@ -106,7 +84,7 @@ def download_env(model: ModelSpec, env: tuple[Env, ...]) -> list[Json]:
     return variables
 
 
-def prefetch(model: ModelSpec, env: tuple[Env, ...], image: str, revision: str) -> Json:
+def prefetch(owner: LLMDeployment, image: str, revision: str) -> Json:
     """The init container that downloads a model into the volume, at `revision` when that was resolved."""
     return {
         "name": PREFETCH,
@@ -115,11 +93,11 @@ def prefetch(model: ModelSpec, env: tuple[Env, ...], image: str, revision: str) 
             "python",
             "-m",
             "octavo_inference.prefetch",
-            pinned(model, revision or model.revision),
+            pinned(owner.spec.model, revision or owner.spec.model.revision),
             "--to",
             MOUNT,
         ],
-        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *download_env(model, env)],  # noqa: S108 - the container's own volume
+        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *download_env(owner)],  # noqa: S108 - the container's own volume
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -127,9 +105,11 @@ def prefetch(model: ModelSpec, env: tuple[Env, ...], image: str, revision: str) 
     }
 
 
-def download_port(model: ModelSpec, env: tuple[Env, ...]) -> int:
+def download_port(owner: LLMDeployment) -> int:
     """TCP port of the hub or bucket: 443 unless its variable says otherwise."""
-    variable = ENDPOINTS[parse(model).scheme]
-    endpoint = next((entry.value for entry in env if entry.name == variable and entry.value), "https://usual")
+    variable = ENDPOINTS[owner.source.scheme]
+    endpoint = next(
+        (entry.value for entry in owner.spec.engine.env if entry.name == variable and entry.value), "https://usual"
+    )
     parts = urlsplit(endpoint)
     return parts.port or (80 if parts.scheme == "http" else 443)

@@ -9,7 +9,6 @@ from octavo_operator.api.times import rfc3339
 from octavo_operator.api.v1alpha1_status import Condition
 from octavo_operator.observe.diagnosis import Problem
 from octavo_operator.observe.inspection import InspectionFailed, Pending
-from octavo_operator.resources import cache, source
 from octavo_operator.rollout.plan import Progress
 from octavo_operator.status.input import StatusInput
 from octavo_protocol.model import ModelReport
@@ -219,7 +218,7 @@ def _model_resolved(view: StatusInput, before: Condition | None) -> ConditionSta
 
 
 def _cache_ready(view: StatusInput) -> ConditionState:
-    model, name = source.parse(view.owner.spec.model), cache.claim_name(view.owner)
+    model, name = view.owner.source, view.owner.cache_claim
     if model.scheme == "oci":
         return ConditionState("True", "ImageVolume", "each node keeps the model as an image")
     if not model.downloads:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import cache, config, deployment, model_job, protection, services, source
+from octavo_operator.resources import cache, config, deployment, model_job, protection, services
 from octavo_operator.resources.common import Installation
 from octavo_protocol.model import ModelReport
 
@@ -141,7 +141,7 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
         owner,
         installation,
         settings["metadata"]["name"],
-        found=ModelReport(revision="c0ffee", path="org--llama/c0ffee" if cache.claim_name(owner) else ""),
+        found=ModelReport(revision="c0ffee", path="org--llama/c0ffee" if owner.cache_claim else ""),
         record=model_job.record(owner, ""),
     )
     body = deployment.deployment(owner, template, 1, _ROLLING, 1860)
@@ -288,7 +288,7 @@ def test_given_environment_wins_over_ours(make_owner: Callable[..., LLMDeploymen
     [("pvc://claim", "/model"), ("pvc://claim/a/b/", "/model/a/b"), ("oci://r/m:1", "/model"), ("hf://a/b", "/model")],
 )
 def test_model_path_in_the_container(uri: str, path: str, make_owner: Callable[..., LLMDeployment]) -> None:
-    assert source.parse(make_owner({"model": {"uri": uri}}).spec.model).path == path
+    assert make_owner({"model": {"uri": uri}}).source.path == path
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""Where a model comes from, as its URI says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOUNT = "/model"
+"""Where the server's container finds the weights."""
+
+DOWNLOADED = frozenset({"hf", "s3", "gs"})
+"""Schemes of models that are fetched over the network; the others are volumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model URI, taken apart. `path` is where the server finds the weights in its container."""
+
+    scheme: str
+    reference: str
+    path: str
+
+    @property
+    def downloads(self) -> bool:
+        """Whether the weights have to be fetched over the network."""
+        return self.scheme in DOWNLOADED
+
+
+def parse(uri: str) -> ModelSource:
+    """The source that a valid `model.uri` names."""
+    scheme, _, reference = uri.partition("://")
+    if scheme != "pvc":
+        return ModelSource(scheme, reference, MOUNT)
+    claim, _, path = reference.partition("/")
+    return ModelSource(scheme, claim, f"{MOUNT}/{path.strip('/')}".rstrip("/"))

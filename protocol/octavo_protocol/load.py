@@ -61,18 +61,15 @@ class CacheDelta(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {len(data)} bytes are no whole number of keys of {KEY_BYTES} bytes")
 
 
-class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one inference pod.
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one engine.
 
     `pinned` blocks have ref > 0; `cached` blocks (ref = 0, reusable) are free capacity and are counted apart.
     `running`, `waiting` are sequences; `waiting_tokens` is the prompt tokens of waiting sequences,
     `uncached_prompt_tokens` the prompt tokens (waiting and running) that still have to be computed.
-    Times are seconds; `start_time` is Unix time of the process start.
+    `oldest_wait` is seconds.
     """
 
-    sequence: int
-    start_time: float
-    model: str
     block_size: int
     blocks_total: int
     blocks_pinned: int
@@ -90,10 +87,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     max_batched_tokens: int
     max_waiting: int
-    ready: bool
-    draining: bool
-    cold_start: float = 0.0
-    """Seconds from process start to ready (0 while not ready)."""
     swaps: int = 0
     """Preempted sequences whose KV was kept on the host; the other preemptions are computed again."""
     checks: int = 0
@@ -103,13 +96,27 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: int = 0
     """Tokens computed again because their sequence was preempted."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
-    cache: CacheDelta | None = None
-    """Only for readers that ask for it."""
 
     @property
     def kv_occupancy(self) -> float:
         """Share of the pool that live sequences hold, 0..1."""
         return self.blocks_pinned / self.blocks_total if self.blocks_total else 0.0
+
+
+class LoadReport(EngineStats, frozen=True, kw_only=True):
+    """State of one inference pod: that of its engine, and of the server around it.
+
+    `start_time` is Unix time of the process start; `cold_start` is seconds from there to ready, 0 while not ready.
+    """
+
+    sequence: int
+    start_time: float
+    model: str
+    ready: bool
+    draining: bool
+    cold_start: float = 0.0
+    cache: CacheDelta | None = None
+    """Only for readers that ask for it."""
 
 
 TTFT_BOUNDS: Final = tuple(0.001 * 2 ** (index / 4) for index in range(76))

@@ -38,7 +38,7 @@ from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.validation import check_prompt, check_sampling
 from octavo_inference.models.info import ModelInfo
 from octavo_protocol.hashing import KEY_BYTES, root_hash
-from octavo_protocol.load import LoadReport
+from octavo_protocol.load import EngineStats
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,6 @@ class Engine:
         self._roots: dict[str, bytes] = {}
         self._checked = -_CHECK_SECONDS
         self._arrivals = 0
-        self._reports = 0
         self._failures = 0
         self._pace = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
         keeps_rows = isinstance(backend, RowBackend)
@@ -194,17 +193,11 @@ class Engine:
             outputs += self._collect(self._flights.popleft())
         return outputs
 
-    def load_report(
-        self, *, model: str, start_time: float, ready: bool, draining: bool, cold_start: float = 0.0
-    ) -> LoadReport:
-        """State of the engine now. Cheap enough for every step."""
+    def stats(self) -> EngineStats:
+        """State of the engine now, in constant time: cheap enough for every step."""
         scheduler, counters = self.scheduler, self.counters
         oldest = scheduler.queue.oldest()
-        self._reports += 1
-        return LoadReport(
-            sequence=self._reports,
-            start_time=start_time,
-            model=model,
+        return EngineStats(
             block_size=self.backend.block_size,
             blocks_total=self.backend.num_blocks,
             blocks_pinned=self._pool.pinned,
@@ -226,9 +219,6 @@ class Engine:
             max_running=self.limits.max_running,
             max_batched_tokens=self.limits.max_batched_tokens,
             max_waiting=self.limits.max_queued,
-            ready=ready,
-            draining=draining,
-            cold_start=cold_start,
             steps=counters.steps(),
         )
 

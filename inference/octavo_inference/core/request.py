@@ -14,6 +14,10 @@ MAX_LOGPROBS = 20
 # Ten levels are a hundred seconds of waiting (`core.request_queue`): nobody gets further ahead of others than that.
 MAX_PRIORITY = 10
 MAX_TIMEOUT = 86400.0
+REFUSED = "refused"
+"""`Output.stop_reason` of a request that could never be served."""
+QUEUE_FULL = "queue_full"
+"""`Output.stop_reason` of a request that found the queue full."""
 DEADLINE = "deadline"
 """`Output.stop_reason` of a request that was ended because its time was up."""
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
@@ -17,7 +16,6 @@ from octavo_inference.common.process import DUMP_SIGNAL
 from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.engine.ipc import EngineFailure, EngineInfo, EngineStep, Ready, decode_from_engine
 from octavo_inference.engine.kv_events import KvEventLog
-from octavo_inference.engine.loop import Engine, EngineLoop, report
 from octavo_inference.engine.output_router import EXIT_STALLED, EngineDiedError, OutputRouter
 from octavo_inference.engine.spawn import EngineProcess
 
@@ -89,7 +87,7 @@ class ProcessClient(asyncio.Protocol):
             if isinstance(message, EngineStep):
                 self.hub.deliver(message)
             elif isinstance(message, Ready):
-                self.hub.loaded(message.report)
+                self.hub.loaded(message.stats)
                 if not self._ready.done():  # whoever waited may have given up
                     self._ready.set_result(message.info)
             elif isinstance(message, EngineFailure):
@@ -176,54 +174,3 @@ def _cause(status: int) -> str:
         "; the memory limit is the usual cause: lower --kv-memory, on a GPU --swap-memory" if name == "SIGKILL" else ""
     )
     return f"the engine process was killed by {name}{hint}"
-
-
-class InProcessClient:
-    """An engine in a thread of this process: for tests and tools, where one interpreter lock is enough."""
-
-    def __init__(self, engine: Engine, info: EngineInfo) -> None:
-        self.hub = OutputRouter(self._send, _journal())
-        self._engine = engine
-        self._info = info
-        self._inbox: list[Request | Abort | ResetCache] = []
-        self._condition = threading.Condition()
-        self._stop = False
-        self._thread: threading.Thread | None = None
-
-    async def start(self) -> EngineInfo:
-        """Start the thread."""
-        self.hub.loaded(report(self._engine))
-        self._thread = threading.Thread(
-            target=self._run, args=(asyncio.get_running_loop(),), name="octavo-engine", daemon=True
-        )
-        self._thread.start()
-        return self._info
-
-    async def close(self) -> None:
-        """Stop after the step that runs now."""
-        with self._condition:
-            self._stop = True
-            self._condition.notify()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-
-    def _send(self, message: Request | Abort | ResetCache) -> None:
-        with self._condition:
-            self._inbox.append(message)
-            self._condition.notify()
-
-    def _run(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        loop = EngineLoop(self._engine)
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._stop or self._inbox or loop.pause() == 0, loop.pause())
-                if self._stop:
-                    return
-                messages, self._inbox = self._inbox, []
-            try:
-                event_loop.call_soon_threadsafe(self.hub.deliver, loop.turn(messages))
-                while loop.pause() is None and loop.rest() and not (self._inbox or self._stop):
-                    pass
-            except Exception as error:  # noqa: BLE001 -- whatever ended the engine ends the streams, with its cause
-                event_loop.call_soon_threadsafe(self.hub.fail, EngineDiedError(f"{type(error).__name__}: {error}"))
-                return

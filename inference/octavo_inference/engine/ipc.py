@@ -11,7 +11,7 @@ import msgspec
 from octavo_inference.common.memory_plan import MemoryPlan
 from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
-from octavo_protocol.load import LoadReport
+from octavo_protocol.load import EngineStats
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The model is loaded and steps can run."""
 
     info: EngineInfo
-    report: LoadReport
+    stats: EngineStats
 
 
 class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -67,7 +67,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     heartbeat: int
     outputs: list[Output]
-    report: LoadReport
+    stats: EngineStats
     known: bytes = b""
     forgotten: bytes = b""
 

@@ -1,66 +1,16 @@
-"""One turn of the engine, the same in a child process and in a thread."""
+"""One turn of the engine: messages in, one step, outputs and state out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from octavo_inference.common.errors import OctavoError, QueueFullError
-from octavo_inference.core.request import Abort, Output, Request, ResetCache
+from octavo_inference.core.request import QUEUE_FULL, REFUSED, Abort, Output, Request, ResetCache
 from octavo_inference.engine.ipc import EngineStep
-from octavo_protocol.load import LoadReport
 
-# `Output.stop_reason` of a request that the engine did not take: it could never be served, or its queue is full.
-REFUSED = "refused"
-QUEUE_FULL = "queue_full"
-
-
-class Engine(Protocol):
-    """What serving needs of an engine. Used from one thread."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether some request is not finished."""
-        ...
-
-    def delay(self) -> float:
-        """Seconds until a step has something to compute, if nothing else arrives; 0 nearly always."""
-        ...
-
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError` or `QueueFullError`."""
-        ...
-
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        """Forget a request or one of its sequences; unknown ones are fine."""
-        ...
-
-    def reset_cache(self) -> None:
-        """Forget all prefixes."""
-        ...
-
-    def rest(self) -> bool:
-        """Called when nothing is left to do; whether to call it again. Raises `PoolError` when its books are wrong."""
-        ...
-
-    def step(self) -> list[Output]:
-        """Compute one batch."""
-        ...
-
-    def cache_changes(self) -> tuple[bytes, bytes]:
-        """Keys of blocks that can be found now and that cannot, of all that changed since the last call."""
-        ...
-
-    def load_report(
-        self, *, model: str, start_time: float, ready: bool, draining: bool, cold_start: float = 0.0
-    ) -> LoadReport:
-        """State now, in constant time."""
-        ...
-
-
-def report(engine: Engine) -> LoadReport:
-    """The engine's part of the load report; what only the server knows is filled in where it is served."""
-    return engine.load_report(model="", start_time=0.0, ready=True, draining=False)
+if TYPE_CHECKING:  # the API process reads this module, too, and does without numpy
+    from octavo_inference.core.engine import Engine
 
 
 class EngineLoop:
@@ -111,5 +61,5 @@ class EngineLoop:
         self._heartbeat += 1
         known, forgotten = self._engine.cache_changes()
         return EngineStep(
-            heartbeat=self._heartbeat, outputs=outputs, report=report(self._engine), known=known, forgotten=forgotten
+            heartbeat=self._heartbeat, outputs=outputs, stats=self._engine.stats(), known=known, forgotten=forgotten
         )

@@ -9,7 +9,7 @@ from octavo_inference.common.errors import OctavoError
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_inference.engine.ipc import EngineStep
 from octavo_inference.engine.kv_events import KvEventLog
-from octavo_protocol.load import LoadReport
+from octavo_protocol.load import EngineStats
 
 EXIT_ENGINE_DIED = 1
 EXIT_STALLED = 70
@@ -81,18 +81,18 @@ class OutputRouter:
         self._streams: dict[str, Stream] = {}
         self._stopped: set[tuple[str, int]] = set()
         self._failed: asyncio.Future[EngineDiedError] = asyncio.get_running_loop().create_future()
-        self._report: LoadReport | None = None
+        self._stats: EngineStats | None = None
         self.sequences = 0
         """Sequences handed to the engine and not finished."""
         self.heartbeat = 0
         """Turns of the engine seen so far."""
 
     @property
-    def report(self) -> LoadReport:
+    def stats(self) -> EngineStats:
         """The engine's state after its last turn. Raises before the model is loaded."""
-        if self._report is None:
+        if self._stats is None:
             raise OctavoError("the model is still loading")
-        return self._report
+        return self._stats
 
     @property
     def failure(self) -> EngineDiedError | None:
@@ -137,13 +137,13 @@ class OutputRouter:
         if self.failure is None:
             self._send(ResetCache())
 
-    def loaded(self, report: LoadReport) -> None:
+    def loaded(self, stats: EngineStats) -> None:
         """The engine can work."""
-        self._report = report
+        self._stats = stats
 
     def deliver(self, step: EngineStep) -> None:
         """Sort a step's outputs to their streams."""
-        self._report = step.report
+        self._stats = step.stats
         self.heartbeat += 1
         if step.known or step.forgotten:
             self.cache.apply(step.known, step.forgotten)

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from octavo_common import json_logs
 from octavo_inference.common.errors import DeviceLostError, OctavoError, RankLostError
@@ -35,13 +35,16 @@ from octavo_inference.core.block_pool import PoolError
 from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.distributed.executor import End
 from octavo_inference.engine.ipc import EngineFailure, EngineInfo, Ready, decode_start, decode_to_engine
-from octavo_inference.engine.loop import Engine, EngineLoop, report
+from octavo_inference.engine.loop import EngineLoop
+
+if TYPE_CHECKING:  # what it imports comes while the model is read
+    from octavo_inference.core.engine import Engine
 
 _RECEIVE_BYTES = 1 << 20
 _LAST_WORDS_SECONDS = 2.0
 log = logging.getLogger("octavo.engine")
 
-Loader = Callable[[ServerSettings], tuple[Engine, EngineInfo]]
+Loader = Callable[[ServerSettings], "tuple[Engine, EngineInfo]"]
 
 
 class _PeerGoneError(Exception):
@@ -126,7 +129,7 @@ def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda
 def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
     first, *early = channel.receive(None)
     engine, info = load(decode_start(first).settings)
-    channel.send(encode_frame(Ready(info=info, report=report(engine))))
+    channel.send(encode_frame(Ready(info=info, stats=engine.stats())))
     _run(EngineLoop(engine), channel, early)
 
 

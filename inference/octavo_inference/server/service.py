@@ -88,23 +88,23 @@ class Service:
 
     def admit(self, sequences: int) -> None:
         """Refuse with 503 what would wait beyond the bound of the queue. Raises `ApiError`."""
-        report = self.client.hub.report
+        stats = self.client.hub.stats
         in_flight = self.client.hub.sequences
-        room = report.max_running + self.max_queued_requests
-        if in_flight + sequences > room or (self.max_queued_requests and report.waiting >= self.max_queued_requests):
-            raise self._reject(errors.overloaded(report.waiting), "queue_full")
+        room = stats.max_running + self.max_queued_requests
+        if in_flight + sequences > room or (self.max_queued_requests and stats.waiting >= self.max_queued_requests):
+            raise self._reject(errors.overloaded(stats.waiting), "queue_full")
 
     def report(self, cache_after: int | None = None) -> LoadReport | None:
         """The load report of this pod, with what changed in its cache after a sequence; None while loading."""
         if self.loaded is None:
             return None
         self._sequence += 1
-        return msgspec.structs.replace(
-            self.client.hub.report,
+        stats = msgspec.structs.asdict(self.client.hub.stats) | {"max_waiting": self.max_queued_requests}
+        return LoadReport(
+            **stats,
             sequence=self._sequence,
             start_time=self.start_time,
             model=self.names[0],
-            max_waiting=self.max_queued_requests,
             ready=self.is_ready,
             draining=self.draining,
             cold_start=self.cold_start,

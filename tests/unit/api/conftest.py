@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 from starlette.types import ASGIApp
+from tests.unit.api.thread_client import ThreadClient
 from tokenizers import Tokenizer
 
 from octavo_inference.core.request import Output, Request, TokenLogprobs
-from octavo_inference.engine.client import InProcessClient
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.model_loader import TextModel as ModelText
 from octavo_inference.model_loader import load_text
@@ -25,7 +25,7 @@ from octavo_inference.server.lifecycle import HttpServer
 from octavo_inference.server.routes import admin_app, public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.tokenizer.chat_template import ChatTemplate
-from octavo_protocol.load import LoadReport
+from octavo_protocol.load import EngineStats
 
 EOS = 2
 ANSWER = "The capital of France is Paris. \N{CAT FACE} It lies on the Seine."
@@ -118,13 +118,8 @@ class FakeEngine:
     def cache_changes(self) -> tuple[bytes, bytes]:
         return self.changes.pop(0) if self.changes else (b"", b"")
 
-    def load_report(
-        self, *, model: str, start_time: float, ready: bool, draining: bool, cold_start: float = 0.0
-    ) -> LoadReport:
-        return LoadReport(
-            sequence=0,
-            start_time=start_time,
-            model=model,
+    def stats(self) -> EngineStats:
+        return EngineStats(
             block_size=32,
             blocks_total=64,
             blocks_pinned=len(self.sequences),
@@ -142,9 +137,6 @@ class FakeEngine:
             max_running=8,
             max_batched_tokens=64,
             max_waiting=4,
-            ready=ready,
-            draining=draining,
-            cold_start=cold_start,
         )
 
 
@@ -248,7 +240,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             prefix_caching=prefix_caching,
             model_digest="weights",
         )
-        client = InProcessClient(engine, info)
+        client = ThreadClient(engine, info)
         service = Service(
             names=("m", "alias"),
             client=client,

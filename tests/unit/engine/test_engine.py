@@ -79,7 +79,7 @@ def test_answers_do_not_depend_on_pool_budget_sharing_or_company(
         assert len(batch.seq_len) <= max_running
         assert len(batch.sample.row) <= max_running
         assert batch.block_table.flags.c_contiguous
-    report = run.engine.load_report(model="m", start_time=0.0, ready=True, draining=False)
+    report = run.engine.stats()
     assert (report.running, report.waiting, report.waiting_tokens, report.uncached_prompt_tokens) == (0, 0, 0, 0)
     assert report.blocks_pinned == 0
     assert report.generation_tokens == sum(map(len, tokens.values()))
@@ -149,14 +149,14 @@ def test_without_prefix_caching_nothing_is_reused(runner: Make) -> None:
         run.submit(name, list(range(12)), max_tokens=1)
         run.finish()
     assert run.final["b", 0].cached_tokens == 0
-    assert run.engine.load_report(model="m", start_time=0, ready=True, draining=False).blocks_cached == 0
+    assert run.engine.stats().blocks_cached == 0
 
 
 def test_siblings_share_the_prompts_blocks_and_copy_only_the_partial_one(runner: Make) -> None:
     run = runner(caching=False)
     run.submit("r", list(range(10)), n=3, max_tokens=3)
     run.step()
-    report = run.engine.load_report(model="m", start_time=0, ready=True, draining=False)
+    report = run.engine.stats()
     assert (report.running, report.blocks_pinned) == (3, 3)
     run.step()
     assert run.engine.backend.copies == 2
@@ -193,7 +193,7 @@ def test_an_abort_frees_everything_at_once(runner: Make) -> None:
         run.engine.abort(name)
     run.engine.abort("never seen")
     assert not run.engine.has_work
-    report = run.engine.load_report(model="m", start_time=0, ready=True, draining=False)
+    report = run.engine.stats()
     assert (report.running, report.waiting, report.blocks_pinned) == (0, 0, 0)
 
 
@@ -396,13 +396,13 @@ def test_a_device_that_keeps_failing_stops_the_engine(runner: Make) -> None:
         run.step()
 
 
-def test_the_load_report_counts_what_is_there(runner: Make) -> None:
+def test_the_stats_count_what_is_there(runner: Make) -> None:
     run = runner(max_running=2, budget=8)
     run.submit("a", list(range(6)), max_tokens=8)
     run.submit("b", list(range(30, 50)), max_tokens=8)
     run.submit("c", list(range(9)), n=2, max_tokens=8)
     run.step()
-    report = run.engine.load_report(model="m", start_time=4.5, ready=True, draining=False)
+    report = run.engine.stats()
     assert (report.running, report.waiting) == (2, 2)
     assert report.waiting_tokens == 9
     assert report.uncached_prompt_tokens == 9 + 18
@@ -412,10 +412,9 @@ def test_the_load_report_counts_what_is_there(runner: Make) -> None:
     assert report.steps.count == 1
     assert report.steps.prefill == 8
     run.finish()
-    report = run.engine.load_report(model="m", start_time=4.5, ready=True, draining=True)
+    report = run.engine.stats()
     assert report.blocks_pinned == 0
     assert report.generation_tokens == 32
-    assert report.sequence == 2
     assert report.steps.rows == 32 - 4
 
 

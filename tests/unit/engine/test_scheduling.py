@@ -127,7 +127,7 @@ def test_with_swap_a_preempted_sequence_is_copied_back_and_not_computed_again(ru
         leaves_nothing(run)
     assert computed[64] == 4 * (3 + 20 - 1), "each token once"
     assert computed[0] > computed[64]
-    report = run.engine.load_report(model="m", start_time=0, ready=True, draining=False)
+    report = run.engine.stats()
     assert report.swaps == report.preemptions > 0
 
 

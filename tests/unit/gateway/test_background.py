@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from aiohttp import web
 from tests.support.waiting import eventually_async
@@ -20,7 +21,7 @@ from octavo_protocol.load import LoadReport
 
 
 def report(**fields) -> LoadReport:
-    numbers = {field for field, kind in LoadReport.__annotations__.items() if kind == "int"}
+    numbers = {field.name for field in msgspec.structs.fields(LoadReport) if field.type is int}
     values = dict.fromkeys(numbers, 0) | {
         "start_time": 1.0,
         "model": "m",

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given, settings
@@ -40,7 +41,7 @@ def hashes(data):
 
 
 def report(**fields):
-    numbers = {name for name, kind in LoadReport.__annotations__.items() if kind == "int"}
+    numbers = {field.name for field in msgspec.structs.fields(LoadReport) if field.type is int}
     values = dict.fromkeys(numbers, 0) | {
         "start_time": 1.0, "model": "m", "block_size": BLOCK, "blocks_total": BLOCKS, "oldest_wait": 0.0,
         "max_running": 64, "max_batched_tokens": 2048, "ready": True, "draining": False,

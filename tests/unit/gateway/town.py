@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.model_pool import ModelPool
@@ -15,7 +17,7 @@ from octavo_gateway.queueing.hold_queue import Bounds, QueuedRequest, RequestAtt
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_protocol.load import LoadReport
 
-ZERO = dict.fromkeys([name for name, kind in LoadReport.__annotations__.items() if kind == "int"], 0)
+ZERO = dict.fromkeys([field.name for field in msgspec.structs.fields(LoadReport) if field.type is int], 0)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The baselines against numbers computed by hand from their formulas."""
 
 import pytest
+from msgspec import structs
 
 from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample
 from octavo_protocol.load import LoadReport, ModelTraffic, StepSums
@@ -12,7 +13,7 @@ from octavo_simulator.trace import Trace, TraceRequest
 
 
 def load(**values: object) -> LoadReport:
-    plain = dict.fromkeys(LoadReport.__struct_fields__[:21], 0)
+    plain = {field.name: 0 for field in structs.fields(LoadReport) if field.required}
     plain |= {"model": "m", "block_size": 10, "blocks_total": 100, "max_running": 50, "max_batched_tokens": 200}
     return LoadReport(**(plain | {"ready": True, "draining": False, "max_waiting": 9} | values))  # type: ignore[arg-type]
 

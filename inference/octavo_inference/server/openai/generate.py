@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from octavo_inference.config.cache_policy import PolicyName
-from octavo_inference.core.request import DEADLINE, Output, Request, SamplingParams
-from octavo_inference.engine.loop import QUEUE_FULL, REFUSED
+from octavo_inference.core.request import DEADLINE, QUEUE_FULL, REFUSED, Output, Request, SamplingParams
 from octavo_inference.server.metrics import SequenceTimer
 from octavo_inference.server.openai.errors import ApiError, deadline_exceeded, engine_failed, invalid, overloaded
 from octavo_inference.server.service import Service

@@ -241,7 +241,7 @@ class ModelPool:
             held_prompt_tokens=self.queue.tokens,
             oldest_hold=self.queue.oldest(self.clock()),
             last_arrival=self.last_arrival,
-            pods={u.endpoint.name: u.in_flight_tokens for u in self.upstreams.values() if u.in_flight_tokens},
+            pods={u.endpoint.name: u.in_flight.tokens for u in self.upstreams.values() if u.in_flight.tokens},
             canary=self.tracks.traffic() if self.tracks else None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
@@ -38,33 +39,52 @@ class Growing(Protocol):
         """Count tokens that were generated."""
 
 
+@dataclass(slots=True)
+class SentRequests:
+    """Requests sent since some moment, less those that finished since, and their prompt tokens.
+
+    `uncached` tokens were not in the prefix cache, as far as is known; `prefill` are those of them whose prompts are
+    not computed yet.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    uncached: int = 0
+    prefill: int = 0
+
+    def sent(self, tokens: int, uncached: int) -> None:
+        """Count a request."""
+        self.requests += 1
+        self.tokens += tokens
+        self.uncached += uncached
+        self.prefill += uncached
+
+    def finished(self, tokens: int, uncached: int) -> None:
+        """Count one that is over."""
+        self.requests -= 1
+        self.tokens -= tokens
+        self.uncached -= uncached
+
+
 @dataclass(slots=True, eq=False)
 class Replica:
     """One pod.
 
-    `since*` counts what was sent after the report was asked for less what finished, `fresh*` after the one now on its
-    way; of `*_uncached` tokens what was answered is taken off too, and `prefilling` is all of them. `asks` counts the
-    reports asked for; `waiting` while one is. `*_new` counts the uncached tokens of requests that have not finished,
-    `growth` the tokens that those in flight will likely still generate, `private` what they have of their own: prompt
-    tokens that were not cached, and tokens generated. `tells_cache` is False where all that it caches is too much to be
-    told. `size`: KV tokens and rows by the last report that could be true. `unseen`: requests whose answers come in one
-    piece. `known`: what routing needs of `report` and `figures`, made once for all requests until the next one.
+    What was sent there is counted three times: all that is `in_flight`, what came after the last report was asked for
+    (`since_report`), and after the one on its way was (`since_ask`). `asks` counts the reports asked for; `waiting`
+    while one is. `growth`: tokens that those in flight will likely still generate; `private`: what they have of their
+    own, which is prompt tokens that were not cached and tokens generated. `tells_cache` is False where all that it
+    caches is too much to be told. `size`: KV tokens and rows by the last report that could be true. `unseen`: requests
+    whose answers come in one piece. `known`: what routing needs of `report` and `figures`, made once for all requests
+    until the next one.
     """
 
     endpoint: Endpoint
-    in_flight: int = 0
-    in_flight_tokens: int = 0
-    prefilling: int = 0
+    in_flight: SentRequests = field(default_factory=SentRequests)
+    since_report: SentRequests = field(default_factory=SentRequests)
+    since_ask: SentRequests = field(default_factory=SentRequests)
     growth: float = 0.0
     private: float = 0.0
-    since: int = 0
-    since_tokens: int = 0
-    since_uncached: int = 0
-    since_new: int = 0
-    fresh: int = 0
-    fresh_tokens: int = 0
-    fresh_uncached: int = 0
-    fresh_new: int = 0
     asks: int = 0
     waiting: bool = False
     report: LoadReport | None = None
@@ -107,16 +127,16 @@ class Replica:
 
     def candidate(self, now: float, matched: int = 0) -> Candidate:
         """What the router is told of it. `matched` tokens of the request's prompt are in its cache."""
-        age = now - self.reported_at
+        age, sent, since = now - self.reported_at, self.in_flight, self.since_report
         return Candidate(
-            self.endpoint.url, self.in_flight, self.in_flight_tokens, self.since, self.since_tokens,
-            self.known if age <= REPORT_SECONDS else None, self.since_uncached, self.prefilling, matched, max(0.0, age),
+            self.endpoint.url, sent.requests, sent.tokens, since.requests, since.tokens,
+            self.known if age <= REPORT_SECONDS else None, since.prefill, sent.prefill, matched, max(0.0, age),
         )  # fmt: skip
 
     def _by_own_counts(self, pool: int, rows: int) -> headroom.PodHeadroom:
         """What this gateway sent there, generated tokens included."""
-        used = max(self.in_flight_tokens, self.private)
-        return headroom.PodHeadroom(pool, used, self.in_flight, rows, growth=self.growth, private=self.private)
+        used = max(self.in_flight.tokens, self.private)
+        return headroom.PodHeadroom(pool, used, self.in_flight.requests, rows, growth=self.growth, private=self.private)
 
     def room(self, now: float, output: float, gateways: int) -> headroom.PodHeadroom:
         """What it holds and will hold, if answers of others have `output` tokens; `gateways` send to it."""
@@ -125,16 +145,16 @@ class Replica:
             # One that has an address for reports and never gave any is not waited for.
             soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
             if bool(self.endpoint.admin_url) and soon:
-                return headroom.PodHeadroom(None, 0.0, self.in_flight, headroom.BLIND)
+                return headroom.PodHeadroom(None, 0.0, self.in_flight.requests, headroom.BLIND)
             # What it said last that could be true bounds what is sent to one that says nonsense now.
             return self._by_own_counts(*self.size) if self.size else headroom.ANY
-        in_flight, pool = self.in_flight, known.pool_tokens
+        in_flight, since, pool = self.in_flight.requests, self.since_report, known.pool_tokens
         used: float
         if now - self.reported_at > REPORT_SECONDS:
             return self._by_own_counts(pool, known.max_rows)
-        used = known.used_tokens + self.since_new
+        used = known.used_tokens + since.uncached
         growth, private = self.growth, self.private
-        others = known.rows - (in_flight - self.since)
+        others = known.rows - (in_flight - since.requests)
         due = False
         if others > 0:
             growth += others * output / 2
@@ -143,51 +163,36 @@ class Replica:
             due = in_flight * gateways < known.running
         elif others < 0:
             # Sent before the report, and not in it yet: still being read there.
-            used -= others * self.in_flight_tokens / max(1, in_flight)
-        rows = max(in_flight, known.rows + self.since)
+            used -= others * self.in_flight.tokens / max(1, in_flight)
+        rows = max(in_flight, known.rows + since.requests)
         return headroom.PodHeadroom(pool, max(0.0, used), rows, known.max_rows, due, growth, private)
 
     def sent(self, tokens: int, uncached: int) -> int:
         """Count a request that goes there; what to say with `began` and `finished` later."""
-        self.in_flight += 1
-        self.in_flight_tokens += tokens
-        self.prefilling += uncached
+        for counts in (self.in_flight, self.since_report, self.since_ask):
+            counts.sent(tokens, uncached)
         self.private += uncached
-        self.since += 1
-        self.since_tokens += tokens
-        self.since_uncached += uncached
-        self.since_new += uncached
-        self.fresh += 1
-        self.fresh_tokens += tokens
-        self.fresh_uncached += uncached
-        self.fresh_new += uncached
         return self.asks
 
     def began(self, uncached: int, asks: int) -> None:
         """Count a request whose prompt is computed."""
-        self.prefilling -= uncached
+        self.in_flight.prefill -= uncached
         if asks >= self.report_ask:
-            self.since_uncached -= uncached
+            self.since_report.prefill -= uncached
         if asks >= self.asks:
-            self.fresh_uncached -= uncached
+            self.since_ask.prefill -= uncached
 
     def finished(self, tokens: int, uncached: int) -> None:
         """Count a request that is over: one less than the report says, or than was sent after it."""
-        self.in_flight -= 1
-        self.in_flight_tokens -= tokens
-        self.since -= 1
-        self.since_tokens -= tokens
-        self.since_new -= uncached
-        self.fresh -= 1
-        self.fresh_tokens -= tokens
-        self.fresh_new -= uncached
+        for counts in (self.in_flight, self.since_report, self.since_ask):
+            counts.finished(tokens, uncached)
 
     def asked(self, now: float) -> None:
         """A report is on its way: what is sent from here on may not be in it."""
         self.asks += 1
         self.asked_at = now
         self.first_asked = now if self.first_asked is None else self.first_asked
-        self.fresh = self.fresh_tokens = self.fresh_uncached = self.fresh_new = 0
+        self.since_ask = SentRequests()
 
     def reported(self, report: LoadReport) -> bool:
         """The report came; False when its steps cannot follow those of the one before, and are left out."""
@@ -195,8 +200,7 @@ class Replica:
         self._know()
         self.report_ask = self.asks
         self.reported_at = self.asked_at
-        self.since, self.since_tokens, self.since_uncached = self.fresh, self.fresh_tokens, self.fresh_uncached
-        self.since_new = self.fresh_new
+        self.since_report = copy(self.since_ask)
         if self.asked_at > self.avoided_at:
             self.trust()
         return self.steps.feed(report.steps)

@@ -271,7 +271,7 @@ async def test_answers_longer_than_expected_are_learned():
     while town.waiting or pod.jobs:
         town.tick()
         assert pod.used() <= pod.blocks * 16
-    assert upstream.in_flight == 0
+    assert upstream.in_flight.requests == 0
     assert upstream.growth == pytest.approx(0.0, abs=1e-6)
     assert upstream.private == pytest.approx(0.0, abs=1e-6)
 

@@ -18,6 +18,7 @@ from tests.support.tiers import scaled
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, build, table
 from octavo_gateway.openai import read_head
 from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.replica import SentRequests
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_gateway.routing.prompt_features import MAX_SESSION
 from octavo_gateway.routing.router import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
@@ -249,7 +250,7 @@ def test_two_gateways_do_not_storm_a_new_pod():
     gateways = [Gateway(*"abcd", seed=seed) for seed in (1, 2)]
     for seed in range(60):
         gateways[seed % 2].ask(text(4000, seed))
-    loads = {name: sum(g.pod(name).in_flight for g in gateways) for name in "abcd"}
+    loads = {name: sum(g.pod(name).in_flight.requests for g in gateways) for name in "abcd"}
     for gateway in gateways:
         gateway.has(*"abcde")
         for name in "abcde":
@@ -343,8 +344,8 @@ def test_nothing_is_left_of_finished_requests():
         lease.release()
     for name in "ab":
         pod = gateway.pod(name)
-        assert (pod.in_flight, pod.in_flight_tokens, pod.prefilling) == (0, 0, 0)
-    assert gateway.pod("b").since_uncached == 0
+        assert pod.in_flight == SentRequests()
+    assert gateway.pod("b").since_report.prefill == 0
 
 
 def test_a_pod_that_did_not_take_it_is_not_taken_to_have_it():

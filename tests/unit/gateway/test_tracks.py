@@ -73,7 +73,7 @@ def test_inside_a_track_the_least_loaded_pod_is_chosen(percent, stable, canary, 
         for _, upstream in fleet.upstreams():
             upstream.asked(1000.0)
             upstream.reported(report())
-        busy = {u.endpoint.name: u.in_flight for _, u in fleet.upstreams()}
+        busy = {u.endpoint.name: u.in_flight.requests for _, u in fleet.upstreams()}
         lease = found.lease(Prompt(50, 50))
         chosen = lease.upstream.endpoint
         track = [u.endpoint.name for _, u in fleet.upstreams() if u.endpoint.canary is chosen.canary]

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
+from octavo_common.virtual_token_counter import cost
 from octavo_gateway.discovery.endpoints import Deployment
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.replica import Replica, implausible
 from octavo_gateway.pool.reservation import Reservation
 from octavo_gateway.pool.retry_budget import RetryBudget
-from octavo_gateway.queueing import virtual_token_counter
 from octavo_gateway.queueing.dispatch_rate import DispatchRate
 from octavo_gateway.queueing.hold_queue import PLAIN, HoldQueue, QueuedRequest, RequestAttributes
 from octavo_gateway.routing import headroom, prompt_features
@@ -393,7 +393,7 @@ class ModelPool:
         upstream.growth += output
         marks = self.index.sent(upstream.endpoint.url, prompt.keys)
         self.pace.sent(now)
-        self.queue.ledger.choose(terms.tenant, virtual_token_counter.cost(prompt.tokens, output))
+        self.queue.choose(terms.tenant, cost(prompt.tokens, output))
         tally = None
         if self.tracks is not None:
             tally = self.tracks.canary if upstream.endpoint.canary else self.tracks.stable

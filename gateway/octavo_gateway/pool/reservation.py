@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo_common.virtual_token_counter import cost
 from octavo_gateway.pool.replica import Replica
-from octavo_gateway.queueing import virtual_token_counter
 from octavo_gateway.routing import prompt_features
 from octavo_gateway.routing.canary import CanaryStats
 from octavo_gateway.routing.prompt_features import Prompt
@@ -77,8 +77,8 @@ class Reservation:
 
     def settle(self, prompt: int, output: int) -> None:
         """Tell what the request cost in the end, before it is released."""
-        charged = virtual_token_counter.cost(self.prompt.tokens, self.output)
-        self.backend.queue.ledger.settle(self.tenant, virtual_token_counter.cost(prompt, output) - charged)
+        charged = cost(self.prompt.tokens, self.output)
+        self.backend.queue.settle(self.tenant, cost(prompt, output) - charged)
 
     def completed(self, tokens: int) -> None:
         """Tell how long a whole answer was."""

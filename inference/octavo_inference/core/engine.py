@@ -165,7 +165,6 @@ class Engine:
                     root=self._root(request.salt),
                     arrival=self._arrivals,
                     arrived=now,
-                    account=self.scheduler.ledger.enter(request.tenant),
                     policy=policy,
                 )
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from octavo_common.failpoints import Failpoints
+from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from octavo_inference.core.block_pool import BlockPool, PoolError
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.prefill_budget import PrefillBudget
@@ -20,7 +21,6 @@ from octavo_inference.core.request_queue import WaitingQueue, level
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.static_batching import next_batch
-from octavo_inference.core.virtual_token_counter import GENERATED_TOKEN, VirtualTokenCounter
 from octavo_protocol.hashing import block_hash
 
 
@@ -62,7 +62,6 @@ class Scheduler:
         self.host_blocks = self.host_free = host_blocks
         self._failpoints = failpoints or Failpoints("")
         self.queue = WaitingQueue()
-        self.ledger = VirtualTokenCounter()
         self.running: list[Sequence] = []
         self.pending_forks = 0
         # A static batch: its members that have not started, and how many have.
@@ -126,8 +125,9 @@ class Scheduler:
             plan.chunks.append((head, take))
             left -= take
         self._plan_samples(plan, now)
+        charge = self.queue.counter.charge
         for sequence in plan.samples:
-            sequence.account.served += GENERATED_TOKEN
+            charge(sequence.request.tenant, OUTPUT_TOKEN)
         if self.static_wait is not None:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
@@ -166,7 +166,6 @@ class Scheduler:
             self.pending_forks -= 1
         sequence.state = SequenceState.FINISHED
         self.drop_host(sequence)
-        self.ledger.leave(sequence.account)
         if sequence.forks:
             # The prompt will not be computed by this one; the siblings stand on their own.
             self._release_forks(sequence, now)
@@ -326,7 +325,7 @@ class Scheduler:
             saved = sequence.blocks[len(hits) : self._blocks(sequence.kept)]
             plan.restores.append((sequence, len(hits), saved))
         if not sequence.started:
-            self.ledger.choose(sequence.account, missing)
+            self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
         sequence.level = level(sequence, now)
         self._start(sequence, computed)
         return min(missing, left)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.request import Request
-from octavo_inference.core.virtual_token_counter import TenantCounter
 
 
 class SequenceState(Enum):
@@ -31,7 +30,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "account",
         "arrival",
         "arrived",
         "banned",
@@ -82,19 +80,17 @@ class Sequence:
         root: bytes,
         arrival: int,
         arrived: float,
-        account: TenantCounter,
         policy: int,
     ) -> None:
         """`limit`: total tokens at which the sequence ends by length. `arrival` numbers sequences, `arrived` is a time.
 
-        `account` is its tenant's, `policy` the index of the rule by which its blocks are kept.
+        `policy` is the index of the rule by which its blocks are kept.
         """
         sampling = request.sampling
         self.request = request
         self.index = index
         self.arrival = arrival
         self.arrived = arrived
-        self.account = account
         self.policy = policy
         # Its priority, aged, when it last started: it keeps while it runs what it gained by waiting.
         self.level = request.priority

@@ -13,8 +13,7 @@ import pytest
 from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.block_pool import PoolError
-from octavo_inference.core.request_queue import AGING_SECONDS
-from octavo_inference.core.virtual_token_counter import VirtualTokenCounter
+from octavo_common.fair_queue import AGING_SECONDS
 
 Make = Callable[..., Any]
 
@@ -35,7 +34,6 @@ def leaves_nothing(run: Any) -> None:
     assert scheduler.pool.pinned == 0
     assert scheduler.rows.free == scheduler.max_running
     assert scheduler.host_free == scheduler.host_blocks
-    assert all(account.open == 0 for account in scheduler.ledger._accounts.values())
 
 
 def test_a_level_of_priority_is_worth_the_same_as_ten_seconds_of_waiting(runner: Make) -> None:
@@ -84,21 +82,21 @@ def test_tenants_get_equal_shares_of_tokens_not_of_requests(runner: Make) -> Non
     assert 2 <= long <= 5
 
 
-def test_who_was_away_has_saved_nothing() -> None:
-    ledger = VirtualTokenCounter()
-    busy, back = ledger.enter("busy"), ledger.enter("back")
-    ledger.leave(back)
-    for _ in range(10):
-        ledger.choose(busy, 100)
-    assert ledger.enter("back").served == 900
-    assert ledger.enter("new").served == 900
-
-
-def test_accounts_of_those_who_left_are_not_kept_for_ever() -> None:
-    ledger = VirtualTokenCounter()
-    for i in range(5000):
-        ledger.leave(ledger.enter(str(i)))
-    assert len(ledger) <= 1025
+def test_a_tenant_that_was_away_has_no_credit(runner: Make) -> None:
+    run = runner(max_running=1, caching=False)
+    run.submit("back", [1], max_tokens=1, tenant="back")
+    run.finish()
+    for i in range(30):
+        run.submit(f"busy-{i}", [1], max_tokens=1, tenant="busy")
+    for _ in range(20):
+        run.step()
+    for i in range(5):
+        run.submit(f"back-{i}", [1], max_tokens=1, tenant="back")
+    run.finish()
+    turns = [name for name in started(run) if name != "back"]
+    first = turns.index("back-0")
+    assert 15 < first < 25
+    assert [name.split("-")[0] for name in turns[first : first + 6]] == ["back", "busy"] * 3
 
 
 def test_a_preempted_sequence_may_be_preempted_again_right_after_it_came_back(runner: Make) -> None:

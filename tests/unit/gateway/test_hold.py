@@ -15,7 +15,8 @@ from tests.support.tiers import scaled
 from tests.unit.gateway.town import Pod, Town
 
 from octavo_gateway.pool.replica import Replica
-from octavo_gateway.queueing.hold_queue import AGING_SECONDS, Bounds, HoldQueue, QueuedRequest, RequestAttributes
+from octavo_common.fair_queue import AGING_SECONDS
+from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest, RequestAttributes
 from octavo_gateway.routing.headroom import ANY, BLIND, AnswerLengths, PodHeadroom, largest, peak, roomy
 
 
@@ -35,7 +36,7 @@ def drained(queue: HoldQueue[int], now: float = 0.0) -> list[QueuedRequest[int]]
     out = []
     while (head := queue.head(now)) is not None:
         queue.remove(head)
-        queue.ledger.choose(head.tenant, 1.0)
+        queue.choose(head.tenant, 1.0)
         out.append(head)
     return out
 
@@ -67,7 +68,7 @@ def test_who_was_away_has_saved_nothing_up():
     for _ in range(40):
         head = queue.head(0.0)
         queue.remove(head)
-        queue.ledger.choose("a", 1.0)
+        queue.choose("a", 1.0)
     for _ in range(10):
         queue.offer(ticket("b"))
     assert [one.tenant for one in drained(queue)][:6].count("b") == 3

@@ -81,8 +81,8 @@ class App:
         self._options = options
         self._client = client
         self._metrics = metrics
-        self._basis = VersionTracker()
-        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._basis.stale)
+        self._version_tracker = VersionTracker()
+        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue, retry_after, self._version_tracker.needs_pass)
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime, options.lease)
         log = DecisionLog(options.decision_log) if options.decision_log else None
         self._loop = AutoscaleLoop(
@@ -95,7 +95,7 @@ class App:
             metrics,
             time.time,
             options.identity,
-            self._basis,
+            self._version_tracker,
             # Roles of namespaces cannot grant nodes.
             None if options.scope else NodeGpuReader(client, time.monotonic),
         )
@@ -143,12 +143,12 @@ class App:
     def _notice(self, change: ObjectChange) -> None:
         """An event. Who takes the lead looks at everything, whatever events said before."""
         if self._leading:
-            self._basis.change(change)
+            self._version_tracker.observe(change)
             self._queue.add(change.key)
 
     def _ask(self, key: Key) -> None:
         """Have `key` reconciled, whether or not events tell something new."""
-        self._basis.ask(key)
+        self._version_tracker.force(key)
         self._queue.add(key)
 
     def _handle_signals(self) -> None:

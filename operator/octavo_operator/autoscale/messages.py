@@ -6,12 +6,12 @@ from octavo_operator.autoscale.signals import STALE_SECONDS, Signals
 from octavo_operator.autoscale.state import FAILED_STARTS, DecisionInput
 
 
-def dominant(look: DecisionInput) -> tuple[str, str]:
+def dominant(inputs: DecisionInput) -> tuple[str, str]:
     """What asks for the most replicas, in a word and a sentence."""
-    settings, signals, asked = look.settings, look.signals, look.demand
-    capacity = look.state.learned.capacity
-    most = max(look.rate, asked.stock, asked.queue, asked.ttft)
-    if capacity is not None and look.rate == most:
+    settings, signals, asked = inputs.settings, inputs.signals, inputs.demand
+    capacity = inputs.state.learned.capacity
+    most = max(inputs.rate, asked.stock, asked.queue, asked.ttft)
+    if capacity is not None and inputs.rate == most:
         why = f"; {asked.surge}" if asked.surge else ""
         return "ArrivalRate", (
             f"{asked.arrivals:.3g} requests per second ask for {asked.rate:.2f} replicas; "
@@ -33,9 +33,9 @@ def dominant(look: DecisionInput) -> tuple[str, str]:
     )
 
 
-def described(look: DecisionInput, desired: int) -> str:
+def described(inputs: DecisionInput, desired: int) -> str:
     """The figures of a decision in one short line."""
-    signals, asked, capacity = look.signals, look.demand, look.state.learned.capacity
+    signals, asked, capacity = inputs.signals, inputs.demand, inputs.state.learned.capacity
     share = f" ({signals.pinned_blocks / signals.total_blocks:.0%})" if signals.total_blocks else ""
     parts = [f"kv {signals.pinned_blocks}/{signals.total_blocks} blocks pinned{share}"]
     parts += [f"{signals.running:.0f} running", f"{signals.waiting:.0f} waiting"]
@@ -52,12 +52,12 @@ def described(look: DecisionInput, desired: int) -> str:
         parts.append(f"{asked.arrivals:.3g} requests/s of {capacity.rate:.3g} per replica")
     terms = {"rate": asked.rate, "kv": asked.stock, "queue": asked.queue, "ttft": asked.ttft}
     told = ", ".join(f"{name} {value:.2f}" for name, value in terms.items() if value or name != "ttft")
-    return f"{', '.join(parts)}, demand by {told}: {look.observation.current} → {desired}"
+    return f"{', '.join(parts)}, demand by {told}: {inputs.observation.current} → {desired}"
 
 
-def notice(look: DecisionInput, reason: str, message: str) -> tuple[str, str] | None:
+def notice(inputs: DecisionInput, reason: str, message: str) -> tuple[str, str] | None:
     """What lasts and is worth a condition: the worst of it, as a word and a sentence."""
-    signals, settings, known = look.signals, look.settings, look.state.learned
+    signals, settings, known = inputs.signals, inputs.settings, inputs.state.learned
     if reason in ("MetricsUnavailable", "MetricsPartial"):
         return reason, message
     if signals.failed_starts >= FAILED_STARTS:
@@ -69,8 +69,8 @@ def notice(look: DecisionInput, reason: str, message: str) -> tuple[str, str] | 
         )
     if reason == "ScalingLimited":
         return reason, f"spec.autoscaling.maxReplicas: more than {settings.max_replicas} replicas are needed"
-    since = look.state.missing_since
-    if since is not None and look.now - since >= STALE_SECONDS:
+    since = inputs.state.missing_since
+    if since is not None and inputs.now - since >= STALE_SECONDS:
         return "MetricsPartial", f"{silent(signals)}: taken to be full"
     return None
 

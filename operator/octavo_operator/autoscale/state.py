@@ -100,13 +100,19 @@ def window(settings: ScalingSettings, known: Learned) -> float:
     return max(settings.down_stabilization, cold_start(settings, known) if known.cold_starts else 0.0)
 
 
-def remember(look: DecisionInput) -> PolicyState:
+def remember(inputs: DecisionInput) -> PolicyState:
     """The state after this observation: windows moved on, counters taken over."""
-    settings, state, observation, signals, now = look.settings, look.state, look.observation, look.signals, look.now
+    settings, state, observation, signals, now = (
+        inputs.settings,
+        inputs.state,
+        inputs.observation,
+        inputs.signals,
+        inputs.now,
+    )
     replicas = observation.current
     started = now if state.started is None else state.started
-    highest = ceil(look.cautious_need - EPSILON) + min(1, signals.broken)
-    lowest = ceil(look.need - EPSILON)
+    highest = ceil(inputs.cautious_need - EPSILON) + min(1, signals.broken)
+    lowest = ceil(inputs.need - EPSILON)
     seconds = window(settings, state.learned)
     highs = (*(h for h in state.highs if h[1] > highest and now - h[0] < seconds), (now, highest))
     lows = (*(low for low in state.lows if low[1] < lowest and now - low[0] < settings.up_stabilization), (now, lowest))
@@ -117,8 +123,8 @@ def remember(look: DecisionInput) -> PolicyState:
         changes = (*changes, (now, difference))
     active = signals.busy or signals.pending or difference or observation.wake or state.started is None
     active = active or _requests_came(state.counters, signals.reports)
-    panic = signals.many(look.preempting)
-    asked = look.demand
+    panic = signals.many(inputs.preempting)
+    asked = inputs.demand
     surge_until = now + max(SURGE_SECONDS, asked.cold_start) if asked.surge else state.surge_until
     surging = surge_until is not None and now < surge_until
     return replace(

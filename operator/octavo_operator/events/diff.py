@@ -1,4 +1,4 @@
-"""What `kubectl describe` should tell: the changes that a new status holds, each said once."""
+"""Events for `kubectl describe`: the differences between two statuses, each reported once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from octavo_operator.api.base import Json
 
-# Reasons of Ready that are somebody's problem.
+# Reasons of Ready that need attention: events of type Warning.
 _CALM = frozenset({"ResolvingModel", "Starting", "RollingOut", "Suspended", "ScaledToZero"})
-# Turns of a rollout worth an event, and whether they are a warning.
+# Rollout transitions with an event, and whether it is a warning.
 _TURNS = {"SurgeUnschedulable": True, "Canary": False, "CanaryPromoted": False, "CanaryFailed": True}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: `warning` or normal, a reason in one word, and a sentence."""
+    """One event: `warning` or normal, its reason and message."""
 
     warning: bool
     reason: str
@@ -26,8 +26,8 @@ _WARNINGS = frozenset(
 )
 
 
-def news(before: Json, after: Json) -> tuple[Event, ...]:
-    """What is new in the status `after`."""
+def event_diff(before: Json, after: Json) -> tuple[Event, ...]:
+    """The events for the change from status `before` to `after`."""
     found: list[Event] = []
     old, new = _ready(before), _ready(after)
     if (old.get("status"), old.get("reason")) != (new["status"], new["reason"]):
@@ -45,7 +45,7 @@ def news(before: Json, after: Json) -> tuple[Event, ...]:
 
 
 def _troubles(before: Json, after: Json, told: set[str]) -> list[Event]:
-    """Reasons of failures and conditions that were not there, each once however many pods and conditions say it."""
+    """New reasons of failures and conditions, each once, however many pods and conditions have it."""
     known = {failure["reason"] for failure in before.get("failures", ())}
     known |= {condition["reason"] for condition in before.get("conditions", ()) if _bad(condition)}
     found: list[Event] = []
@@ -61,7 +61,7 @@ def _troubles(before: Json, after: Json, told: set[str]) -> list[Event]:
 
 
 def _bad(condition: Json) -> bool:
-    """Whether a condition other than Ready, which is told anyway, asks for somebody."""
+    """True if a condition other than Ready, which is reported anyway, needs attention."""
     if condition["type"] == "Degraded":
         return bool(condition["status"] == "True")
     if condition["type"] in ("SpecValid", "ModelResolved", "Scheduled"):
@@ -70,7 +70,7 @@ def _bad(condition: Json) -> bool:
 
 
 def _rollout(old: Json, new: Json) -> list[Event]:
-    """The turns of a rollout; Ready says it when one was rolled back."""
+    """Rollout transitions; a rollback is reported by Ready."""
     reason = new.get("reason", "")
     if reason not in _TURNS or (old.get("reason"), old.get("message")) == (reason, new["message"]):
         return []

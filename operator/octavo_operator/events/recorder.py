@@ -1,4 +1,4 @@
-"""Events and log lines of the operator about an LLMDeployment. They inform; nothing depends on them."""
+"""Records Kubernetes events about an LLMDeployment, and logs them. Nothing depends on them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from octavo_operator.kube.resources import EVENT_RECORDS, LLMDEPLOYMENTS
 logger = logging.getLogger(__name__)
 
 _NOTE_LIMIT = 1024
-# Events about one resource: as many at once, then one in so many seconds.
+# Rate limit of events per resource: a burst, then one per so many seconds.
 BURST = 25.0
 REFILL_SECONDS = 300.0
 
 
 class EventRecorder:
-    """Logs and posts news, each once. What flaps is told so often and then rarely, as client-go's spam filter does.
+    """Logs and posts events, rate-limited per resource as by client-go's spam filter.
 
-    `clock` is Unix time.
+    `clock`: Unix seconds.
     """
 
     def __init__(self, client: KubeClient, identity: str, clock: Callable[[], float]) -> None:
@@ -33,8 +33,8 @@ class EventRecorder:
         self._clock = clock
         self._budgets: dict[Key, tuple[float, float]] = {}
 
-    async def tell(self, owner: LLMDeployment, items: Iterable[Event]) -> None:
-        """Tell all; an event that cannot be posted is logged and forgotten."""
+    async def record(self, owner: LLMDeployment, items: Iterable[Event]) -> None:
+        """Log and post all events; one that cannot be posted is logged and dropped."""
         for item in items:
             if not self._affordable(owner.key):
                 continue
@@ -46,7 +46,7 @@ class EventRecorder:
                 logger.warning("event not posted: %s", error, extra={"key": str(owner.key)})
 
     def forget(self, key: Key) -> None:
-        """The resource is gone."""
+        """Drop the rate limit of a deleted resource."""
         self._budgets.pop(key, None)
 
     def _affordable(self, key: Key) -> bool:

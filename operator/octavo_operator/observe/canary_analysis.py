@@ -1,4 +1,4 @@
-"""Whether a canary answers as well as what serves already. Pure: counts in, verdict out."""
+"""Canary analysis: compares errors and time to first token of the canary with those of the stable revision. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Literal
 from octavo_operator.api.v1alpha1 import Canary
 from octavo_protocol.load import TTFT_BOUNDS
 
-# Fewer answers say nothing: a step waits for them, however long it was held.
+# A step waits for this many requests, however long it was held.
 MIN_REQUESTS = 20
-# So many errors end a canary before its step was held: one can be chance.
+# This many errors fail a canary before its step was held; fewer can be chance.
 ERRORS_AT_ONCE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TrackAnswers:
-    """What one of the two tracks answered. `ttft`: streams by time to first token, in the classes of TTFT_BOUNDS."""
+    """Requests of one track. `ttft`: histogram of the time to first token of streams, by TTFT_BOUNDS."""
 
     requests: int = 0
     errors: int = 0
@@ -25,13 +25,13 @@ class TrackAnswers:
 
     @property
     def error_percent(self) -> float:
-        """Share of the requests that ended with an error."""
+        """Requests that ended with an error, in percent."""
         return 100 * self.errors / self.requests if self.requests else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSample:
-    """What the gateways saw at one step of a canary."""
+    """Requests of both tracks at one step of a canary."""
 
     stable: TrackAnswers = TrackAnswers()
     canary: TrackAnswers = TrackAnswers()
@@ -39,18 +39,18 @@ class AnalysisSample:
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult:
-    """`wait` for more answers, or it may go on (`pass`), or not (`fail`). The message holds the figures."""
+    """`wait` for more requests, `pass` or `fail`. The message has the figures."""
 
     outcome: Literal["wait", "pass", "fail"]
     message: str
 
 
-def judge(evidence: AnalysisSample, limits: Canary, percent: int, *, held: bool) -> AnalysisResult:
-    """Compare the tracks. `percent`: share of requests the canary gets; `held`: its step has lasted long enough."""
+def analyze(evidence: AnalysisSample, limits: Canary, percent: int, *, held: bool) -> AnalysisResult:
+    """Compare the tracks. `percent`: the canary's share of requests; `held`: the step's hold time is over."""
     stable, canary = evidence.stable, evidence.canary
     excess = canary.error_percent - stable.error_percent
-    seen = canary.requests >= MIN_REQUESTS
-    if seen and excess > limits.max_error_percent and (held or canary.errors >= ERRORS_AT_ONCE):
+    enough = canary.requests >= MIN_REQUESTS
+    if enough and excess > limits.max_error_percent and (held or canary.errors >= ERRORS_AT_ONCE):
         return AnalysisResult(
             "fail",
             f"canary answered {canary.error_percent:.1f} % of {canary.requests:,} requests with errors, stable "
@@ -58,7 +58,7 @@ def judge(evidence: AnalysisSample, limits: Canary, percent: int, *, held: bool)
         )
     if not held:
         return AnalysisResult("wait", "its step is not over")
-    if not seen:
+    if not enough:
         return AnalysisResult("wait", _waiting("the canary"))
     if percent < 100 and stable.requests < MIN_REQUESTS:
         return AnalysisResult("wait", _waiting("the stable pods, to compare with"))
@@ -74,7 +74,7 @@ def judge(evidence: AnalysisSample, limits: Canary, percent: int, *, held: bool)
 
 
 def median(counts: Sequence[int]) -> float:
-    """Median in seconds of values counted by class, taken to lie evenly within its class."""
+    """Median of a histogram in seconds, by linear interpolation within a bucket."""
     half, passed = sum(counts) / 2, 0
     for index, count in enumerate(counts):
         if count and passed + count >= half:
@@ -86,7 +86,7 @@ def median(counts: Sequence[int]) -> float:
 
 
 def _slower(stable: TrackAnswers, canary: TrackAnswers) -> float | None:
-    """How much longer the canary's median is, in percent; None when there is nothing to compare."""
+    """Increase of the median from stable to canary, in percent; None without data."""
     if min(sum(stable.ttft), sum(canary.ttft)) < MIN_REQUESTS:
         return None
     return 100 * (median(canary.ttft) / median(stable.ttft) - 1)

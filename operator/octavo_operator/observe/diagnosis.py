@@ -1,7 +1,7 @@
-"""What is wrong with pods, in words a person can act on: the field, what was found, the next step.
+"""Diagnoses pods: a stable reason, and a message with the field, the cause and the next step.
 
-Kubernetes and the server say it in many places (states of containers, conditions, events, last words); the reasons here
-are few and stay the same, so that people can look them up and programs can wait for them.
+The evidence is spread over container states, conditions, events and termination messages. The reasons are few and do
+not change, so that people can look them up and programs can wait for them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.times import seconds
 from octavo_operator.observe import gpu_fit
-from octavo_operator.observe.messages import creation_cause, last_words, pull_cause, short
+from octavo_operator.observe.messages import creation_cause, final_message, pull_cause, short
 from octavo_operator.resources import source
 from octavo_operator.resources.deployment import EXIT_SECONDS, SERVER
 
-# All reasons there are, worst first: what no waiting cures stands before what may pass.
+# All reasons, worst first: those that waiting does not resolve come before those that it may.
 REASONS = (
     "ModelNotFound",
     "Unauthorized",
@@ -59,10 +59,10 @@ REASONS = (
     "NodeNotReady",
     "NotReady",
 )
-# A pod with one of these does not become ready by waiting.
+# A pod with one of these reasons does not become ready without a change.
 HOPELESS = frozenset(REASONS[: REASONS.index("CrashLoop") + 1])
 
-# Exit statuses of octavo-server that say more than that it failed: the reason, and what the container did.
+# Exit codes of octavo-server with a meaning: the reason and the message.
 _OWN_ENDS = {
     70: (
         "EngineStalled",
@@ -78,7 +78,7 @@ _OWN_ENDS = {
         "ended because one of the processes that share the model did, and starts anew with all of them: {words}",
     ),
 }
-# How a process ends that the kubelet stopped: by itself on SIGTERM, by SIGTERM, by SIGKILL.
+# Exit codes of a process that the kubelet stopped: 0 on SIGTERM, killed by SIGTERM, killed by SIGKILL.
 _STOPPED = (0, 143, 137)
 _SLACK_SECONDS = 10.0
 
@@ -106,9 +106,9 @@ _EVENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a pod. `count` is how often, `last` Unix seconds (0 when not known).
+    """A problem of a pod, seen `count` times, last at `last` Unix seconds (0: unknown).
 
-    `pod` is empty when what is wrong is that there is no pod.
+    `pod` is empty when the problem is that there is no pod.
     """
 
     pod: str
@@ -120,7 +120,7 @@ class Problem:
 
 
 def pod_problems(body: Json, owner: LLMDeployment, events: Sequence[Json]) -> tuple[Problem, ...]:
-    """What is wrong with a pod that is not ready; `events` are those about it."""
+    """Problems of a pod that is not ready; `events`: those about it."""
     found = [*_of_conditions(body, owner), *_of_containers(body, owner, events)]
     status, pod = body.get("status", {}), body["metadata"]["name"]
     if status.get("phase") == "Failed":
@@ -135,8 +135,8 @@ def pod_problems(body: Json, owner: LLMDeployment, events: Sequence[Json]) -> tu
     return tuple(found or _of_readiness(body))
 
 
-def look_refusals(events: Sequence[Json]) -> tuple[Problem, ...]:
-    """Why the API server refuses to create the pod of a Job, of which only the Job's events (newest first) tell."""
+def inspection_refusals(events: Sequence[Json]) -> tuple[Problem, ...]:
+    """Why the API server refuses to create a Job's pod. Only the Job's events (newest first) show it."""
     refused = next((event for event in events if event.get("reason") == "FailedCreate"), None)
     if refused is None:
         return ()
@@ -145,7 +145,7 @@ def look_refusals(events: Sequence[Json]) -> tuple[Problem, ...]:
 
 
 def creation_problems(deployment: Json | None) -> tuple[Problem, ...]:
-    """Why the API server refuses to create pods of the Deployment at all: quota, limits, admission."""
+    """Why the API server refuses to create the Deployment's pods: quota, limits, admission."""
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             last = seconds(condition.get("lastUpdateTime")) or 0.0
@@ -198,12 +198,12 @@ def _of_containers(body: Json, owner: LLMDeployment, events: Sequence[Json]) -> 
 
 
 def _died(container: Json) -> bool:
-    """Running again after an end that nobody asked for, and not ready yet."""
+    """True if the container restarted after a failure and is not ready yet."""
     return "terminated" in container.get("lastState", {}) and "running" in container.get("state", {})
 
 
 def _of_readiness(body: Json) -> Iterator[Problem]:
-    """What is wrong with a server that was ready, runs, and is not ready any more."""
+    """Problems of a server that was ready, still runs, and is not ready any more."""
     status, pod = body.get("status", {}), body["metadata"]["name"]
     conditions = {c["type"]: c for c in status.get("conditions", [])}
     server: Json = next((c for c in status.get("containerStatuses", []) if c["name"] == SERVER), {})
@@ -241,7 +241,7 @@ def _pull(name: str, message: str, body: Json, owner: LLMDeployment) -> tuple[st
 
 
 def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Sequence[Json]) -> tuple[str, str]:
-    code, words = ended.get("exitCode"), last_words(ended.get("message", ""))
+    code, words = ended.get("exitCode"), final_message(ended.get("message", ""))
     logs = f"see kubectl logs {pod} -c {name} --previous"
     if ended.get("reason") == "OOMKilled":
         return "OOMKilled", short(_memory(name, owner))
@@ -273,7 +273,7 @@ def _memory(name: str, owner: LLMDeployment) -> str:
 def _killed_by(ended: Json, owner: LLMDeployment, events: Sequence[Json]) -> str:
     """The probe whose failure made the kubelet stop the container; empty when none did.
 
-    Events say it, if they come: the kubelet stops sending them about a pod that has had many, such as failed probes.
+    Events show it unless the kubelet dropped them: it limits the events of a pod, and failed probes cause many.
     """
     since = seconds(ended.get("startedAt")) or 0.0
     for event in events:
@@ -318,7 +318,7 @@ def _kind(word: str) -> str:
 
 
 def _reference(kind: str, name: str, key: str | None, owner: LLMDeployment) -> tuple[str, str]:
-    """The field that names an object, as the start of a sentence, and the key that is wanted; empty when not ours."""
+    """The field that references an object, as the start of a sentence, and the missing key; empty when not ours."""
     credentials = owner.spec.model.credentials_secret_ref
     wanted = source.CREDENTIALS.get(owner.source.scheme)
     if wanted and kind == "Secret" and credentials is not None and credentials.name == name:
@@ -349,7 +349,7 @@ def _ended_at(status: Json) -> float:
 
 
 def _event(event: Json, owner: LLMDeployment) -> tuple[str, str]:
-    """What an event says that no status repeats; empty when it says nothing of the kind."""
+    """Reason and message of an event whose cause appears in no status; empty for other events."""
     reason, message = _EVENTS.get(event.get("reason", ""), ""), event.get("message", "")
     if reason == "Unschedulable":
         return _unschedulable(message, owner)
@@ -384,7 +384,7 @@ def _claim(message: str, owner: LLMDeployment) -> str:
 
 
 def _seen(events: Sequence[Json], reason: str, start: str = "") -> tuple[int, float]:
-    """How often events of a reason were seen, and when last; once, at an unknown time, when there are none."""
+    """Count and last time of the events of a reason; 1 and 0 without events."""
     same = [e for e in events if e.get("reason") == reason and e.get("message", "").startswith(start)]
     if not same:
         return 1, 0.0

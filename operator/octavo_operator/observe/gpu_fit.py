@@ -1,4 +1,4 @@
-"""GPUs that a pod asks for, beside those that nodes have: why none takes the pod."""
+"""Compares the GPUs that a pod requests with those of the nodes, to explain why no node fits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from octavo_operator.api.v1alpha1 import Gpu
 from octavo_operator.observe.messages import short
 from octavo_operator.resources.placement import LABEL_GPU_MEMORY, LABEL_GPU_PRODUCT, least_mib
 
-# A status has room for so much: a cluster may have many kinds of nodes.
+# A message lists at most this many kinds of nodes.
 _KINDS = 5
 _LIMIT = 300
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """GPUs of one node: how many there are for pods, which, and MiB of each; empty and 0 where no label says it."""
+    """GPUs of one node: allocatable count, model, and memory of each in MiB; empty and 0 without labels."""
 
     count: int
     product: str
@@ -26,7 +26,7 @@ class NodeGpus:
 
 
 def of_node(body: Json, resource: str) -> NodeGpus:
-    """What a node offers of an extended resource."""
+    """A node's GPUs by its extended resource and labels."""
     labels = body["metadata"].get("labels", {})
     memory = labels.get(LABEL_GPU_MEMORY, "")
     count = str(body.get("status", {}).get("allocatable", {}).get(resource, "0"))
@@ -38,14 +38,14 @@ def of_node(body: Json, resource: str) -> NodeGpus:
 
 
 def asked(gpu: Gpu) -> str:
-    """What a replica asks for, as a noun."""
+    """The GPUs that a replica requests, as text."""
     product = f" of product {gpu.product!r}" if gpu.product else ""
     memory = f" with at least {gpu.min_memory} ({least_mib(gpu)} MiB)" if gpu.min_memory else ""
     return f"{gpu.count} {gpu.resource_name}{product}{memory}"
 
 
 def explained(gpu: Gpu, nodes: Sequence[NodeGpus]) -> str:
-    """What nodes have, and what to do where that can never fit: the end of a sentence about a pod without a node."""
+    """The nodes' GPUs, and the fix if no node can ever fit: the end of a sentence about an unschedulable pod."""
     having = [node for node in nodes if node.count]
     if not having:
         return (

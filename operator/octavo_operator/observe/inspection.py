@@ -1,4 +1,4 @@
-"""What is known of the model that a spec means: from the templates made for it, or from the Job that looks at it."""
+"""The model of a spec as resolved: from existing pod templates, or by the Job that inspects it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN = ModelReport()
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The newest pod of the Job. `said` is the last termination message, `done` whether it ended well."""
+    """The newest pod of the Job. `said`: its last termination message; `done`: it succeeded."""
 
     pod: Pod
     said: str = ""
@@ -29,7 +29,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The model can be served. `report` is JSON as the Job wrote it, empty when it had nothing to say."""
+    """The model can be served. `report`: the Job's JSON, empty if there is none."""
 
     report: str
     found: ModelReport
@@ -37,12 +37,12 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Nobody knows yet."""
+    """The model is not resolved yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionFailed:
-    """It cannot be served as it is; the Job goes on trying."""
+    """The model cannot be served; the Job retries."""
 
     reason: str
     message: str
@@ -51,13 +51,15 @@ class InspectionFailed:
 Model = Resolved | Pending | InspectionFailed
 
 
-def is_look(pod: Json) -> bool:
-    """Whether a pod is one that looks at a model, and no server."""
+def is_inspection(pod: Json) -> bool:
+    """True for a pod of the model inspection Job."""
     return bool(pod["metadata"].get("labels", {}).get(names.LABEL_COMPONENT) == model_job.COMPONENT)
 
 
-def observe_look(bodies: Sequence[Json], owner: LLMDeployment, job: str, events: Sequence[Json]) -> Inspection | None:
-    """The look in the pods of the Job of that name; `events` are warnings about them."""
+def observe_inspection(
+    bodies: Sequence[Json], owner: LLMDeployment, job: str, events: Sequence[Json]
+) -> Inspection | None:
+    """The inspection from the pods of the Job named `job`; `events`: warnings about them."""
     own = [body for body in bodies if body["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name") == job]
     if not own:
         return None
@@ -66,12 +68,12 @@ def observe_look(bodies: Sequence[Json], owner: LLMDeployment, job: str, events:
     about = [event for event in events if event.get("involvedObject", {}).get("uid") == uid]
     return Inspection(
         pod=observe_pod(newest, owner, about, main=model_job.CONTAINER),
-        said=_last_words(newest),
+        said=_final_message(newest),
         done=newest.get("status", {}).get("phase") == "Succeeded",
     )
 
 
-def _last_words(body: Json) -> str:
+def _final_message(body: Json) -> str:
     statuses = body.get("status", {}).get("containerStatuses", [])
     container: Json = next((c for c in statuses if c["name"] == model_job.CONTAINER), {})
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
@@ -80,26 +82,30 @@ def _last_words(body: Json) -> str:
 
 
 def resolve(
-    owner: LLMDeployment, templates: Sequence[Json], look: Inspection | None, unseen: Sequence[Problem] = ()
+    owner: LLMDeployment,
+    templates: Sequence[Json],
+    inspection: Inspection | None,
+    inspection_problems: Sequence[Problem] = (),
 ) -> Model:
-    """What is known now.
+    """The model's state.
 
-    `templates` are what pods were made from, newest first; `look` is at the spec's model, `unseen` why there is none.
+    `templates`: pod templates of the recorded revisions, newest first. `inspection_problems`: why there is no
+    inspection of the spec's model.
     """
     remembered = (model_job.recorded(owner, template) for template in templates)
     report = next((found for found in remembered if found is not None), None)
     if report is not None:
         return _resolved(report)
-    if look is None:
-        refused = next(iter(unseen), None)
+    if inspection is None:
+        refused = next(iter(inspection_problems), None)
         return InspectionFailed(refused.reason, refused.message) if refused else Pending()
-    if look.done:
-        return _resolved(look.said)
-    return _failed(owner, look)
+    if inspection.done:
+        return _resolved(inspection.said)
+    return _failed(owner, inspection)
 
 
 def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) -> Model:
-    """What keeps a look from starting: the claim it is to fill, and the events about that."""
+    """The state while the inspection cannot start: the cache volume claim, and the events about it."""
     name = owner.cache_claim
     if not name:
         return Pending()
@@ -129,13 +135,13 @@ def _resolved(report: str) -> Resolved:
     return Resolved(report, found) if isinstance(found, ModelReport) else Resolved("", UNKNOWN)
 
 
-def _failed(owner: LLMDeployment, look: Inspection) -> Model:
-    found = _read(look.said)
+def _failed(owner: LLMDeployment, inspection: Inspection) -> Model:
+    found = _read(inspection.said)
     if isinstance(found, ModelFailure):
         secret = owner.spec.model.credentials_secret_ref
         given = f" (it is Secret {secret.name!r} now)" if secret and found.reason == "Unauthorized" else ""
         return InspectionFailed(found.reason, f"spec.model: {owner.spec.model.uri!r}: {found.message}{given}")
-    problem = next(iter(look.pod.problems), None)
+    problem = next(iter(inspection.pod.problems), None)
     return InspectionFailed(problem.reason, problem.message) if problem else Pending()
 
 
@@ -146,10 +152,10 @@ def _read(said: str) -> ModelReport | ModelFailure | None:
         return None
 
 
-def problems(look: Inspection | None, failed: InspectionFailed) -> tuple[Problem, ...]:
-    """The failure as one of a pod, for the list of all failures."""
-    if look is None:
+def problems(inspection: Inspection | None, failed: InspectionFailed) -> tuple[Problem, ...]:
+    """The inspection's failure as a problem of its pod."""
+    if inspection is None:
         return (Problem("", "", failed.reason, failed.message),)
-    last = max((problem.last for problem in look.pod.problems), default=0.0)
-    count = max((problem.count for problem in look.pod.problems), default=1)
-    return (Problem(look.pod.name, model_job.CONTAINER, failed.reason, failed.message, count, last),)
+    last = max((problem.last for problem in inspection.pod.problems), default=0.0)
+    count = max((problem.count for problem in inspection.pod.problems), default=1)
+    return (Problem(inspection.pod.name, model_job.CONTAINER, failed.reason, failed.message, count, last),)

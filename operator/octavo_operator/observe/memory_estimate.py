@@ -1,7 +1,7 @@
-"""How much memory a replica needs, from what a look at its model found: the server's own arithmetic, before it runs.
+"""Estimates a replica's memory from the model inspection, before a server runs.
 
-Same sums as `octavo_inference.core.kv_cache_sizing.fit` and its memory plan, for the CPU backend; a test holds the two
-together. Only the working memory depends on the instruction set of the node, and is the most of all.
+Same arithmetic as `octavo_inference.core.kv_cache_sizing.fit` and its memory plan for the CPU backend; a test compares
+the two. Working memory depends on the node's instruction set: the estimate takes the largest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.resources.config import quantity, threads
 from octavo_protocol.model import ModelReport
 
-# Interpreter and libraries of the server's two processes, with the words of a model; measured, and rounded up.
+# Interpreter, libraries and vocabulary of the server's two processes; measured and rounded up.
 PROCESSES = 160 << 20
 _BLOCK_SIZE = 32
 _KV_SHARE = 0.25
@@ -21,7 +21,7 @@ _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
 # Running requests and tokens of a step, by profile, on a CPU.
 _PROFILES = {"latency": (16, 256), "balanced": (64, 512), "throughput": (256, 1024)}
-# Flags of octavo-server that change what memory is for: where they are given, the server alone knows.
+# Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
     *("kv-memory", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype", "block-size", "profile"),
     *("swap-memory", "preemption", "device", "backend"),
@@ -30,9 +30,9 @@ _SIZING = (
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes one replica will have in RAM once all of it is used; `sequence` is the KV of the longest one.
+    """Bytes of one replica in RAM at full use.
 
-    `block` is the KV of `block_size` tokens, `length` the longest sequence in tokens.
+    `sequence`: KV of the longest sequence; `block`: KV of `block_size` tokens; `length`: longest sequence in tokens.
     """
 
     limit: int
@@ -47,7 +47,7 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """All of it, with the processes."""
+        """Total bytes, with the processes."""
         return PROCESSES + self.weights + self.kv + self.activations + self.swap
 
     @property
@@ -57,15 +57,15 @@ class Estimate:
 
 
 def kv_element_bytes(dtype: str) -> int:
-    """Bytes of one number of K or V in the pool, by `engine.dtype`."""
+    """Bytes of one K or V element, by `engine.dtype`."""
     return 4 if dtype == "float32" else 2
 
 
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
-    """What a replica with that memory limit will need; None where only the server can tell."""
+    """The estimate for a replica with this memory limit; None where only the server can tell."""
     engine = spec.engine
     if spec.resources.gpu.count:
-        # Weights and KV go to a GPU whose free memory shows when the server starts.
+        # Weights and KV are on the GPU, whose free memory is known only when the server starts.
         return None
     weights = found.weights.get(engine.dtype, 0)
     given = {flag.lstrip("-").partition("=")[0] for flag in engine.extra_args}
@@ -100,7 +100,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
 def _pool(spec: Spec, limit: int, useful: int) -> int:
     if spec.engine.kv.memory is not None:
         return int(quantity(spec.engine.kv.memory))
-    # The engine's process is there before it asks how much is free.
+    # The engine process itself is already resident when the server measures free memory.
     return min(int(max(0, limit - PROCESSES) * _KV_SHARE), useful)
 
 
@@ -112,7 +112,7 @@ def _swap(spec: Spec, kv: int) -> int:
 
 
 def refusal(spec: Spec, found: Estimate) -> str:
-    """Why a replica cannot work, with the numbers and the ways out; empty when it can."""
+    """Why a replica does not fit, with the figures and the fixes; empty when it fits."""
     if found.total > found.limit:
         return _too_little(spec, found)
     if found.sequence <= found.kv or spec.engine.max_model_len is None:
@@ -150,6 +150,6 @@ def _too_little(spec: Spec, found: Estimate) -> str:
 
 
 def _mib(size: int, *, up: bool = True) -> str:
-    """A size as somebody can copy it into the spec: never less than it is, or with `up` false never more."""
+    """A size as text for the spec, rounded up, or down if `up` is false."""
     whole, odd = divmod(size, 1 << 20)
     return f"{whole + (1 if up and odd else 0)}Mi"

@@ -1,4 +1,4 @@
-"""What containers and Kubernetes say, as one bounded line that a person reads: no stack traces, no random names."""
+"""Shortens messages of containers and Kubernetes to one bounded line, without stack traces and random names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ LIMIT = 700
 _LAST_WORDS = 400
 _LINES = 3
 _TRACEBACK = "Traceback (most recent call last)"
-# Identities that are other ones with every attempt: a message must not change while its cause stays.
+# Identifiers that differ with each attempt are removed: a message must not change while its cause is the same.
 _IDENTITIES = re.compile(r"\b[0-9a-f]{64}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
-# The kubelet says the cause of a failed pull alone, or behind one of these while it waits for the next attempt.
+# While it backs off, the kubelet puts one of these before the cause of a failed image pull.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: )?(?:ErrImagePull: )?')
 _POD_OF_SET = re.compile(r'^(?:Error creating: )?pods "[^"]*" is ')
 
@@ -22,20 +22,20 @@ def short(text: str, limit: int = LIMIT) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def last_words(log: str) -> str:
-    """The end of a container's log without the frames of tracebacks; of JSON lines, the message."""
+def final_message(log: str) -> str:
+    """The last lines of a container's log without traceback frames; the message of JSON lines."""
     said = [line for line in map(_message, _without_frames(log.splitlines())) if line]
     text = short("; ".join(said[-_LINES:]), 1 << 20)
     return text if len(text) <= _LAST_WORDS else f"…{text[1 - _LAST_WORDS :]}"
 
 
 def pull_cause(message: str) -> str:
-    """Why an image cannot be pulled, the same while the kubelet tries and while it waits."""
+    """The cause of a failed image pull, without the kubelet's back-off prefix."""
     return _BACK_OFF.sub("", message) or "the kubelet waits before it tries again"
 
 
 def creation_cause(message: str) -> str:
-    """Why a pod was not created, without the name it would have had."""
+    """The cause of a failed pod creation, without the pod's random name."""
     return _POD_OF_SET.sub("a pod is ", message)
 
 

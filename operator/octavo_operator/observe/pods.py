@@ -1,4 +1,4 @@
-"""A pod as the plan sees it."""
+"""A pod as read from the API server, reduced to what planning needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ __all__ = ["Pod", "Problem", "observe_pod", "rfc3339", "seconds"]
 class Pod:
     """One pod of the deployment. Times are Unix seconds.
 
-    `loaded`: the server container has started, so the weights are there. `marked`: since when it is chosen to go.
+    `loaded`: the server container has started, so the weights are loaded. `drain_requested_at`: when it was chosen to
+    be removed, None if it was not.
     """
 
     name: str
@@ -35,17 +36,17 @@ class Pod:
     scheduled: bool = False
     canary: bool = False
     restarts: int = 0
-    marked: float | None = None
+    drain_requested_at: float | None = None
     problems: tuple[Problem, ...] = field(default=())
 
     @property
     def active(self) -> bool:
-        """Whether it counts as a replica: neither on its way out nor ended."""
+        """True if it counts as a replica: not terminating, not finished."""
         return not self.terminating and not self.finished
 
 
 def observe_pod(body: Json, owner: LLMDeployment, events: Sequence[Json], main: str = SERVER) -> Pod:
-    """The pod in an API object; `events` are those about it, `main` is the container it is made for."""
+    """The pod from an API object; `events`: those about it; `main`: its main container."""
     meta, status = body["metadata"], body.get("status", {})
     annotations = meta.get("annotations", {})
     conditions = {c["type"]: c for c in status.get("conditions", [])}
@@ -66,6 +67,6 @@ def observe_pod(body: Json, owner: LLMDeployment, events: Sequence[Json], main: 
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         canary=meta.get("labels", {}).get(names.LABEL_TRACK) == names.TRACK_CANARY,
         restarts=server.get("restartCount", 0),
-        marked=seconds(annotations.get(names.ANNOTATION_DRAINING)),
+        drain_requested_at=seconds(annotations.get(names.ANNOTATION_DRAINING)),
         problems=() if ready else pod_problems(body, owner, events),
     )

@@ -1,4 +1,4 @@
-"""Carrying out a plan, action by action. Killed anywhere, the next pass finds what is left to do."""
+"""Executes a plan, action by action. It may be interrupted anywhere: the next pass plans what is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNPROCESSABLE = 422
 
 
 async def execute(client: KubeClient, owner: LLMDeployment, actions: Iterable[Action]) -> None:
-    """Do all actions in order. The first that fails ends it."""
+    """Execute all actions in order; stop at the first failure."""
     for action in actions:
         if isinstance(action, Apply):
             await _apply(client, action.body)
@@ -26,11 +26,11 @@ async def execute(client: KubeClient, owner: LLMDeployment, actions: Iterable[Ac
 
 
 async def _apply(client: KubeClient, body: Json) -> None:
-    """Server-side apply, with a way out where someone gave an entry of a list another key.
+    """Server-side apply, with a fallback for lists in which someone changed an entry's key.
 
-    Lists merge by key: a Service's port that someone renumbered stands beside ours, has the same name, and the API
-    server refuses both. A merge patch puts our lists in place of the live ones; then apply works again. The patch takes
-    the stamp off: killed in between, the next pass sees that the apply is still to come.
+    Lists merge by key: a Service port that someone renumbered is kept next to ours, has the same name, and the API
+    server refuses both. A merge patch replaces the live lists by ours; then apply works again. The patch removes the
+    hash annotation: interrupted in between, the next pass applies again.
     """
     resource = CHILDREN[body["kind"]]
     try:

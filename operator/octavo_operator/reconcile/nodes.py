@@ -1,4 +1,4 @@
-"""GPUs of the cluster's nodes, read for those whose pods find none."""
+"""Reads the GPUs of the cluster's nodes, to explain why a pod that needs GPUs is unschedulable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGAIN_SECONDS = 30.0
 
 
 class NodeGpuReader:
-    """What nodes have, as it was seen some seconds ago. `clock`: any that only grows."""
+    """GPUs of all nodes, cached for some seconds. `clock`: monotonic seconds."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
         self._client = client
@@ -29,9 +29,9 @@ class NodeGpuReader:
         self._seen: dict[str, tuple[float, tuple[NodeGpus, ...] | None]] = {}
 
     async def explain(self, owner: LLMDeployment, observed: Observed) -> Observed:
-        """`observed`, where pods that ask for a GPU and get no node say what nodes have."""
-        gpu, look = owner.spec.resources.gpu, observed.look
-        pods = (*observed.pods, *([look.pod] if look else []))
+        """`observed`, with the nodes' GPUs added to the problem of each unschedulable pod that needs GPUs."""
+        gpu, inspection = owner.spec.resources.gpu, observed.inspection
+        pods = (*observed.pods, *([inspection.pod] if inspection else []))
         if not gpu.count or not any(problem.reason == "Unschedulable" for pod in pods for problem in pod.problems):
             return observed
         having = await self._gpus(gpu.resource_name)
@@ -41,7 +41,7 @@ class NodeGpuReader:
         return replace(
             observed,
             pods=tuple(_with(pod, text) for pod in observed.pods),
-            look=replace(look, pod=_with(look.pod, text)) if look else None,
+            inspection=replace(inspection, pod=_with(inspection.pod, text)) if inspection else None,
         )
 
     async def _gpus(self, resource: str) -> tuple[NodeGpus, ...] | None:
@@ -52,7 +52,7 @@ class NodeGpuReader:
         try:
             found = tuple([of_node(node, resource) async for page in self._client.pages(NODES, None) for node in page])
         except RefusedError as error:
-            # Without this right everything works but the end of a sentence.
+            # Without this permission only the explanation is missing.
             logger.info("nodes are not looked at: %s", error)
             found = None
         self._seen[resource] = self._clock(), found

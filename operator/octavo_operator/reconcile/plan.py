@@ -1,4 +1,4 @@
-"""The decision of one pass: from the wanted and the observed state to actions and a status. No I/O, no clock."""
+"""Plans one pass: from the desired and the observed state to actions and a status. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from octavo_operator.resources import deployment as deployments
 from octavo_operator.resources.common import LABEL_REVISION, Installation, canary_name
 from octavo_operator.resources.config import quantity
 from octavo_operator.resources.revision import Revision
-from octavo_operator.rollout.plan import RolloutInput, RolloutPlan, course, deadline
-from octavo_operator.rollout.replicas import Mark, Scale, scale, wanted
+from octavo_operator.rollout.plan import RolloutInput, RolloutPlan, deadline, plan_rollout
+from octavo_operator.rollout.replicas import DrainAnnotations, Scale, scale, wanted
 from octavo_operator.status.input import Load, Scaling, StatusInput
 from octavo_operator.status.status import next_status
 from octavo_protocol import names
 
-# Hash of a child as it was last applied: tells what we no longer want, which a look at the live object cannot.
+# Hash of a child as last applied. It shows fields that were removed since, which the live object alone cannot.
 ANNOTATION_APPLIED = f"{names.API_GROUP}/applied"
 ChildId = tuple[str, str]
 EVENTS_SECONDS = 15.0
@@ -34,17 +34,17 @@ _QUANTITY = re.compile(QUANTITY)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was read: children by (kind, name), pods, and what the sampling loop knows.
+    """Observed state: children by (kind, name), pods, and the autoscaler's latest load and decision.
 
-    `versions` of all objects that were read, by uid. `unseen`: why the Job that looks at the model has no pod.
-    `refused`: what the API server answered to the actions of this very state, when it refused them.
+    `versions`: resource versions of all objects that were read, by uid. `inspection_problems`: why the model inspection
+    Job has no pod. `refused`: the API server's message when it refused the actions planned for this state.
     """
 
     children: Mapping[ChildId, Json] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
-    look: Inspection | None = None
+    inspection: Inspection | None = None
     versions: Mapping[str, int] = field(default_factory=dict)
-    unseen: tuple[Problem, ...] = ()
+    inspection_problems: tuple[Problem, ...] = ()
     claim_events: Sequence[Json] = ()
     load: Load | None = None
     scaling: Scaling | None = None
@@ -53,28 +53,28 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of a child."""
+    """Apply a child (server-side apply)."""
 
     body: Json
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Deletion of exactly this child."""
+    """Delete this child, by uid."""
 
     kind: str
     name: str
     uid: str
 
 
-Action = Apply | Delete | Mark
+Action = Apply | Delete | DrainAnnotations
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Actions in order, the status to write (if it differs), and seconds until time itself asks for another pass.
+    """Actions in order, the status to write if it differs, and seconds until the next pass is due without an event.
 
-    `replicas` is the Deployment's number once the actions are done.
+    `replicas`: replicas of the Deployment after the actions.
     """
 
     actions: tuple[Action, ...]
@@ -84,20 +84,20 @@ class Plan:
 
 
 def child_ids(owner: LLMDeployment, revisions: Iterable[Json]) -> tuple[ChildId, ...]:
-    """Children with fixed names: those a pass reads one by one, so that it sees a stranger of the same name.
+    """Children with fixed names. A pass gets them by name, to find foreign objects of the same name, too.
 
-    Those of a canary are looked for where the spec asks for one, or a revision is noted to have one.
+    A canary's children are included if the spec has a canary or a revision's annotations record one.
     """
     canary = canary_name(owner)
     noted = any(revision.ANNOTATION_CANARY in body["metadata"].get("annotations", {}) for body in revisions)
-    beside = (("Deployment", canary), ("Service", canary))
+    canary_children = (("Deployment", canary), ("Service", canary))
     claim = owner.cache_claim
     return (
         *(((cache.KIND, claim),) if claim else ()),
-        *(beside if noted or owner.spec.rollout.strategy == "Canary" else ()),
+        *(canary_children if noted or owner.spec.rollout.strategy == "Canary" else ()),
         ("ServiceAccount", owner.name),
         ("NetworkPolicy", owner.name),
-        ("NetworkPolicy", protection.look_policy_name(owner)),
+        ("NetworkPolicy", protection.inspection_policy_name(owner)),
         ("PodDisruptionBudget", owner.name),
         ("Service", owner.name),
         ("Service", f"{owner.name}-pods"),
@@ -106,7 +106,7 @@ def child_ids(owner: LLMDeployment, revisions: Iterable[Json]) -> tuple[ChildId,
 
 
 def plan(owner: LLMDeployment, installation: Installation, observed: Observed, now: float) -> Plan:
-    """What to do for `owner`. Without a difference between wanted and observed state: nothing."""
+    """The actions and status for `owner`; no actions if the observed state equals the desired one."""
     live = observed.children.get(("Deployment", owner.name))
     current = None if live is None else live.get("spec", {}).get("replicas", 1)
     recommended = observed.scaling.desired if observed.scaling else None
@@ -121,10 +121,10 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         too_large = (
             memory_estimate.refusal(owner.spec, estimate) if estimate and owner.revision not in revisions else ""
         )
-        # What is recorded goes on whatever is refused; what would have to be made now might be the wrong thing.
+        # A recorded revision keeps running even if the spec is refused; a new revision is not created then.
         if owner.revision in revisions or not (too_large or owner.refusal):
             revisions[owner.revision] = update
-    seen = RolloutInput(
+    inputs = RolloutInput(
         wanted=owner.revision,
         revisions=revisions,
         deployment=live,
@@ -133,7 +133,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         target=target,
         evidence=observed.load.evidence if observed.load else {},
     )
-    way = course(owner.spec, seen, now)
+    rollout = plan_rollout(owner.spec, inputs, now)
     view = StatusInput(
         owner=owner,
         pods=observed.pods,
@@ -142,33 +142,33 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         deployment=live,
         load=observed.load,
         scaling=observed.scaling,
-        progress=way.progress,
-        current_revision=_newest_served(way.revisions.values()),
-        look=observed.look,
+        progress=rollout.progress,
+        current_revision=_newest_served(rollout.revisions.values()),
+        inspection=observed.inspection,
         model=model,
         estimate=estimate,
         too_large=too_large,
-        conflict=_strangers(owner, way, observed.children),
+        conflict=_conflicts(owner, rollout, observed.children),
         refused=observed.refused,
     )
     status = next_status(view, now)
     if view.conflict:
         return Plan((), status, current or 0)
     work = observed.load.work if observed.load else {}
-    rolls_to = way.stable.name if way.stable else owner.revision
-    step = scale(current, way.replicas, seen.stable_pods, rolls_to, work, now)
-    beside = _scale_canary(way, seen, work, now)
-    actions = _actions(owner, installation, observed, way, (step, beside), status, too_large=bool(too_large))
-    wait = _soonest(step.wait, beside.wait, way.wait, _patience(observed))
-    # What a canary takes from the replicas of mode Builtin is not the autoscaler's to make up for.
-    return Plan(tuple(actions), status, step.replicas + target - way.replicas, wait)
+    rolls_to = rollout.stable.name if rollout.stable else owner.revision
+    step = scale(current, rollout.replicas, inputs.stable_pods, rolls_to, work, now)
+    canary_scale = _scale_canary(rollout, inputs, work, now)
+    actions = _actions(owner, installation, observed, rollout, (step, canary_scale), status, too_large=bool(too_large))
+    wait = _soonest(step.wait, canary_scale.wait, rollout.wait, _patience(observed))
+    # In mode Builtin the canary's replicas are part of the autoscaler's number: it must not replace them.
+    return Plan(tuple(actions), status, step.replicas + target - rollout.replicas, wait)
 
 
-def _scale_canary(way: RolloutPlan, seen: RolloutInput, work: Mapping[str, int], now: float) -> Scale:
-    if way.canary is None:
+def _scale_canary(rollout: RolloutPlan, inputs: RolloutInput, work: Mapping[str, int], now: float) -> Scale:
+    if rollout.canary is None:
         return Scale(0)
-    current = None if seen.canary is None else seen.canary["spec"].get("replicas", 1)
-    return scale(current, way.canary.replicas, seen.canary_pods, way.canary.revision.name, work, now)
+    current = None if inputs.canary is None else inputs.canary["spec"].get("replicas", 1)
+    return scale(current, rollout.canary.replicas, inputs.canary_pods, rollout.canary.revision.name, work, now)
 
 
 def _newest_served(revisions: Iterable[Revision]) -> str | None:
@@ -177,16 +177,16 @@ def _newest_served(revisions: Iterable[Revision]) -> str | None:
 
 
 def _recorded(owner: LLMDeployment, children: Mapping[ChildId, Json]) -> dict[str, Revision]:
-    """What is recorded, with the revision of the running Deployment where it is not yet."""
+    """The recorded revisions, and that of the running Deployment if it is not recorded yet."""
     ours = [body for (kind, _), body in children.items() if kind == revision.KIND and _is_ours(owner, body)]
     known = {found.name: found for found in map(revision.recorded, ours)}
     live = children.get(("Deployment", owner.name))
     running = None if live is None else live["metadata"].get("labels", {}).get(LABEL_REVISION)
     template = None if live is None else deployments.applied_template(live)
     if live is not None and template is not None and running not in known:
-        # Made by an operator that kept no history, or deleted by someone: what runs is not to be restarted for that.
+        # From an operator without history, or deleted by someone: record it, so that running pods are not restarted.
         mounted, current = deployments.config_name(template), config.config_map(owner)
-        # A lost ConfigMap of the present spec is known by its name, which is made from its content.
+        # A lost ConfigMap of the current spec is identified by its name, which is a hash of its content.
         lost = current["data"] if mounted == current["metadata"]["name"] else None
         data = children.get(("ConfigMap", mounted), {}).get("data", lost)
         if data is not None and running:
@@ -199,10 +199,12 @@ def _newest(known: Mapping[str, Revision]) -> int:
 
 
 def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observed) -> Model | None:
-    """What is known of the model; None for pods from before there were looks: what runs is right."""
+    """The model's inspection result; None for pods from before model inspection existed: they keep running."""
     newest_first = sorted(known.values(), key=lambda found: found.number, reverse=True)
-    model = resolve(owner, [found.template for found in newest_first], observed.look, observed.unseen)
-    unready = observed.look is None or not observed.look.pod.loaded
+    model = resolve(
+        owner, [found.template for found in newest_first], observed.inspection, observed.inspection_problems
+    )
+    unready = observed.inspection is None or not observed.inspection.pod.loaded
     if unready and not isinstance(model, Resolved):
         claim = observed.children.get((cache.KIND, owner.cache_claim))
         reason = waiting(owner, claim, observed.claim_events)
@@ -213,7 +215,7 @@ def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observ
 def _new_revision(
     owner: LLMDeployment, installation: Installation, settings: Json, known: Mapping[str, Revision], model: Resolved
 ) -> Revision:
-    """The revision of the spec, made once its model is known."""
+    """The revision of the spec, built once its model is resolved."""
     template = deployments.pod_template(
         owner,
         installation,
@@ -225,7 +227,7 @@ def _new_revision(
 
 
 def _pinned(owner: LLMDeployment) -> str:
-    """The revision that was resolved for this very model before, so that a lost child does not bring a newer one."""
+    """The model revision resolved earlier for this source, so that re-creating a child does not update the model."""
     known = owner.status.get("model", {})
     same = known.get("identity") == model_job.identity(owner)
     return str(known.get("resolvedRevision", "")) if same else ""
@@ -236,38 +238,38 @@ def _soonest(*delays: float | None) -> float | None:
 
 
 def _patience(observed: Observed) -> float | None:
-    """Why a volume cannot be mounted stands in events alone, which nobody watches: look again while a pod waits."""
-    pods = observed.pods if observed.look is None else (*observed.pods, observed.look.pod)
-    unseen = observed.look is None and any(kind == "Job" for kind, _ in observed.children)
-    return EVENTS_SECONDS if unseen or any(pod.active and not pod.loaded for pod in pods) else None
+    """Seconds until the next pass while a pod waits: mount failures appear only in events, which are not watched."""
+    pods = observed.pods if observed.inspection is None else (*observed.pods, observed.inspection.pod)
+    inspection_problems = observed.inspection is None and any(kind == "Job" for kind, _ in observed.children)
+    return EVENTS_SECONDS if inspection_problems or any(pod.active and not pod.loaded for pod in pods) else None
 
 
 def _actions(
     owner: LLMDeployment,
     installation: Installation,
     observed: Observed,
-    way: RolloutPlan,
+    rollout: RolloutPlan,
     steps: tuple[Scale, Scale],
     status: Json,
     *,
     too_large: bool,
 ) -> list[Action]:
-    """`steps`: those of the Deployment and of the canary. `too_large`: the model is known and gets no pod."""
+    """`steps`: scaling of the Deployment and of the canary. `too_large`: the model does not fit, so no pods."""
     cold_start = status.get("capacity", {}).get("coldStartSeconds")
-    # Notes first: killed after them, the next pass knows what this one was about to do.
-    bodies = [revision.controller_revision(owner, known) for known in way.revisions.values()]
+    # ControllerRevisions first: after an interruption the next pass continues from what they record.
+    bodies = [revision.controller_revision(owner, known) for known in rollout.revisions.values()]
     bodies.append(services.service_account(owner))
-    bodies += _settings(owner, way)
+    bodies += _settings(owner, rollout)
     if owner.spec.availability.network_policy:
-        bodies += [protection.network_policy(owner, installation), protection.look_policy(owner)]
+        bodies += [protection.network_policy(owner, installation), protection.inspection_policy(owner)]
     if owner.spec.availability.pod_disruption_budget:
         bodies.append(protection.disruption_budget(owner))
     wanted_now = not (too_large or owner.refusal)
-    if owner.revision not in way.revisions and (observed.look or wanted_now):
+    if owner.revision not in rollout.revisions and (observed.inspection or wanted_now):
         bodies.append(model_job.job(owner, installation, _pinned(owner)))
     if claim := cache.claim(owner):
         bodies.append(claim)
-    bodies += _serving(owner, observed, way, steps, cold_start, stuck(status, observed.pods))
+    bodies += _serving(owner, observed, rollout, steps, cold_start, stuck(status, observed.pods))
     bodies = [_stamped(body) for body in bodies]
     applies: list[Action] = []
     for body in bodies:
@@ -275,29 +277,29 @@ def _actions(
         if present is None or (body["kind"] != "Job" and not _covers(present, body)):
             applies.append(Apply(body))
     kept = {_id(body) for body in bodies if body["kind"] != "Job" or not _outdated(body, observed)}
-    # The marks go first: they must be on the pods before the Deployment's number moves.
-    marks = [mark for step in steps for mark in step.marks]
-    return [*marks, *applies, *_deletions(owner, observed, kept)]
+    # Drain annotations first: they must be on the pods before `replicas` changes.
+    drains = [drain for step in steps for drain in step.drains]
+    return [*drains, *applies, *_deletions(owner, observed, kept)]
 
 
 def _outdated(job: Json, observed: Observed) -> bool:
-    """Whether the Job must make room for `job`: what its pods are made from cannot be changed.
+    """True if the live Job must be replaced by `job`, because a Job's pod template is immutable.
 
-    One that ended is read, however it was made; unless its pod, which has the result, is gone.
+    A completed Job is kept for its result, unless its pod, which holds the result, is gone.
     """
     live = observed.children.get(_id(job))
     if live is None:
         return False
     ended = any(c["type"] == "Complete" and c["status"] == "True" for c in live.get("status", {}).get("conditions", []))
     if ended:
-        return observed.look is None
+        return observed.inspection is None
     before, now = (body["metadata"].get("annotations", {}).get(ANNOTATION_APPLIED) for body in (live, job))
     return bool(before != now)
 
 
-def _settings(owner: LLMDeployment, way: RolloutPlan) -> list[Json]:
-    """ConfigMaps of what runs, from the record: they can be lost, and be those of an earlier spec."""
-    running = [way.stable, way.canary and way.canary.revision]
+def _settings(owner: LLMDeployment, rollout: RolloutPlan) -> list[Json]:
+    """ConfigMaps of the running revisions, from their records: they may be lost or belong to an earlier spec."""
+    running = [rollout.stable, rollout.canary and rollout.canary.revision]
     found = {deployments.config_name(known.template): known.settings for known in running if known}
     return [config.recorded(owner, name, data) for name, data in found.items() if name]
 
@@ -305,27 +307,29 @@ def _settings(owner: LLMDeployment, way: RolloutPlan) -> list[Json]:
 def _serving(
     owner: LLMDeployment,
     observed: Observed,
-    way: RolloutPlan,
+    rollout: RolloutPlan,
     steps: tuple[Scale, Scale],
     cold_start: int | None,
     reason: str,
 ) -> list[Json]:
-    """Services and Deployments: the pods' addresses before the pods. `reason` is why no replica can start, if so."""
-    canary, limit = way.canary, deadline(owner.spec)
+    """Services, then Deployments. `reason`: why no replica can start, empty if one can."""
+    canary, limit = rollout.canary, deadline(owner.spec)
     percent, name = (canary.percent, canary.step) if canary else (0, "")
     bodies = [services.service(owner, cold_start, percent, name, reason), services.headless_service(owner)]
     if canary or any(pod.canary for pod in observed.pods):
-        # To its last pod: gateways would take that one for a stable one.
+        # Kept until the canary's last pod is gone: without it gateways would count that pod as stable.
         bodies.append(services.canary_service(owner))
     if canary:
         bodies.append(deployments.canary_deployment(owner, canary.revision.template, steps[1].replicas, limit))
-    if way.stable:
-        bodies.append(deployments.deployment(owner, way.stable.template, steps[0].replicas, way.strategy, limit))
+    if rollout.stable:
+        bodies.append(
+            deployments.deployment(owner, rollout.stable.template, steps[0].replicas, rollout.strategy, limit)
+        )
     return bodies
 
 
 def stuck(status: Json, pods: Sequence[Pod]) -> str:
-    """The reason for which no replica can start; empty while one is ready, or may become so by waiting."""
+    """The reason why no replica can start; empty while one is ready or may still become ready."""
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     ready, valid = conditions.get("Ready", {}), conditions.get("SpecValid", {})
     if ready.get("status") != "False" or any(pod.ready for pod in pods):
@@ -335,9 +339,9 @@ def stuck(status: Json, pods: Sequence[Pod]) -> str:
 
 
 def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> list[Action]:
-    """Children no longer wanted: protections switched off, an ended canary or look, settings no pod uses any more."""
+    """Deletions of unused children: disabled policies, a finished canary or inspection, ConfigMaps without pods."""
     in_use = {("ConfigMap", pod.config) for pod in observed.pods}
-    # Whatever is not known of what serves: only the resource's own end is a reason to take it away.
+    # The serving Deployment is deleted only together with the LLMDeployment.
     serving = {("Deployment", owner.name)}
     gone: list[Action] = []
     for (kind, name), body in observed.children.items():
@@ -347,9 +351,12 @@ def _deletions(owner: LLMDeployment, observed: Observed, kept: set[ChildId]) -> 
     return gone
 
 
-def _strangers(owner: LLMDeployment, way: RolloutPlan, children: Mapping[ChildId, Json]) -> str:
-    """Objects that have a child's name and are not ours, as a message; empty when there are none."""
-    made = [*_settings(owner, way), *(revision.controller_revision(owner, known) for known in way.revisions.values())]
+def _conflicts(owner: LLMDeployment, rollout: RolloutPlan, children: Mapping[ChildId, Json]) -> str:
+    """A message about foreign objects that have a child's name; empty when there are none."""
+    made = [
+        *_settings(owner, rollout),
+        *(revision.controller_revision(owner, known) for known in rollout.revisions.values()),
+    ]
     needed = (*child_ids(owner, made), *map(_id, made))
     found = [(name, children[name]) for name in needed if name in children and not _is_ours(owner, children[name])]
     if not found:
@@ -375,16 +382,16 @@ def _id(body: Json) -> ChildId:
 
 
 def _stamped(body: Json) -> Json:
-    """The body with its own hash among its annotations."""
+    """The body with the annotation of its own hash."""
     metadata = body["metadata"]
     annotations = {**metadata.get("annotations", {}), ANNOTATION_APPLIED: digest(body)}
     return {**body, "metadata": {**metadata, "annotations": annotations}}
 
 
 def _covers(live: Any, part: Any) -> bool:
-    """Whether `live` has everything of `part`; what the API server added or spells differently does not matter.
+    """True if `live` contains all of `part`; fields that the API server defaults or normalizes are ignored.
 
-    Together with the stamp, which is another one when the body no longer has a field, this is "nothing to apply".
+    Together with an unchanged hash annotation, which shows removed fields, this means that there is nothing to apply.
     """
     if part in ({}, []) and live is None:
         return True
@@ -396,13 +403,13 @@ def _covers(live: Any, part: Any) -> bool:
 
 
 def _covers_list(live: list[Any], part: list[Any]) -> bool:
-    """Entries with a key may stand beside those of others (an injected container); other lists are ours as a whole."""
+    """Keyed lists may contain foreign entries (an injected container); other lists must be equal."""
     if part and all(isinstance(entry, dict) and any(key in entry for key in _LIST_KEYS) for entry in part):
         return all(any(_covers(one, entry) for one in live) for entry in part)
     return len(live) == len(part) and all(_covers(one, entry) for one, entry in zip(live, part, strict=True))
 
 
 def _same_quantity(live: Any, part: Any) -> bool:
-    """The API server writes `1000m` as `1`."""
+    """True for equal quantities: the API server normalizes `1000m` to `1`."""
     both = isinstance(live, str) and isinstance(part, str)
     return both and all(_QUANTITY.match(text) for text in (live, part)) and quantity(live) == quantity(part)

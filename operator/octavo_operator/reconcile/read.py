@@ -1,4 +1,4 @@
-"""Reading what a pass decides on: always from the API server, never from the event that caused the pass."""
+"""Reads the observed state of a pass: always from the API server, never from the event that triggered it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import Key, LLMDeployment
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, JOBS, PODS
-from octavo_operator.observe.diagnosis import look_refusals
-from octavo_operator.observe.inspection import is_look, observe_look
+from octavo_operator.observe.diagnosis import inspection_refusals
+from octavo_operator.observe.inspection import is_inspection, observe_inspection
 from octavo_operator.observe.pods import Pod, observe_pod, seconds
 from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
 from octavo_operator.reconcile.version_tracker import version_of
@@ -20,14 +20,14 @@ from octavo_operator.resources.common import selector
 from octavo_operator.resources.model_job import CONTAINER, job_name
 from octavo_protocol import names
 
-# A pod that has not started its server after this long may have something to say that only its events tell.
+# After this long without a started server, a pod's events are read: some problems appear only there.
 SILENT_SECONDS = 10.0
 # Pods that fail together fail alike.
 _PODS_WITH_EVENTS = 3
 
 
 async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Observed:
-    """Children, pods and the events about pods that are in trouble."""
+    """Children, pods, and the events about pods with problems."""
     labels = f"{names.LABEL_NAME}={owner.name}"
     managed = f"{labels},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     maps, revisions, jobs, bodies = await asyncio.gather(
@@ -42,16 +42,20 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
         child_id: body for child_id, body in zip(ids, fixed, strict=True) if body is not None
     }
     children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions, *jobs)}
-    looks = [body for body in bodies if is_look(body)]
+    inspections = [body for body in bodies if is_inspection(body)]
     claim = children.get((KIND, owner.cache_claim), {})
     unbound = bool(claim) and claim.get("status", {}).get("phase") != "Bound"
-    events = await _events(client, owner, looks, [body for body in bodies if not is_look(body)], now)
+    events = await _events(client, owner, inspections, [body for body in bodies if not is_inspection(body)], now)
     job = children.get(("Job", job_name(owner)))
-    if job is not None and not looks and now - (seconds(job["metadata"]["creationTimestamp"]) or now) >= SILENT_SECONDS:
-        # The API server reads all events of the namespace for this: not for every Job whose pod is about to come.
-        events[job["metadata"]["uid"]] = await _about(client, owner, job)
-    claim_events = await _about(client, owner, claim) if unbound else []
-    return replace(_sorted_out(owner, children, bodies, events), claim_events=claim_events)
+    if (
+        job is not None
+        and not inspections
+        and now - (seconds(job["metadata"]["creationTimestamp"]) or now) >= SILENT_SECONDS
+    ):
+        # Costly, because the API server scans all events of the namespace: not for a Job that was just created.
+        events[job["metadata"]["uid"]] = await _events_about(client, owner, job)
+    claim_events = await _events_about(client, owner, claim) if unbound else []
+    return replace(_assemble(owner, children, bodies, events), claim_events=claim_events)
 
 
 async def read_together(
@@ -70,22 +74,24 @@ async def read_together(
 
 
 def from_lists(owner: LLMDeployment, bodies: Sequence[Json]) -> Observed:
-    """What `read_together` found of one owner.
+    """The observed state of one owner from the lists of `read_together`.
 
-    Less than `observe` sees: no strangers of a child's name, no events. Enough to tell who needs a closer look.
+    It lacks foreign objects and events, which `observe` reads; enough to decide whether a pass is needed.
     """
     children = {(body["kind"], body["metadata"]["name"]): body for body in bodies if body["kind"] in CHILDREN}
-    return _sorted_out(owner, children, [body for body in bodies if body["kind"] == PODS.kind], {})
+    return _assemble(owner, children, [body for body in bodies if body["kind"] == PODS.kind], {})
 
 
-def _sorted_out(
+def _assemble(
     owner: LLMDeployment, children: Mapping[ChildId, Json], pods: Sequence[Json], events: Mapping[str, list[Json]]
 ) -> Observed:
-    """`events` about pods, or a Job without any, by uid."""
-    looks = [body for body in pods if is_look(body)]
-    look = observe_look(looks, owner, job_name(owner), [event for found in events.values() for event in found])
+    """The observed state from its parts. `events`: about pods, or a Job without pods, by uid."""
+    inspections = [body for body in pods if is_inspection(body)]
+    inspection = observe_inspection(
+        inspections, owner, job_name(owner), [event for found in events.values() for event in found]
+    )
     job = children.get(("Job", job_name(owner)))
-    unseen = [] if job is None or look is not None else events.get(job["metadata"]["uid"], [])
+    inspection_problems = [] if job is None or inspection is not None else events.get(job["metadata"]["uid"], [])
     return Observed(
         children=children,
         pods=tuple(
@@ -93,8 +99,8 @@ def _sorted_out(
             for body in pods
             if selector(owner).items() <= body["metadata"]["labels"].items()
         ),
-        look=look,
-        unseen=look_refusals(unseen),
+        inspection=inspection,
+        inspection_problems=inspection_refusals(inspection_problems),
         versions=_versions((*children.values(), *pods)),
     )
 
@@ -104,22 +110,22 @@ def _versions(bodies: Iterable[Json]) -> dict[str, int]:
 
 
 async def _events(
-    client: KubeClient, owner: LLMDeployment, looks: list[Json], servers: list[Json], now: float
+    client: KubeClient, owner: LLMDeployment, inspections: list[Json], servers: list[Json], now: float
 ) -> dict[str, list[Json]]:
-    """Events about pods in trouble, by their uid."""
-    troubled = [body for body in looks if _troubled(observe_pod(body, owner, [], main=CONTAINER), now)]
-    troubled += [body for body in servers if _troubled(observe_pod(body, owner, []), now)]
+    """Events about pods with problems, by pod uid."""
+    troubled = [body for body in inspections if _in_trouble(observe_pod(body, owner, [], main=CONTAINER), now)]
+    troubled += [body for body in servers if _in_trouble(observe_pod(body, owner, []), now)]
     troubled = troubled[:_PODS_WITH_EVENTS]
-    answers = await asyncio.gather(*(_about(client, owner, body) for body in troubled))
+    answers = await asyncio.gather(*(_events_about(client, owner, body) for body in troubled))
     return {body["metadata"]["uid"]: found for body, found in zip(troubled, answers, strict=True)}
 
 
-def _troubled(pod: Pod, now: float) -> bool:
+def _in_trouble(pod: Pod, now: float) -> bool:
     silent = not pod.loaded and now - pod.created >= SILENT_SECONDS
     return pod.active and (silent or bool(pod.problems))
 
 
-async def _about(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
+async def _events_about(client: KubeClient, owner: LLMDeployment, body: Json) -> list[Json]:
     """Events about one object, newest first."""
     found = await client.list(EVENTS, owner.namespace, fields=f"involvedObject.uid={body['metadata']['uid']}")
     return sorted(found, key=lambda e: seconds(e.get("lastTimestamp") or e.get("eventTime")) or 0.0, reverse=True)

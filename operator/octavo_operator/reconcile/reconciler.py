@@ -1,4 +1,4 @@
-"""One pass over one LLMDeployment: read, plan, write, tell."""
+"""Reconciles one LLMDeployment: observe, plan, execute, write the status, record events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from octavo_operator.api.base import Json
 from octavo_operator.api.profiles import completed
 from octavo_operator.api.resource import InvalidSpecError, Key, LLMDeployment, parse
-from octavo_operator.events.diff import news
+from octavo_operator.events.diff import event_diff
 from octavo_operator.events.recorder import EventRecorder
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.errors import RefusedError
@@ -31,51 +31,51 @@ logger = logging.getLogger(__name__)
 
 
 class Autoscaler(Protocol):
-    """Who asks pods for their load, and decides on replicas in mode Builtin."""
+    """Polls the pods' load, and decides on replicas in mode Builtin."""
 
     def load(self, key: Key) -> Load | None:
-        """What the pods of `key` said last; None when none was asked yet."""
+        """The latest load of the pods of `key`; None before the first poll."""
 
     def scaling(self, key: Key) -> Scaling | None:
-        """The latest decision; None when there was none yet."""
+        """The latest decision; None before the first."""
 
     def track(self, owner: LLMDeployment, pods: tuple[Pod, ...], replicas: int) -> None:
-        """Go on with these pods; `replicas` is the Deployment's number now."""
+        """Poll these pods from now on; `replicas`: current replicas of the Deployment."""
 
     def forget(self, key: Key) -> None:
-        """`key` is gone."""
+        """Stop polling: `key` was deleted."""
 
 
 class Reconciler:
-    """Calls `reconcile(key)` for whatever reason as often as wanted: only the difference leads to writes.
+    """Level-based: `reconcile(key)` may be called at any time and writes only differences.
 
-    `nodes`: where the cluster's nodes can be read, None where they cannot.
+    `nodes`: reader of the nodes' GPUs, None without permission to read nodes.
     """
 
     def __init__(
         self,
         client: KubeClient,
         installation: Installation,
-        sampler: Autoscaler,
+        autoscaler: Autoscaler,
         metrics: OperatorMetrics,
         clock: Callable[[], float],
         identity: str,
-        basis: VersionTracker | None = None,
+        version_tracker: VersionTracker | None = None,
         nodes: NodeGpuReader | None = None,
     ) -> None:
         self._client = client
         self._nodes = nodes
-        self._teller = EventRecorder(client, identity, clock)
+        self._recorder = EventRecorder(client, identity, clock)
         self._installation = installation
-        self._sampler = sampler
+        self._autoscaler = autoscaler
         self._metrics = metrics
         self._clock = clock
-        # What was there when it was last looked at; the deletion of some of it may never be heard of.
+        # Resources found at their last pass; the event of a deletion may have been missed.
         self.known: set[Key] = set()
-        self._basis = basis or VersionTracker()
+        self._version_tracker = version_tracker or VersionTracker()
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring `key` one step nearer to its spec; seconds until the next step, None when events will tell."""
+        """Run one pass for `key`. Returns seconds until the next one, None to wait for events."""
         try:
             again = await self._pass(key)
         except Exception:
@@ -85,9 +85,9 @@ class Reconciler:
         return again
 
     async def screen(self, namespace: str | None, bodies: Iterable[Json]) -> list[Key]:
-        """Which of these resources need a pass, told from a few lists: of the others, a pass would find the same.
+        """The resources that need a pass, decided from a few list calls instead of a pass for each.
 
-        `namespace` is where all of them are, None when they are anywhere.
+        `namespace`: that of all of them, None for several.
         """
         needy: list[Key] = []
         owners: dict[Key, tuple[LLMDeployment, Json]] = {}
@@ -99,15 +99,15 @@ class Reconciler:
             except InvalidSpecError:
                 needy.append(key)
         for key in owners:
-            self._basis.begin(key)
+            self._version_tracker.begin(key)
         together = await read_together(self._client, namespace, [owner for owner, _ in owners.values()])
         for key, (owner, meta) in owners.items():
-            # Thousands of decisions must not keep the Lease and the watches waiting.
+            # Thousands of decisions must not block the renewal of the Lease and the watches.
             await asyncio.sleep(0)
             try:
                 observed, decided = self._decide(owner, from_lists(owner, together[key]), self._clock())
             except Exception:
-                # A pass of its own fails alone, and comes back.
+                # Give it a pass of its own, which fails alone and is retried.
                 logger.exception("no decision", extra={"key": str(key)})
                 needy.append(key)
                 continue
@@ -122,29 +122,31 @@ class Reconciler:
         return completed(parse(body), self._installation.profiles)
 
     def _decide(self, owner: LLMDeployment, observed: Observed, now: float) -> tuple[Observed, Plan]:
-        observed = replace(observed, load=self._sampler.load(owner.key), scaling=self._sampler.scaling(owner.key))
+        observed = replace(observed, load=self._autoscaler.load(owner.key), scaling=self._autoscaler.scaling(owner.key))
         return observed, plan(owner, self._installation, observed, now)
 
     def _settle(self, owner: LLMDeployment, meta: Json, observed: Observed, decided: Plan) -> None:
-        """Nothing is left to do: remember on what ground."""
-        self._sampler.track(owner, observed.pods, decided.replicas)
+        """Record that nothing is left to do for these versions."""
+        self._autoscaler.track(owner, observed.pods, decided.replicas)
         self._show(owner, decided.status)
-        self._basis.settle(owner.key, {**observed.versions, owner.uid: version_of(meta.get("resourceVersion"))})
+        self._version_tracker.record_settled(
+            owner.key, {**observed.versions, owner.uid: version_of(meta.get("resourceVersion"))}
+        )
 
     async def _pass(self, key: Key) -> float | None:
-        self._basis.begin(key)
+        self._version_tracker.begin(key)
         body = await self._client.get(LLMDEPLOYMENTS, key.namespace, key.name)
         if body is None:
             self.known.discard(key)
-            self._sampler.forget(key)
+            self._autoscaler.forget(key)
             self._metrics.forget(key.namespace, key.name)
-            self._teller.forget(key)
+            self._recorder.forget(key)
             return None
         self.known.add(key)
         try:
             owner = self._owner(body)
         except InvalidSpecError as error:
-            # Only a resource from before a change of the CRD gets here; the API server refuses others.
+            # Only a resource from before a CRD change can be invalid: the API server validates all others.
             logger.error("%s", error, extra={"key": str(key)})  # noqa: TRY400 - the message says it all
             status = unreadable_status(body, str(error), self._clock())
             if status != body.get("status"):
@@ -164,7 +166,7 @@ class Reconciler:
             refused = plan(owner, self._installation, replace(observed, refused=error.message), now)
             await self._write_status(owner, refused.status)
             raise
-        self._sampler.track(owner, observed.pods, decided.replicas)
+        self._autoscaler.track(owner, observed.pods, decided.replicas)
         await self._write_status(owner, decided.status)
         if not decided.actions and decided.requeue_after is None:
             self._settle(owner, body["metadata"], observed, decided)
@@ -174,8 +176,8 @@ class Reconciler:
         self._show(owner, status)
         if status != owner.status:
             written = await self._client.apply_status(LLMDEPLOYMENTS, owner.namespace, owner.name, status)
-            self._basis.wrote(owner.key, owner.uid, version_of(written["metadata"].get("resourceVersion")))
-            await self._teller.tell(owner, news(owner.status, status))
+            self._version_tracker.wrote(owner.key, owner.uid, version_of(written["metadata"].get("resourceVersion")))
+            await self._recorder.record(owner, event_diff(owner.status, status))
 
     def _show(self, owner: LLMDeployment, status: Json) -> None:
         desired, ready = status["desiredReplicas"], status["readyReplicas"]

@@ -1,9 +1,8 @@
-"""What every key's last pass was based on, so that an event that tells nothing newer costs no pass.
+"""Tracks the resource versions that each key's last pass read or wrote, so that stale events cause no pass.
 
-Resource versions are numbers that grow per object (KEP-5504). Only a pass that left nothing to do, and asked for no
-time, is worth remembering: until one of the objects it looked at has changed, or one has come, another pass would find
-the same. The echo of our own writes, a list that repeats what is known after a broken watch, and the events of one
-rollout that came while a pass read their outcome are all told by this.
+Resource versions are numbers that grow per object (KEP-5504). Only a pass that left nothing to do and requested no
+requeue is recorded: until one of the objects it read changes, or a new one appears, another pass would find the same.
+This filters events of our own writes, repeated objects after a relist, and events whose outcome a pass already read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ GONE = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """One event: an object of `key` is now of this `version`; GONE when it was deleted or its version is no number."""
+    """An event: an object of `key` has this `version`, or GONE if it was deleted or its version is not a number."""
 
     key: Key
     uid: str
@@ -26,12 +25,12 @@ class ObjectChange:
 
 
 def version_of(text: str | None) -> int:
-    """A resource version as a number."""
+    """A resource version as a number, GONE if it is not one."""
     return int(text) if text and text.isdecimal() else GONE
 
 
 class VersionTracker:
-    """Versions by uid that passes looked at or wrote, and those of events since."""
+    """By key: versions by uid that the last pass read and wrote, and those of events since."""
 
     def __init__(self) -> None:
         self._settled: dict[Key, Mapping[str, int]] = {}
@@ -39,33 +38,33 @@ class VersionTracker:
         self._changed: dict[Key, set[tuple[str, int]]] = {}
         self._asked: set[Key] = set()
 
-    def change(self, change: ObjectChange) -> None:
-        """An event came."""
+    def observe(self, change: ObjectChange) -> None:
+        """Record an event."""
         self._changed.setdefault(change.key, set()).add((change.uid, change.version))
 
     def wrote(self, key: Key, uid: str, version: int) -> None:
-        """A pass that is under way made this version of an object."""
+        """The running pass wrote this version of an object."""
         self._written.setdefault(key, {})[uid] = version
 
     def begin(self, key: Key) -> None:
-        """A pass starts: what has changed until now, it will see."""
+        """A pass starts, and will read all changes so far."""
         self._settled.pop(key, None)
         self._written.pop(key, None)
         self._changed.pop(key, None)
         self._asked.discard(key)
 
-    def settle(self, key: Key, versions: Mapping[str, int]) -> None:
-        """A pass found nothing left to do, in objects of these versions by uid."""
+    def record_settled(self, key: Key, versions: Mapping[str, int]) -> None:
+        """A pass found nothing left to do in objects of these versions, by uid."""
         self._settled[key] = versions
 
-    def ask(self, key: Key) -> None:
-        """`key` needs a pass that starts from now on, whatever events say."""
+    def force(self, key: Key) -> None:
+        """Require a new pass for `key`, whatever the versions."""
         self._asked.add(key)
 
-    def stale(self, key: Key) -> bool:
-        """Whether another pass could find anything that the last one did not.
+    def needs_pass(self, key: Key) -> bool:
+        """True if another pass could find something new.
 
-        Our own write is known by its very version: an older one that we did not read may be somebody else's.
+        Our own write is recognized by its exact version: an older unread version may be someone else's write.
         """
         settled = self._settled.get(key)
         if settled is None or key in self._asked:

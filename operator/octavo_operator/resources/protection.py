@@ -42,14 +42,14 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
     return body
 
 
-def look_policy_name(owner: LLMDeployment) -> str:
+def inspection_policy_name(owner: LLMDeployment) -> str:
     """Name of the policy for the pods that look at the model."""
     return f"{owner.name}-fetch"
 
 
-def look_policy(owner: LLMDeployment) -> Json:
+def inspection_policy(owner: LLMDeployment) -> Json:
     """Nobody in; out only where the model is."""
-    body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", look_policy_name(owner))
+    body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", inspection_policy_name(owner))
     selected = {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: model_job.COMPONENT}
     body["spec"] = {
         "podSelector": {"matchLabels": selected},

@@ -1,4 +1,4 @@
-"""How many replicas, and which ones go: one writer of the Deployment's replicas, chosen by the mode."""
+"""How many replicas to run, and which pods to remove. The autoscaling mode decides who sets the number."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.pods import Pod, rfc3339
 from octavo_protocol import names
 
-# The ReplicaSet controller must have seen the marks before it chooses, or it takes other pods.
-MARK_SECONDS = 2.0
+# The ReplicaSet controller must see the deletion costs before it picks the pods to delete.
+DRAIN_NOTICE_SECONDS = 2.0
 VICTIM_COST = "-1000"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Annotations to set on a pod (None removes one)."""
+class DrainAnnotations:
+    """Annotations to set on a pod that is to be drained (None removes one)."""
 
     pod: str
     annotations: Mapping[str, str | None]
@@ -24,18 +24,18 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`replicas` to write now, marks to set, and seconds until the rest of the way can be gone (None: it is gone)."""
+    """`replicas` to write now, annotations to set, and seconds until the next step (None: there is none)."""
 
     replicas: int
-    marks: tuple[Mark, ...] = ()
+    drains: tuple[DrainAnnotations, ...] = ()
     wait: float | None = None
 
 
 def wanted(spec: Spec, current: int | None, recommended: int | None) -> int:
-    """Replicas the mode asks for.
+    """Replicas according to the autoscaling mode.
 
-    `current` is the child Deployment's number (None: there is none yet), `recommended` the built-in autoscaler's (None:
-    it has not decided since the operator started, and what runs goes on).
+    `current`: replicas of the Deployment (None: there is none yet). `recommended`: replicas of the built-in autoscaler
+    (None: no decision since the operator started; `current` stays).
     """
     if spec.suspend:
         return 0
@@ -53,9 +53,9 @@ def scale(
 ) -> Scale:
     """The next step from `current` to `target`.
 
-    Fewer replicas take two steps: mark the pods with the least work left (`work`: tokens by pod), and only when the
-    marks have been seen lower the number. The mark is on the pod, so a killed operator goes on where it was.
-    While pods of another revision are there, the Deployment's rollout decides which pods go.
+    Scaling down takes two steps: annotate the pods with the least work left (`work`: tokens by pod), then, once the
+    ReplicaSet controller has seen that, lower `replicas`. The annotations survive a restart of the operator. While pods
+    of another revision exist, the Deployment's rollout decides which pods are deleted.
     """
     active = [pod for pod in pods if pod.active]
     if any(pod.revision != revision for pod in active):
@@ -63,29 +63,38 @@ def scale(
     surplus = max(0, len(active) - target)
     ranked = sorted(active, key=lambda pod: _order(pod, work))
     shrinking = current is not None and current > target
-    victims = [pod for pod in ranked[:surplus] if shrinking or pod.marked is not None]
-    marks = [
-        Mark(pod.name, {names.ANNOTATION_DRAINING: rfc3339(now), names.ANNOTATION_DELETION_COST: VICTIM_COST})
+    victims = [pod for pod in ranked[:surplus] if shrinking or pod.drain_requested_at is not None]
+    drains = [
+        DrainAnnotations(
+            pod.name, {names.ANNOTATION_DRAINING: rfc3339(now), names.ANNOTATION_DELETION_COST: VICTIM_COST}
+        )
         for pod in victims
-        if pod.marked is None
+        if pod.drain_requested_at is None
     ]
-    marks += [
-        Mark(pod.name, {names.ANNOTATION_DRAINING: None, names.ANNOTATION_DELETION_COST: None})
+    drains += [
+        DrainAnnotations(pod.name, {names.ANNOTATION_DRAINING: None, names.ANNOTATION_DELETION_COST: None})
         for pod in active
-        if pod.marked is not None and pod not in victims
+        if pod.drain_requested_at is not None and pod not in victims
     ]
     if not shrinking:
-        return Scale(target, tuple(marks))
-    since = [now if pod.marked is None else pod.marked for pod in victims if pod.ready]
-    wait = max((at + MARK_SECONDS - now for at in since), default=0.0)
+        return Scale(target, tuple(drains))
+    since = [now if pod.drain_requested_at is None else pod.drain_requested_at for pod in victims if pod.ready]
+    wait = max((at + DRAIN_NOTICE_SECONDS - now for at in since), default=0.0)
     if wait > 0:
-        return Scale(current or 0, tuple(marks), wait)
-    return Scale(target, tuple(marks))
+        return Scale(current or 0, tuple(drains), wait)
+    return Scale(target, tuple(drains))
 
 
 def _order(pod: Pod, work: Mapping[str, int]) -> tuple[bool, bool, bool, int, float, str]:
-    """First to go first: what does not serve, what is marked already, what has the least work, what is youngest.
+    """Sort key, first to delete first: not ready, already draining, least work left, youngest.
 
-    A pod whose work is not known goes after those whose work is.
+    A pod of unknown work comes after those of known work.
     """
-    return (pod.ready, pod.marked is None, pod.name not in work, work.get(pod.name, 0), -pod.created, pod.name)
+    return (
+        pod.ready,
+        pod.drain_requested_at is None,
+        pod.name not in work,
+        work.get(pod.name, 0),
+        -pod.created,
+        pod.name,
+    )

@@ -73,7 +73,7 @@ class StatusInput:
     current_revision: str | None = None
     conflict: str = ""
     refused: str = ""
-    look: Inspection | None = None
+    inspection: Inspection | None = None
     model: Model | None = None
     estimate: Estimate | None = None
     too_large: str = ""
@@ -93,7 +93,7 @@ class StatusInput:
         shown = [pod for pod in self.pods if not (pod.terminating or (pod.finished and enough))]
         found = [*creation_problems(self.deployment), *(problem for pod in shown for problem in pod.problems)]
         if isinstance(self.model, InspectionFailed):
-            found += problems(self.look, self.model)
+            found += problems(self.inspection, self.model)
         return sorted(found, key=lambda p: (_rank(p.reason), -p.last, p.pod))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from octavo_inference.backends.reference import ReferenceBackend
 from octavo_common.fair_queue import AGING_SECONDS
+from octavo_inference.backends.reference import ReferenceBackend
 
 from ...unit.engine.echo import Runner, alone, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 

@@ -25,7 +25,7 @@ from octavo_operator.kube.resources import (
     Resource,
 )
 from octavo_operator.reconcile.reconciler import Reconciler
-from octavo_operator.rollout.replicas import MARK_SECONDS
+from octavo_operator.rollout.replicas import DRAIN_NOTICE_SECONDS
 from octavo_operator.status.input import Scaling
 
 Json = dict[str, Any]
@@ -250,13 +250,13 @@ async def test_scale_down_marks_the_victim_then_lowers_the_number(
     sampled.decision = Scaling(1, "LowLoad", "")
     again = await reconciler.reconcile(key)
     assert again is not None
-    assert again <= MARK_SECONDS
-    marked = [
+    assert again <= DRAIN_NOTICE_SECONDS
+    drain_requested_at = [
         pod["metadata"]["name"]
         for pod in await kube.list(PODS, key.namespace)
         if "octavo.dev/draining" in pod["metadata"].get("annotations", {})
     ]
-    assert len(marked) == 1
+    assert len(drain_requested_at) == 1
     deployment = await kube.get(DEPLOYMENTS, key.namespace, key.name)
     assert deployment is not None
     assert deployment["spec"]["replicas"] == 2

@@ -73,7 +73,7 @@ async def test_of_settled_resources_none_needs_a_pass_whoever_asks(
     assert client.calls == len(CHILDREN) + 1
     assert {key.name for key in successor.known} == {"one", "two", "three"}
     for name in ("one", "two", "three"):
-        assert not successor._basis.stale(Key(namespace, name))
+        assert not successor._version_tracker.needs_pass(Key(namespace, name))
 
 
 @pytest.mark.parametrize(

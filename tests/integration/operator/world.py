@@ -19,7 +19,7 @@ from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.reconcile.plan import ANNOTATION_APPLIED
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.resources.common import LABEL_REVISION, Installation
-from octavo_operator.rollout.replicas import MARK_SECONDS
+from octavo_operator.rollout.replicas import DRAIN_NOTICE_SECONDS
 from octavo_operator.status.input import Scaling
 from octavo_protocol import names
 
@@ -149,8 +149,8 @@ class World:
         """Promise: the number is never below the pods that serve and have not been told in time that they go."""
         serving = 0
         for pod in await self.pods():
-            marked = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_DRAINING)
-            told = marked is not None and self._now - _unix(marked) >= MARK_SECONDS - 1
+            drain_requested_at = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_DRAINING)
+            told = drain_requested_at is not None and self._now - _unix(drain_requested_at) >= DRAIN_NOTICE_SECONDS - 1
             serving += _is_ready(pod) and not told
         assert replicas >= serving, f"{replicas} replicas while {serving} pods serve"
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from octavo_common.failpoints import Failpoints
+from octavo_common.fair_queue import AGING_SECONDS
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.block_pool import PoolError
-from octavo_common.fair_queue import AGING_SECONDS
 
 Make = Callable[..., Any]
 

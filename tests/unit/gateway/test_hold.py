@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.unit.gateway.town import Pod, Town
 
-from octavo_gateway.pool.replica import Replica
 from octavo_common.fair_queue import AGING_SECONDS
+from octavo_gateway.pool.replica import Replica
 from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest, RequestAttributes
 from octavo_gateway.routing.headroom import ANY, BLIND, AnswerLengths, PodHeadroom, largest, peak, roomy
 

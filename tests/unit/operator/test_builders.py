@@ -151,7 +151,7 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
         services.service_account(owner),
         settings,
         protection.network_policy(owner, installation),
-        protection.look_policy(owner),
+        protection.inspection_policy(owner),
         protection.disruption_budget(owner),
         *([claim] if (claim := cache.claim(owner)) else []),
         services.service(owner, 12),
@@ -273,7 +273,7 @@ def test_the_way_out_is_the_port_of_the_source(
 ) -> None:
     env = [{"name": endpoint[0], "value": endpoint[1]}]
     owner = make_owner({"model": {"uri": uri}, "engine": {"env": env}})
-    for policy in (protection.network_policy(owner, installation), protection.look_policy(owner)):
+    for policy in (protection.network_policy(owner, installation), protection.inspection_policy(owner)):
         assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": port}]
 
 

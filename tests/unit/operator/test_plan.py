@@ -19,7 +19,7 @@ from octavo_operator.reconcile.plan import Apply, Delete, Observed, plan
 from octavo_operator.resources import config
 from octavo_operator.resources.common import Installation
 from octavo_operator.resources.deployment import config_name
-from octavo_operator.rollout.replicas import MARK_SECONDS, Mark
+from octavo_operator.rollout.replicas import DRAIN_NOTICE_SECONDS, DrainAnnotations
 from octavo_operator.status.input import Scaling
 
 Json = dict[str, Any]
@@ -271,15 +271,15 @@ def test_fewer_replicas_take_two_steps(make_world: Callable[..., World]) -> None
     world.scaling = Scaling(1, "", "")
     first = world.pass_()
     assert first.replicas == 2
-    assert [type(action) for action in first.actions] == [Mark]
-    assert first.requeue_after == MARK_SECONDS
-    marked = first.actions[0]
-    world.now += MARK_SECONDS
+    assert [type(action) for action in first.actions] == [DrainAnnotations]
+    assert first.requeue_after == DRAIN_NOTICE_SECONDS
+    drain_requested_at = first.actions[0]
+    world.now += DRAIN_NOTICE_SECONDS
     second = world.pass_()
     assert second.replicas == 1
     world.run()
-    assert isinstance(marked, Mark)
-    assert marked.pod not in world.pods
+    assert isinstance(drain_requested_at, DrainAnnotations)
+    assert drain_requested_at.pod not in world.pods
 
 
 class History:
@@ -364,6 +364,6 @@ def test_whatever_happened_it_converges_and_rests(story: list[tuple[str, Any]]) 
     else:
         expected = min(5, world.scaling.desired) if world.scaling else len(world.pods)
     assert len(world.pods) == final.status["desiredReplicas"] == expected
-    assert all(pod.revision == world.owner.revision and pod.marked is None for pod in world.pods.values())
+    assert all(pod.revision == world.owner.revision and pod.drain_requested_at is None for pod in world.pods.values())
     assert sum(kind == "ConfigMap" for kind, _ in world.children) == 1
     assert not any(kind == "Job" for kind, _ in world.children)

@@ -305,7 +305,7 @@ def test_a_result_that_was_lost_is_asked_for_again(make_world: Callable[..., Wor
     world = make_world(HUB)
     world.pass_()
     world.run()
-    world.lost_look = True
+    world.lost_inspection = True
     assert [action.kind for action in world.pass_().actions if isinstance(action, Delete)] == ["Job"]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.times import rfc3339
-from octavo_operator.observe.diagnosis import HOPELESS, REASONS, creation_problems, look_refusals
-from octavo_operator.observe.messages import LIMIT, last_words, short
+from octavo_operator.observe.diagnosis import HOPELESS, REASONS, creation_problems, inspection_refusals
+from octavo_operator.observe.messages import LIMIT, final_message, short
 from octavo_operator.observe.pods import Problem, observe_pod
 
 Json = dict[str, Any]
@@ -350,14 +350,14 @@ def test_last_words_are_the_end_without_frames() -> None:
     log = (
         'x\nTraceback (most recent call last):\n  File "a.py", line 1\n    run()\nValueError: no\n{"message": "over"}\n'
     )
-    assert last_words(log) == "x; ValueError: no; over"
-    assert last_words("cut off…\n" * 500).count("cut off") == 3
-    assert last_words("a\x1b[31mb\x00\n") == "a [31mb"
-    words = last_words("y" * 5000 + " the end")
+    assert final_message(log) == "x; ValueError: no; over"
+    assert final_message("cut off…\n" * 500).count("cut off") == 3
+    assert final_message("a\x1b[31mb\x00\n") == "a [31mb"
+    words = final_message("y" * 5000 + " the end")
     assert words.startswith("…y")
     assert words.endswith(" the end")
     assert len(words) <= 400
-    assert last_words('{"message": "half a li') == '{"message": "half a li'
+    assert final_message('{"message": "half a li') == '{"message": "half a li'
 
 
 def test_short_text() -> None:
@@ -382,7 +382,7 @@ def test_a_look_that_gets_no_pod() -> None:
         "message": 'Error creating: pods "tiny-model-1-x" is forbidden: exceeded quota: q, requested: pods=1',
         "lastTimestamp": TIME,
     }
-    (found,) = look_refusals([event, {**event, "message": event["message"].replace("1-x", "1-y")}])
+    (found,) = inspection_refusals([event, {**event, "message": event["message"].replace("1-x", "1-y")}])
     assert (found.pod, found.reason, found.count) == ("", "QuotaExceeded", 2)
     assert "a pod is forbidden: exceeded quota: q" in found.message
-    assert look_refusals([{"reason": "SuccessfulCreate", "message": "Created pod"}]) == ()
+    assert inspection_refusals([{"reason": "SuccessfulCreate", "message": "Created pod"}]) == ()

@@ -8,7 +8,7 @@ import pytest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.observe.pods import Pod, rfc3339
-from octavo_operator.rollout.replicas import MARK_SECONDS, VICTIM_COST, scale, wanted
+from octavo_operator.rollout.replicas import DRAIN_NOTICE_SECONDS, VICTIM_COST, scale, wanted
 
 NOW = 10_000.0
 
@@ -18,64 +18,64 @@ def revision(make_owner: Callable[..., LLMDeployment]) -> str:
     return make_owner().revision
 
 
-def marked(steps: object) -> dict[str, str | None]:
-    return {mark.pod: mark.annotations["octavo.dev/draining"] for mark in steps.marks}  # type: ignore[attr-defined]
+def drain_requested_at(steps: object) -> dict[str, str | None]:
+    return {mark.pod: mark.annotations["octavo.dev/draining"] for mark in steps.drains}  # type: ignore[attr-defined]
 
 
 def test_the_pod_with_the_least_work_goes(make_pod: Callable[..., Pod], revision: str) -> None:
     pods = [make_pod("a"), make_pod("b"), make_pod("c")]
     step = scale(3, 2, pods, revision, {"a": 500, "b": 20, "c": 300}, NOW)
-    assert marked(step) == {"b": rfc3339(NOW)}
-    assert step.marks[0].annotations["controller.kubernetes.io/pod-deletion-cost"] == VICTIM_COST
-    assert (step.replicas, step.wait) == (3, MARK_SECONDS)
+    assert drain_requested_at(step) == {"b": rfc3339(NOW)}
+    assert step.drains[0].annotations["controller.kubernetes.io/pod-deletion-cost"] == VICTIM_COST
+    assert (step.replicas, step.wait) == (3, DRAIN_NOTICE_SECONDS)
 
 
 def test_what_does_not_serve_goes_first_and_at_once(make_pod: Callable[..., Pod], revision: str) -> None:
     pods = [make_pod("a"), make_pod("b", ready=False)]
     step = scale(2, 1, pods, revision, {"a": 0}, NOW)
-    assert marked(step) == {"b": rfc3339(NOW)}
+    assert drain_requested_at(step) == {"b": rfc3339(NOW)}
     assert (step.replicas, step.wait) == (1, None)
 
 
 def test_of_pods_with_equal_work_the_youngest_goes(make_pod: Callable[..., Pod], revision: str) -> None:
     pods = [make_pod("a", created=1000.0), make_pod("b", created=2000.0), make_pod("c", created=1500.0)]
-    assert set(marked(scale(3, 2, pods, revision, {"a": 7, "b": 7, "c": 7}, NOW))) == {"b"}
+    assert set(drain_requested_at(scale(3, 2, pods, revision, {"a": 7, "b": 7, "c": 7}, NOW))) == {"b"}
 
 
 def test_a_pod_of_unknown_work_stays_longer(make_pod: Callable[..., Pod], revision: str) -> None:
     step = scale(2, 1, [make_pod("a"), make_pod("b")], revision, {"b": 10_000}, NOW)
-    assert set(marked(step)) == {"b"}
+    assert set(drain_requested_at(step)) == {"b"}
 
 
 def test_the_number_goes_down_once_the_marks_were_seen(make_pod: Callable[..., Pod], revision: str) -> None:
-    pods = [make_pod("a"), make_pod("b", marked=NOW - MARK_SECONDS)]
+    pods = [make_pod("a"), make_pod("b", drain_requested_at=NOW - DRAIN_NOTICE_SECONDS)]
     # b is marked, and stays the victim although a has less work by now.
     step = scale(2, 1, pods, revision, {"a": 0, "b": 900}, NOW)
-    assert (step.replicas, step.marks, step.wait) == (1, (), None)
+    assert (step.replicas, step.drains, step.wait) == (1, (), None)
 
 
 def test_marks_stay_until_the_marked_pod_is_gone(make_pod: Callable[..., Pod], revision: str) -> None:
-    pods = [make_pod("a"), make_pod("b", marked=NOW - 5)]
+    pods = [make_pod("a"), make_pod("b", drain_requested_at=NOW - 5)]
     step = scale(1, 1, pods, revision, {}, NOW)
-    assert (step.replicas, step.marks) == (1, ())
+    assert (step.replicas, step.drains) == (1, ())
 
 
 def test_a_marked_pod_is_kept_when_another_went(make_pod: Callable[..., Pod], revision: str) -> None:
-    pods = [make_pod("b", marked=NOW - 5), make_pod("a", terminating=True)]
+    pods = [make_pod("b", drain_requested_at=NOW - 5), make_pod("a", terminating=True)]
     step = scale(1, 1, pods, revision, {}, NOW)
-    assert marked(step) == {"b": None}
+    assert drain_requested_at(step) == {"b": None}
 
 
 def test_a_rise_during_a_scale_down_keeps_the_marked_pod(make_pod: Callable[..., Pod], revision: str) -> None:
-    pods = [make_pod("a"), make_pod("b", marked=NOW - 1)]
+    pods = [make_pod("a"), make_pod("b", drain_requested_at=NOW - 1)]
     step = scale(2, 3, pods, revision, {}, NOW)
-    assert (step.replicas, marked(step)) == (3, {"b": None})
+    assert (step.replicas, drain_requested_at(step)) == (3, {"b": None})
 
 
 def test_during_a_rollout_the_deployment_chooses(make_pod: Callable[..., Pod], revision: str) -> None:
     pods = [make_pod("a"), make_pod("b", revision="old")]
     step = scale(2, 1, pods, revision, {}, NOW)
-    assert (step.replicas, step.marks) == (1, ())
+    assert (step.replicas, step.drains) == (1, ())
 
 
 @pytest.mark.parametrize(

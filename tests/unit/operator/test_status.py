@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.events.diff import Event, news
+from octavo_operator.events.diff import Event, event_diff
 from octavo_operator.observe.pods import Pod, Problem, rfc3339
 from octavo_operator.status.input import Load, ReplicaChange, Scaling, StatusInput
 from octavo_operator.status.status import HISTORY, next_status, unreadable_status
@@ -183,14 +183,14 @@ def test_a_change_is_news_once(view: StatusInput, make_owner: Make, make_pod: Ma
     owner = make_owner(BUILTIN)
     up = replace(view, owner=owner, pods=(make_pod("a"),), scaling=Scaling(2, "KVOccupancy", "", (change,)))
     first = next_status(up, NOW)
-    assert news({}, first) == (
+    assert event_diff({}, first) == (
         Event(False, "AllReplicasReady", "1 of 1 replicas are ready"),
         Event(False, "ScaledUp", "1 to 2 replicas (KVOccupancy): kv 79%"),
     )
-    assert news(first, first) == ()
+    assert event_diff(first, first) == ()
     failed = make_pod("a", ready=False, problems=(Problem("a", "server", "CrashLoop", "no"),))
     second = next_status(replace(up, owner=make_owner(BUILTIN, status=first), pods=(failed,)), NOW)
-    assert news(first, second) == (Event(True, "CrashLoop", "pod a: no"),)
+    assert event_diff(first, second) == (Event(True, "CrashLoop", "pod a: no"),)
 
 
 def test_pods_can_be_described(make_pod: Callable[..., Pod]) -> None:
@@ -250,17 +250,17 @@ def test_a_failure_beside_what_serves_is_news_once(view: StatusInput, make_owner
     first = next_status(replace(two, pods=(serving, make_pod("a", ready=False))), NOW)
     crash = Problem("a", "server", "CrashLoop", "no", 1, NOW)
     second = next_status(replace(two, owner=make_owner(status=first), pods=(serving, failing(make_pod, crash))), NOW)
-    assert news(first, second) == (Event(True, "CrashLoop", "pod a: no"),)
+    assert event_diff(first, second) == (Event(True, "CrashLoop", "pod a: no"),)
     more = (failing(make_pod, replace(crash, count=9, last=NOW + 100)), failing(make_pod, replace(crash, pod="c")))
     third = next_status(replace(two, owner=make_owner(status=second), pods=(serving, *more)), NOW + 100)
     assert third != second
-    assert news(second, third) == ()
+    assert event_diff(second, third) == ()
 
 
 def test_one_reason_in_many_places_is_one_event(view: StatusInput, make_pod: Make) -> None:
     pull = Problem("a", "server", "ModelPullFailed", "not found")
     status = next_status(replace(view, pods=(failing(make_pod, pull, loaded=False),)), NOW)
-    assert news({}, status) == (Event(True, "ModelPullFailed", "pod a: not found"),)
+    assert event_diff({}, status) == (Event(True, "ModelPullFailed", "pod a: not found"),)
 
 
 def test_the_autoscaler_s_moods_are_no_changes_of_a_condition(view: StatusInput, make_owner: Make) -> None:

@@ -16,7 +16,7 @@ from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
 from octavo_operator.resources.common import Installation
 from octavo_operator.resources.model_job import job_name
-from octavo_operator.rollout.replicas import Mark
+from octavo_operator.rollout.replicas import DrainAnnotations
 from octavo_operator.status.input import Scaling
 
 Json = dict[str, Any]
@@ -36,20 +36,24 @@ class World:
         # What the Job that looks at the model says in its end; None while it runs.
         self.said: str | None = ""
         # What it said when it failed, and whether its pod is gone.
-        self.failed, self.lost_look = "", False
+        self.failed, self.lost_inspection = "", False
         self.claim_events: tuple[Json, ...] = ()
 
     def observed(self) -> Observed:
         return Observed(
-            self.children, tuple(self.pods.values()), self.look(), claim_events=self.claim_events, scaling=self.scaling
+            self.children,
+            tuple(self.pods.values()),
+            self.inspection(),
+            claim_events=self.claim_events,
+            scaling=self.scaling,
         )
 
     def plan(self) -> Plan:
         return plan(self.owner, self.installation, self.observed(), self.now)
 
-    def look(self) -> Inspection | None:
+    def inspection(self) -> Inspection | None:
         job = self.children.get(("Job", job_name(self.owner)))
-        if job is None or self.lost_look:
+        if job is None or self.lost_inspection:
             return None
         done = bool(job.get("status"))
         said = (self.said or "") if done else self.failed
@@ -64,7 +68,7 @@ class World:
             self.owner = replace(self.owner, status=copy.deepcopy(decided.status))
         return decided
 
-    def do(self, action: Apply | Delete | Mark) -> None:
+    def do(self, action: Apply | Delete | DrainAnnotations) -> None:
         if isinstance(action, Apply):
             body = copy.deepcopy(action.body)
             key = (body["kind"], body["metadata"]["name"])
@@ -75,9 +79,11 @@ class World:
             assert self.children[action.kind, action.name]["metadata"]["uid"] == action.uid
             del self.children[action.kind, action.name]
         elif action.pod in self.pods:
-            marked = action.annotations["octavo.dev/draining"]
+            drain_requested_at = action.annotations["octavo.dev/draining"]
             self.costs[action.pod] = int(action.annotations["controller.kubernetes.io/pod-deletion-cost"] or 0)
-            self.pods[action.pod] = replace(self.pods[action.pod], marked=self.now if marked else None)
+            self.pods[action.pod] = replace(
+                self.pods[action.pod], drain_requested_at=self.now if drain_requested_at else None
+            )
 
     def run(self) -> None:
         """What the cluster does by itself: pods follow the Deployment, and become ready."""

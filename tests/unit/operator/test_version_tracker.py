@@ -15,11 +15,11 @@ KEY = Key("models", "tiny")
 @pytest.fixture
 def settled() -> VersionTracker:
     """The last pass looked at `pod` of version 7 and wrote version 12 of `own`, which it had read as 10."""
-    basis = VersionTracker()
-    basis.begin(KEY)
-    basis.wrote(KEY, "own", 12)
-    basis.settle(KEY, {"own": 10, "pod": 7})
-    return basis
+    version_tracker = VersionTracker()
+    version_tracker.begin(KEY)
+    version_tracker.wrote(KEY, "own", 12)
+    version_tracker.record_settled(KEY, {"own": 10, "pod": 7})
+    return version_tracker
 
 
 @pytest.mark.parametrize(
@@ -36,33 +36,33 @@ def settled() -> VersionTracker:
     ],
 )
 def test_only_what_is_newer_than_the_last_look_asks_for_a_pass(
-    settled: VersionTracker, uid: str, version: int, stale: bool
+    settled: VersionTracker, uid: str, version: int, needs_pass: bool
 ) -> None:
-    settled.change(ObjectChange(KEY, uid, version))
-    assert settled.stale(KEY) is stale
+    settled.observe(ObjectChange(KEY, uid, version))
+    assert settled.needs_pass(KEY) is needs_pass
 
 
 def test_one_change_among_echoes_is_enough(settled: VersionTracker) -> None:
     for version in (11, 12):
-        settled.change(ObjectChange(KEY, "own", version))
-    assert settled.stale(KEY)
+        settled.observe(ObjectChange(KEY, "own", version))
+    assert settled.needs_pass(KEY)
 
 
 def test_nothing_is_left_out_before_a_pass_has_settled() -> None:
-    basis = VersionTracker()
-    assert basis.stale(KEY)
-    basis.begin(KEY)
-    assert basis.stale(KEY)
+    version_tracker = VersionTracker()
+    assert version_tracker.needs_pass(KEY)
+    version_tracker.begin(KEY)
+    assert version_tracker.needs_pass(KEY)
 
 
 def test_who_asks_during_a_pass_gets_another_one(settled: VersionTracker) -> None:
     settled.begin(KEY)
-    settled.ask(KEY)
-    settled.settle(KEY, {"own": 12})
-    assert settled.stale(KEY)
+    settled.force(KEY)
+    settled.record_settled(KEY, {"own": 12})
+    assert settled.needs_pass(KEY)
     settled.begin(KEY)
-    settled.settle(KEY, {"own": 12})
-    assert not settled.stale(KEY)
+    settled.record_settled(KEY, {"own": 12})
+    assert not settled.needs_pass(KEY)
 
 
 @pytest.mark.parametrize(("text", "version"), [("12", 12), ("", GONE), (None, GONE), ("abc", GONE)])
@@ -76,13 +76,13 @@ Step = st.tuples(st.sampled_from(["write", "event", "pass"]), st.sampled_from("a
 @given(st.lists(Step, max_size=60))
 def test_when_all_events_have_come_the_last_pass_saw_everything(steps: list[tuple[str, str]]) -> None:
     """Others write, events come late and in order, passes read what is there when they are due."""
-    basis, live, seen, pending, clock = VersionTracker(), {"a": 1, "b": 1}, {}, list[ObjectChange](), 1
+    version_tracker, live, seen, pending, clock = VersionTracker(), {"a": 1, "b": 1}, {}, list[ObjectChange](), 1
 
     def work() -> None:
-        if basis.stale(KEY):
-            basis.begin(KEY)
+        if version_tracker.needs_pass(KEY):
+            version_tracker.begin(KEY)
             seen.update(live)
-            basis.settle(KEY, dict(live))
+            version_tracker.record_settled(KEY, dict(live))
 
     work()
     for what, uid in (*steps, *[("event", "")] * len(steps)):
@@ -91,7 +91,7 @@ def test_when_all_events_have_come_the_last_pass_saw_everything(steps: list[tupl
             live[uid] = clock
             pending.append(ObjectChange(KEY, uid, clock))
         elif what == "event" and pending:
-            basis.change(pending.pop(0))
+            version_tracker.observe(pending.pop(0))
         elif what == "pass":
             work()
     work()

@@ -38,18 +38,20 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def make_teller(clock: list[float]) -> Callable[[Events], EventRecorder]:
+def make_recorder(clock: list[float]) -> Callable[[Events], EventRecorder]:
     return lambda events: EventRecorder(events, "test", lambda: clock[0])  # type: ignore[arg-type]
 
 
 async def test_news_are_an_event_and_a_log_line(
-    make_teller: Callable[[Events], EventRecorder],
+    make_recorder: Callable[[Events], EventRecorder],
     make_owner: Callable[..., LLMDeployment],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     events = Events()
     with caplog.at_level(logging.INFO):
-        await make_teller(events).tell(make_owner(), [Event(True, "CrashLoop", "no"), Event(False, "ScaledUp", "2")])
+        await make_recorder(events).record(
+            make_owner(), [Event(True, "CrashLoop", "no"), Event(False, "ScaledUp", "2")]
+        )
     assert [(e["type"], e["reason"], e["note"]) for e in events.posted] == [
         ("Warning", "CrashLoop", "no"),
         ("Normal", "ScaledUp", "2"),
@@ -60,26 +62,26 @@ async def test_news_are_an_event_and_a_log_line(
 
 
 async def test_what_flaps_is_told_ever_more_rarely(
-    make_teller: Callable[[Events], EventRecorder], make_owner: Callable[..., LLMDeployment], clock: list[float]
+    make_recorder: Callable[[Events], EventRecorder], make_owner: Callable[..., LLMDeployment], clock: list[float]
 ) -> None:
     events = Events()
-    teller, owner = make_teller(events), make_owner()
+    recorder, owner = make_recorder(events), make_owner()
     for _ in range(1000):
         clock[0] += 1
-        await teller.tell(owner, [Event(True, "NotReady", "again")])
+        await recorder.record(owner, [Event(True, "NotReady", "again")])
     assert BURST <= len(events.posted) <= BURST + 1000 / REFILL_SECONDS + 1
     clock[0] += REFILL_SECONDS
     before = len(events.posted)
-    await teller.tell(owner, [Event(False, "AllReplicasReady", "1 of 1")])
+    await recorder.record(owner, [Event(False, "AllReplicasReady", "1 of 1")])
     assert len(events.posted) == before + 1
 
 
 async def test_an_event_that_cannot_be_posted_is_no_failure(
-    make_teller: Callable[[Events], EventRecorder],
+    make_recorder: Callable[[Events], EventRecorder],
     make_owner: Callable[..., LLMDeployment],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await make_teller(Events(down=True)).tell(make_owner(), [Event(True, "CrashLoop", "no")])
+    await make_recorder(Events(down=True)).record(make_owner(), [Event(True, "CrashLoop", "no")])
     assert "event not posted: no answer" in caplog.text
 
 

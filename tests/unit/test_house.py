@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,3 +99,45 @@ def test_unit_tests_are_of_one_part(folder: Path) -> None:
         parts = imported(path) & PARTS
         assert parts <= own or len(parts) <= 1, f"{name(path)} imports {' and '.join(sorted(parts))}"
         assert not (own and parts - own), f"{name(path)} imports {parts - own}"
+
+
+# The same thing in two parts, which may not import each other.
+SHARED_CLASSES = {"ApiError", "CompilerMissingError"}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    found = defaultdict(list)
+    for path in SOURCES:
+        for class_name in re.findall(r"^class ([A-Z]\w*)", path.read_text(), re.MULTILINE):
+            found[class_name].append(name(path))
+    assert {key: paths for key, paths in found.items() if len(paths) > 1 and key not in SHARED_CLASSES} == {}
+
+
+def pictured() -> dict[str, list[str]]:
+    """Layers by part as the page on the layout draws them; an asterisk marks a pure package."""
+    (page,) = (path for path in (ROOT / "docs").rglob("*.md") if "inference   __main__" in path.read_text())
+    layers: dict[str, list[str]] = {}
+    part = ""
+    for line in page.read_text().split("```")[1].split("* pure")[0].splitlines():
+        named, drawn = line[:12].strip(), line[12:].strip()
+        part = named or part
+        if drawn:
+            layers.setdefault(part, []).append(drawn)
+    return layers
+
+
+def test_the_picture_of_the_layers_is_what_the_linter_checks() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {c["containers"][0].removeprefix("octavo_"): c["layers"] for c in contracts if c["type"] == "layers"}
+    (pure,) = (c["source_modules"] for c in contracts if c["name"].startswith("Decisions are pure"))
+    drawn = pictured()
+    assert {part: [re.sub(r" \(.*?\)|\*", "", layer) for layer in found] for part, found in drawn.items()} == layers
+    marked = {
+        f"octavo_{part}.{package}"
+        for part, found in drawn.items()
+        for layer in found
+        for package in re.findall(r"(\w+)\*", layer)
+    }
+    assert {package.replace("octavo_operator.plan", "octavo_operator.reconcile.plan") for package in marked} == set(
+        pure
+    ) - {"octavo_simulator"}

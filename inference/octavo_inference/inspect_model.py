@@ -1,7 +1,7 @@
-"""`python -m octavo_inference.inspect_model TARGET`: what a model is and what it takes, without loading it.
+"""`python -m octavo_inference.inspect_model TARGET`: architecture and memory of a model, without loading it.
 
-Runs as the Job that comes before the pods of a model. The result is one line of JSON (octavo_protocol.model), also when
-it is a refusal.
+Runs as the Job that inspects a model before its pods are created. The result is one line of JSON
+(octavo_protocol.model), also for a refusal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo_protocol.model import ModelFailure, encode_look
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when the model can be served, 1 when it cannot."""
+    """Returns 0 when the model can be served, 1 when it cannot."""
     parser = argparse.ArgumentParser(prog="octavo_inference.inspect_model", description="Look at a model.")
     parser.add_argument("target", help="a file, a folder, or what octavo_inference.prefetch downloads")
     parser.add_argument("--cache", type=Path, help="folder to download the model into")

@@ -1,4 +1,4 @@
-"""From a path to a model: description, canonical weights, tokenizer and chat template."""
+"""Loads a model from a path: configuration, canonical weights, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model without its weights. `name` is the file's or folder's, for people.
+    """A model without its weights. `name`: that of the file or folder, for messages.
 
-    Its words are read when first asked for: the engine does without them, and they take longer than all else here.
+    Tokenizer and chat template are read on first access: the engine does not need them, and they are the slowest part.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TextModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What turns text into tokens and back."""
+        """The tokenizer."""
         return self.words.tokenizer
 
     @property
@@ -72,7 +72,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """A model that transformers computes; its weights, `elements` numbers, are still in `folder`."""
+    """A model for the transformers backend; its weights, of `elements` numbers, are still in `folder`."""
 
     text: TextModel
     config: ForeignConfig
@@ -104,7 +104,7 @@ def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
 
 
 def require_transformers(model: ForeignModel) -> None:
-    """Raises `ModelError` saying what to install when transformers or torch is not there."""
+    """Raises `ModelError` naming the package to install if transformers or torch is missing."""
     absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if absent:
         raise ModelError(
@@ -128,7 +128,7 @@ def _gguf_text(file: GgufFile) -> tuple[TextModel, ModelConfig]:
 
 
 def _gguf_name(file: GgufFile) -> str:
-    # In an image volume the file is plainly called model.gguf; its metadata says more.
+    # In an image volume the file is always named model.gguf; the metadata has the model's name.
     name = file.metadata.get("general.name")
     return name if file.path.stem == "model" and isinstance(name, str) else file.path.stem
 
@@ -154,8 +154,8 @@ def _hf_text(
 def _digest(headers: Iterable[NDArray[np.uint8]], buffers: Iterable[NDArray[np.uint8]]) -> str:
     """Identity of the weights: headers, sizes and evenly spread samples of the data.
 
-    It separates prefix caches of different models that would otherwise share block hashes; it is no integrity check.
-    Samples keep it at milliseconds where hashing whole files would read every byte before the first request.
+    It separates the prefix caches of different models, which would otherwise share block hashes; it is no integrity
+    check. Sampling takes milliseconds, where hashing whole files would read every byte before the first request.
     """
     h = hashlib.blake2b(digest_size=16)
     for header in headers:

@@ -1,6 +1,6 @@
-"""`python -m octavo_inference.prefetch TARGET --to FOLDER`: download a model of a hub or bucket, complete and checked.
+"""`python -m octavo_inference.prefetch TARGET --to FOLDER`: download and verify a model of a hub or bucket.
 
-Runs as the init container of pods whose model is downloaded: it alone holds the credentials and reaches the source.
+Runs as the init container of pods whose model is downloaded. Only it has the credentials and network access to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from octavo_inference.download.transfer import PrefetchError, until_terminated
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when the model is complete, 1 with one line of reason when it cannot be had."""
+    """Returns 0 when the model is complete, 1 after one line with the reason when it cannot be downloaded."""
     parser = argparse.ArgumentParser(prog="octavo_inference.prefetch", description="Download a model.")
     parser.add_argument(
         "target", help="hf://ORGANISATION/REPOSITORY[@REVISION], s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"

@@ -1,4 +1,4 @@
-"""GGUF metadata and tensor names to the canonical description and weights."""
+"""Loads GGUF files: metadata and tensors into the canonical configuration and weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo_inference.models.weights import Format, LayerWeights, Tensor, Weight
 log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3")
-# What a matrix keeps its format in; others are converted to bfloat16.
+# Formats that a matrix keeps; others are converted to bfloat16.
 FORMATS: dict[str, Format] = {
     "F32": "f32",
     "F16": "f16",
@@ -33,18 +33,18 @@ FORMATS: dict[str, Format] = {
     "Q6_K": "q6_k",
 }
 _GEMMA = frozenset({"gemma2", "gemma3"})
-# llama.cpp stores q and k of these for neighbouring rotary pairs.
+# Architectures for which llama.cpp permutes q and k to adjacent rotary pairs.
 _PERMUTED = frozenset({"llama", "smollm3", "granite"})
-# Layers of which one sees everything, the last; where no key says it, by how llama.cpp reads these architectures.
+# Every nth layer has full attention; llama.cpp's default for architectures whose files do not state it.
 _WINDOW_PATTERN = {"gemma2": 2, "gemma3": 6}
-# Gemma's 27B models scale queries by their width before the projection; GGUF tells them by their layers alone.
+# Gemma's 27B models scale queries by hidden size / heads; a GGUF file identifies them only by their layer count.
 _WIDE_QUERIES = frozenset({("gemma2", 46), ("gemma3", 62)})
-# Tokens that end a turn, for files from before the key eot_token_id.
+# End-of-turn tokens, for files older than the key eot_token_id.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
 
 
 def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
-    """Sizes and flags of the decoder. Raises `ModelError` for an architecture or feature not supported."""
+    """The decoder's configuration. Raises `ModelError` for an unsupported architecture or feature."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -125,7 +125,7 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
 
 
 def weights_from_gguf(file: GgufFile, config: ModelConfig) -> Weights:
-    """Canonical weights; matrices stay views of the file except q and k whose rows must be put in order."""
+    """Canonical weights; matrices are views of the file, except q and k whose rows must be reordered."""
     tensors = _Tensors(file, config)
     layers = tuple(_layer(tensors, config, f"blk.{layer}.") for layer in range(config.layers))
     embedding = tensors.matrix("token_embd.weight", config.vocab, config.hidden)
@@ -138,9 +138,9 @@ def weights_from_gguf(file: GgufFile, config: ModelConfig) -> Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Reads tensors of the shapes that the metadata promises; counts those `converted` by their type.
+    """Reads tensors and checks their shapes against the metadata; counts those `converted`, by type.
 
-    `heads` says that the rows are those of q or k, which some architectures keep in another order.
+    With `heads`, the rows are those of q or k, which some architectures store in another order.
     """
 
     file: GgufFile
@@ -166,7 +166,7 @@ class _Tensors:
 def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
     hidden, ffn, dim = config.hidden, config.intermediate, config.head_dim
     q_width, kv_width = config.heads * dim, config.kv_heads * dim
-    # Phi-3 keeps q, k and v below each other in one tensor, and so gate and up.
+    # Phi-3 stacks q, k and v in one tensor, and gate and up in another.
     if p + "attn_qkv.weight" in tensors.file.tensors:
         fused = tensors.matrix(p + "attn_qkv.weight", q_width + 2 * kv_width, hidden)
         q, k, v = fused.split(q_width, kv_width, kv_width)
@@ -207,7 +207,7 @@ def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
 
 
 def half_split_rows(heads: int, head_dim: int) -> NDArray[np.int64]:
-    """Row order that undoes llama.cpp's permutation: from rotary pairs (2i, 2i+1) to (i, i + head_dim/2)."""
+    """Row order that reverts llama.cpp's permutation: from rotary pairs (2i, 2i+1) to (i, i + head_dim/2)."""
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
@@ -248,13 +248,13 @@ def _dequantize_any(source: GgufTensor) -> NDArray[np.float32]:
 def _refuse_features(file: GgufFile, architecture: str, head_dim: int, rotary: int) -> None:
     if file.metadata.get(f"{architecture}.expert_count"):
         raise ModelError(f"{file.path}: mixture-of-experts models are not supported")
-    # Only Phi-3 keeps heads of which a part turns in an order that says which part.
+    # Only Phi-3 stores partially rotated heads in an order that shows the rotated part.
     if (rotary != head_dim and architecture != "phi3") or rotary % 2 or not 2 < rotary <= head_dim:
         raise ModelError(f"{file.path}: rotary dimensions {rotary} of heads of {head_dim}: partial rotation")
 
 
 def _windows(file: GgufFile, architecture: str, layers: int) -> tuple[int | None, ...]:
-    """Each layer's window; a pattern of n gives every nth layer sight of everything, a list says it for each layer."""
+    """Each layer's window. A pattern of n gives every nth layer full attention; a list has a flag for each layer."""
     key = f"{architecture}.attention.sliding_window"
     window, context = file.metadata.get(key, 0), file.metadata.get(f"{architecture}.context_length")
     if isinstance(window, bool) or not isinstance(window, int) or window < 0:
@@ -276,7 +276,7 @@ def _windows(file: GgufFile, architecture: str, layers: int) -> tuple[int | None
 
 
 def _eos(file: GgufFile) -> tuple[int, ...]:
-    """All tokens that end an answer."""
+    """All end-of-sequence and end-of-turn ids."""
     ids = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if ids[1] is None and isinstance(tokens, Strings):
@@ -285,5 +285,5 @@ def _eos(file: GgufFile) -> tuple[int, ...]:
 
 
 def _shortest(stored: float) -> float:
-    """The number that was meant: the file holds a float32, 1e-5 is stored as 9.99999974e-06."""
+    """The shortest decimal of a float32: 1e-5 is stored as 9.99999974e-06."""
     return float(np.format_float_positional(np.float32(stored), unique=True))

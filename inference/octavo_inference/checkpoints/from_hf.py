@@ -1,4 +1,4 @@
-"""Hugging Face folders (config.json + safetensors) to the canonical description and weights."""
+"""Loads Hugging Face folders (config.json + safetensors) into the canonical configuration and weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ACTIVATIONS: dict[object, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-# What the description of a language model inside a larger one leaves out when it has the usual value.
+# Defaults of keys that the config of a language model inside a multimodal one may omit.
 _TEXT_DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -48,12 +48,12 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "query_pre_attn_scalar": 256,
 }
-# Where a language model stands in a checkpoint: alone, or inside a larger one, of today and of before.
+# Tensor name prefixes of a language model: stand-alone, and inside multimodal checkpoints, new and old.
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 
 
 def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelConfig:
-    """Sizes and flags of the decoder. Raises `ModelError`, for what is not supported `UnsupportedModelError`."""
+    """The decoder's configuration. Raises `ModelError`; `UnsupportedModelError` for unsupported features."""
     path = folder / "config.json"
     data = optional_json(path)
     names = data.get("architectures")
@@ -73,7 +73,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
         return value
 
     def positive(key: str, default: float | None = None) -> float | None:
-        """A factor: None where the file says null, `default` where it says nothing."""
+        """A factor: None for null, `default` for a missing key."""
         value = number(key, default) if data.get(key, default) is not None else None
         if value is not None and value <= 0:
             raise ModelError(f"{path}: {key} is {value}, expected more than 0")
@@ -144,7 +144,7 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig) -
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Reads tensors of the shapes that config.json promises. `norm_offset` is added to the weights of norms."""
+    """Reads tensors and checks their shapes against config.json. `norm_offset` is added to norm weights."""
 
     folder: Path
     checkpoint: Checkpoint
@@ -184,7 +184,7 @@ class _Tensors:
 def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
     hidden, ffn, dim = config.hidden, config.intermediate, config.head_dim
     q_width, kv_width = config.heads * dim, config.kv_heads * dim
-    # Phi-3 keeps q, k and v below each other in one tensor, and so gate and up.
+    # Phi-3 stacks q, k and v in one tensor, and gate and up in another.
     if p + "self_attn.qkv_proj.weight" in tensors.checkpoint.tensors:
         q, k, v = tensors.matrix(p + "self_attn.qkv_proj.weight", q_width + 2 * kv_width, hidden).split(
             q_width, kv_width, kv_width
@@ -200,7 +200,7 @@ def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
         return read(p + name, size) if present else None
 
     vector, norm = tensors.vector, tensors.norm
-    # Between norms behind attention and MLP, Gemma calls the one before the MLP by another name.
+    # Gemma, which also has norms after attention and MLP, names the norm before the MLP differently.
     before_mlp = "pre_feedforward" if config.output_norms else "post_attention"
     return LayerWeights(
         input_norm=norm(p + "input_layernorm.weight", hidden),
@@ -227,7 +227,7 @@ def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
 
 
 def eos_token_ids(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:
-    """All end-of-sequence ids: generation_config.json knows of more than config.json (Llama 3's <|eot_id|>)."""
+    """All end-of-sequence ids: generation_config.json may list more than config.json (Llama 3's <|eot_id|>)."""
     ids: list[int] = []
     for value in (data.get("eos_token_id"), optional_json(folder / "generation_config.json").get("eos_token_id")):
         given = [] if value is None else value if isinstance(value, list) else [value]
@@ -238,7 +238,7 @@ def eos_token_ids(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:
 
 
 def language_prefix(checkpoint: Checkpoint) -> str:
-    """What the names of a language model's tensors start with."""
+    """Prefix of the language model's tensor names."""
     return next((p for p in _PREFIXES if p + "embed_tokens.weight" in checkpoint.tensors), _PREFIXES[0])
 
 
@@ -264,7 +264,7 @@ def _activation(path: Path, data: dict[str, Any]) -> Activation:
 
 
 def _windows(path: Path, data: dict[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
-    """Each layer's window: by `layer_types`, or by the rule that the family's older files leave unsaid."""
+    """Each layer's window: from `layer_types`, or by the family's rule for older files without it."""
     if family in {"llama", "granite"} or data.get("sliding_window") is None:
         return ()
     if not data.get("use_sliding_window", family not in {"qwen2", "qwen3", "smollm3"}):
@@ -293,7 +293,7 @@ def _local(path: Path, data: dict[str, Any], family: str, layers: int) -> list[b
 
 
 def _rotated(path: Path, data: dict[str, Any], layers: int) -> tuple[bool, ...]:
-    """SmolLM3: `no_rope_layers` has a 1 where positions are used; by default every fourth layer goes without."""
+    """SmolLM3: `no_rope_layers` has a 1 for layers with rotary positions; by default every fourth has none."""
     marks = data.get("no_rope_layers")
     if marks is None:
         every = _count(path, data, "no_rope_layer_interval", 4)

@@ -60,7 +60,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Map a GGUF file (version 2 or 3, little endian). Raises `ModelError` for anything else or damaged."""
+    """Map a GGUF file (version 2 or 3, little endian). Raises `ModelError` for other or damaged files."""
     header = read_header(path)
     buffer = np.frombuffer(header.mapped, np.uint8)
     tensors: dict[str, GgufTensor] = {}

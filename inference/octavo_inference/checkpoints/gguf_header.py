@@ -1,4 +1,4 @@
-"""The head of a GGUF file: metadata, and what tensors there are. Without numpy: the API process reads no more.
+"""The header of a GGUF file: metadata and the list of tensors. No numpy, because the API process reads only this.
 
 Parsed here instead of with the `gguf` package's reader: that one takes seconds for the vocabulary (a numpy view per
 string) and trusts every count in the file. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -17,7 +17,7 @@ from octavo_inference.common.errors import ModelError
 
 Value: TypeAlias = "int | float | bool | str | Strings | memoryview"
 
-# GGUF type -> struct code; without its byte order also memoryview's
+# GGUF type -> struct code; without the byte order it is also a memoryview format
 _SCALARS = {
     0: "B",
     1: "b",
@@ -39,7 +39,7 @@ _MAX_NAME = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor as the file lists it: `shape` outermost first (as numpy), `offset` from the start of the data."""
+    """A tensor's entry: `shape` outermost first (as in numpy), `offset` in bytes from the start of the data."""
 
     name: str
     type_id: int
@@ -49,7 +49,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Everything before the tensor data, which starts at `data_start`. `size` of the header, both in bytes."""
+    """The parsed header. Tensor data starts at `data_start`; `size` of the header; both in bytes."""
 
     path: Path
     mapped: mmap.mmap
@@ -60,7 +60,7 @@ class Header:
 
 
 class Strings:
-    """An array of strings that lies inside `data`, decoded when first read: vocabularies have 100,000 and more."""
+    """An array of strings inside `data`, decoded on first access: vocabularies have 100,000 entries and more."""
 
     __slots__ = ("_count", "_data", "_start", "_values")
 
@@ -83,12 +83,12 @@ class Strings:
 
 
 def damaged(path: Path, what: str) -> ModelError:
-    """What to raise when a file contradicts itself."""
+    """The error for an inconsistent file."""
     return ModelError(f"{path}: damaged GGUF file: {what}")
 
 
 class _Cursor:
-    """Bounds-checked reading: no count in the file can make us read past its end or loop longer than its size."""
+    """Bounds-checked reader: no count in the file can cause a read past its end or a loop longer than its size."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self.data = data
@@ -110,7 +110,7 @@ class _Cursor:
         return value
 
     def count(self, what: str, item_bytes: int) -> int:
-        """A u64 count of items that take at least `item_bytes` each: more than the file can hold is refused."""
+        """A u64 count of items of at least `item_bytes` each; more than fit into the file are refused."""
         value = int(self.scalar("<Q", what))
         if value * item_bytes > len(self.data) - self.offset:
             raise self.fail(f"{what} is {value}, more than the file can hold")
@@ -163,7 +163,7 @@ class _Cursor:
 
 
 def read_header(path: Path) -> Header:
-    """The head of a GGUF file (version 2 or 3, little endian). Raises `ModelError` for anything else or damaged."""
+    """Parse the header of a GGUF file (version 2 or 3, little endian). Raises `ModelError` for others."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

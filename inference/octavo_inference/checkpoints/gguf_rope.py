@@ -19,7 +19,7 @@ from octavo_inference.models.rope import (
     yarn_magnitude,
 )
 
-# Llama 3's scaling constants: GGUF keeps only the resulting factors, never these.
+# Llama 3's scaling constants: GGUF stores only the resulting factors.
 _LOW_FREQUENCY, _HIGH_FREQUENCY, _ORIGINAL_POSITIONS = 1.0, 4.0, 8192
 
 Number = Callable[..., float]
@@ -27,9 +27,9 @@ Divisors = Callable[[str], NDArray[np.float32] | None]
 
 
 def read_scaling(file: GgufFile, number: Number, divisors: Divisors, theta: float, dim: int) -> RopeScaling | None:
-    """`number` reads a key of the architecture; `divisors` a vector of dim / 2 numbers, None when it is not there.
+    """`number` reads a key of the architecture; `divisors` a vector of dim / 2 numbers, None if it is missing.
 
-    Raises ModelError for a scaling that is not known or not complete.
+    Raises ModelError for an unknown or incomplete scaling.
     """
     architecture = file.metadata.get("general.architecture")
     given = divisors("rope_freqs.weight")

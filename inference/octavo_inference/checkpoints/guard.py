@@ -1,4 +1,4 @@
-"""The last line against files that lie."""
+"""Turns any parse error of a malformed model file into `ModelError`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo_inference.common.errors import ModelError
 
 @contextmanager
 def refusing(source: object) -> Iterator[None]:
-    """What files say is checked where it is used; whatever else can be wrong with it ends in one sentence."""
+    """Values are checked where they are used; any other error of a malformed file becomes one sentence here."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Rotary parameters of config.json, in the spellings that transformers has written over the years."""
+"""Rotary parameters of config.json, in all formats that versions of transformers have written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from octavo_inference.models.rope import (
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """`local_theta` is that of layers with a window, where it differs; `dim` how much of a head turns."""
+    """`local_theta`: theta of layers with a window, if different; `dim`: rotated elements of a head."""
 
     theta: float
     dim: int
@@ -29,9 +29,9 @@ class RopeParameters:
 
 
 def read_rope(path: Path, data: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> RopeParameters:
-    """`theta` is the family's default; `partial` whether it may turn a part of each head.
+    """`theta`: the family's default; `partial`: the family may rotate a part of each head.
 
-    Raises UnsupportedModelError for a scaling that is not known, ModelError for one that is not complete.
+    Raises UnsupportedModelError for an unknown scaling, ModelError for an incomplete one.
     """
     # transformers 5 writes rope_parameters, by layer type where they differ; before it was rope_theta, rope_scaling
     # and Gemma 3's rope_local_base_freq.
@@ -122,12 +122,12 @@ _SCALINGS = {"llama3": _llama3, "linear": _linear, "yarn": _yarn, "longrope": _l
 
 def _kind(rope: dict[str, Any]) -> str:
     kind = str(rope.get("rope_type", rope.get("type", "default")))
-    # "su" is what Phi-3's first files call it.
+    # Phi-3's first files call it "su".
     return "longrope" if kind == "su" else kind
 
 
 def _original(rope: dict[str, Any], data: dict[str, Any]) -> int:
-    """The context before it was stretched: beside the rope's parameters, among them, or the model's own."""
+    """The original context length: next to the rope parameters, among them, or the model's own."""
     value = data.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     value = int(value or data["max_position_embeddings"])
     if value <= 1:

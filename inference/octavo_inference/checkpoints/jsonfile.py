@@ -1,4 +1,4 @@
-"""JSON that others wrote, decoded into a type or refused in words."""
+"""Decodes JSON files of checkpoints into types, with errors that name the file and the problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def decode_json(data: bytes, kind: type[T], path: Path, what: str) -> T:
-    """Decode `data`, which came from `path`. Raises `ModelError` saying that it is no `what`."""
+    """Decode `data` of the file `path`. Raises `ModelError` saying that it is not a valid `what`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -30,5 +30,5 @@ def read_json(path: Path, kind: type[T], what: str) -> T:
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} when there is no such file."""
+    """A JSON object, {} if the file does not exist."""
     return read_json(path, dict[str, Any], "a JSON object") if path.exists() else {}

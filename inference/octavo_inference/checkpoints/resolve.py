@@ -1,4 +1,4 @@
-"""Where a model is."""
+"""Resolves a path or name to a checkpoint on disk."""
 
 from __future__ import annotations
 

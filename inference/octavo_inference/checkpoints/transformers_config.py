@@ -1,6 +1,6 @@
-"""Models that the native decoder does not describe: what their files say of them, and why some cannot be served.
+"""Configuration of models that the native decoder does not support and transformers computes; reasons to refuse some.
 
-No torch here: the API process reads the words of a model and never its weights.
+No torch here: the API process reads a model's tokenizer and configuration, never its weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from octavo_inference.checkpoints.from_hf import eos_token_ids
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
-# Attention that reads keys by their positions alone; other kinds of layers carry state or choose keys by content.
+# Layer types whose attention selects keys by position; others carry state or select keys by content.
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 _ALIBI = frozenset({"bloom", "mpt"})
@@ -21,10 +21,10 @@ _ALIBI = frozenset({"bloom", "mpt"})
 
 @dataclass(frozen=True, slots=True)
 class ForeignConfig:
-    """A decoder as config.json describes it, without its inner sizes.
+    """A decoder as described by config.json, without its inner sizes.
 
-    `missing` says what the native decoder lacks for it. `kv_elements` counts the numbers of K and V that a token takes
-    over all layers; it is 0 until the model is loaded.
+    `missing`: the feature that the native decoder lacks. `kv_elements`: K and V elements of a token over all layers, 0
+    until the model is loaded.
     """
 
     architecture: str
@@ -79,7 +79,7 @@ def _refuse(path: Path, name: str, data: dict[str, Any]) -> None:
 
 
 def _longest(data: dict[str, Any], positions: int) -> int:
-    """With longrope, frequencies change beyond the original length, for all tokens before as well: end there."""
+    """Limit longrope models to their original length: beyond it, the frequencies of all earlier tokens change, too."""
     for rope in _ropes(data):
         original = rope.get("original_max_position_embeddings", data.get("original_max_position_embeddings"))
         if _rope_kind(rope) == "longrope" and isinstance(original, int) and 0 < original < positions:

@@ -1,1 +1,1 @@
-"""What every package uses: errors, logs, failpoints, memory. Imports nothing else of the server."""
+"""Shared by all packages: errors, framing, memory. Imports nothing else of the server."""

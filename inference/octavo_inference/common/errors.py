@@ -1,22 +1,22 @@
-"""Errors people see: a message names the thing, what was found and what to do; HTTP, logs and status show it as is."""
+"""Errors for users. A message names the field, the value and the fix; HTTP, logs and status show it unchanged."""
 
 from __future__ import annotations
 
 
 class OctavoError(Exception):
-    """Anything Octavo refuses on purpose."""
+    """Base of all errors that Octavo raises on purpose."""
 
 
 class ModelError(OctavoError):
-    """A model that cannot be loaded: missing, damaged or of a kind not supported."""
+    """A model that cannot be loaded: missing, damaged or unsupported."""
 
 
 class UnsupportedModelError(ModelError):
-    """A model that may be sound, but not of a kind that the native decoder describes."""
+    """A valid model that the native decoder does not support."""
 
 
 class SettingsError(OctavoError):
-    """A setting that cannot work; `field` is its name."""
+    """An invalid setting; `field` is its name."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class SettingsError(OctavoError):
 
 
 class RequestError(OctavoError):
-    """A request that can never be served; `field` is the parameter at fault."""
+    """A request that can never be served; `field` is the invalid parameter."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -32,16 +32,16 @@ class RequestError(OctavoError):
 
 
 class QueueFullError(OctavoError):
-    """The waiting queue is at its bound: try again later or elsewhere."""
+    """The waiting queue is full: retry later or on another replica."""
 
 
 class DeviceError(OctavoError):
-    """A GPU that cannot be used: no driver, too old, too small, taken. The message says what to do."""
+    """A GPU that cannot be used: no driver, too old, too small, in use. The message has the fix."""
 
 
 class DeviceLostError(DeviceError):
-    """The GPU failed while in use, and every call to it fails from now on: only a new process can go on."""
+    """The GPU failed, and all later calls to it fail: only a new process can use it again."""
 
 
 class RankLostError(DeviceLostError):
-    """A process of those that share a model is gone, or no longer does what the others do: all have to end."""
+    """A tensor-parallel rank ended or got out of step: all ranks must end."""

@@ -13,19 +13,19 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: object) -> bytes:
-    """A message as MessagePack with its length in front."""
+    """A message as MessagePack, prefixed with its length."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 class FrameReader:
-    """Cuts a byte stream into frames."""
+    """Splits a byte stream into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes, yield the frames completed by them. Raises `ValueError` for a length no peer of ours sends."""
+        """Add bytes and yield the completed frames. Raises `ValueError` for a length above the limit."""
         self._buffer += data
         position = 0
         while len(self._buffer) - position >= LENGTH_BYTES:

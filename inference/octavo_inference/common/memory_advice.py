@@ -11,7 +11,7 @@ HUGE_PAGE = 2 << 20
 
 
 def allocate(size: int) -> NDArray[np.uint8]:
-    """`size` zeroed bytes, aligned to 2 MB when they fill a page of that size. Pages appear when first touched."""
+    """`size` zeroed bytes, aligned to 2 MB if they fill a huge page. Pages are allocated on first access."""
     if size < HUGE_PAGE:
         padded = np.zeros(size + 64, np.uint8)
         return padded[-padded.ctypes.data % 64 :][:size]
@@ -24,10 +24,10 @@ def allocate(size: int) -> NDArray[np.uint8]:
 
 
 def release(array: NDArray[np.generic]) -> None:
-    """Give back the memory of a mapped file's pages between `array`'s ends; touched again, they are read again.
+    """Release the pages of a mapped file between the ends of `array`; the next access reads them again.
 
-    Those are also pages that only lie between its rows. Arrays that are no read-only view of a mapping are left alone:
-    their pages have no other copy.
+    This includes pages between its rows. Arrays that are not read-only views of a mapping are left alone: their pages
+    have no other copy.
     """
     root: object = array
     while isinstance(root, np.ndarray):

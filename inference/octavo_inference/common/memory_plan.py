@@ -1,4 +1,4 @@
-"""How much memory this process may still take, by the machine's and its control group's word, and what it plans to."""
+"""Memory of the engine process: bytes available by machine and control group, and the planned use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from octavo_inference.common.errors import ModelError
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process will have in memory once all of it is used, in bytes.
+    """Planned memory of the engine process at full use, in bytes.
 
-    With a `device`, weights, KV pool and activations are in its memory, and `available` is what was free there; swap
-    and process are in RAM.
-    `process` is the interpreter and its libraries before the model was loaded; `available` what could be had then.
-    `weights` counts the embedding although it may stay in the mapped file: its rows come into RAM as they are read.
+    With a `device`, weights, KV pool and activations are in device memory, and `available` was free there; swap and
+    process are in RAM.
+    `process`: interpreter and libraries before the model was loaded; `available`: free memory at that time.
+    `weights` includes the embedding, which may stay in the mapped file: its rows are paged in as they are read.
     """
 
     weights: int = 0
@@ -30,7 +30,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grows(self) -> int:
-        """Taken of what was available."""
+        """Bytes planned out of `available`."""
         return self.weights + self.kv_pool + self.activations + (0 if self.device else self.swap)
 
 
@@ -49,13 +49,13 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def resident_memory(pid: int) -> int:
-    """Bytes of a process that are in RAM; 0 when it is gone."""
+    """Resident bytes of a process; 0 if it has ended."""
     fields = _read(Path(f"/proc/{pid}/statm")).split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
 
 def require_memory(model: object, needed: int, available: int) -> None:
-    """Refuse a model whose weights cannot fit, before the first of them is read. Bytes. Raises `ModelError`."""
+    """Check, before reading weights, that they fit (bytes). Raises `ModelError`."""
     if needed > available:
         raise ModelError(
             f"{model}: its weights take {needed / 2**30:.2f} GiB of memory, {available / 2**30:.2f} GiB are available "
@@ -69,7 +69,7 @@ def _machine(root: Path) -> int:
 
 
 def _group(base: Path, path: str, limit_name: str, usage_name: str, reclaimable: str) -> list[int]:
-    # Inside a container the group is mounted as the root, while /proc still tells its path outside.
+    # Inside a container the control group is mounted at the root, while /proc still shows its path on the host.
     folder = base / path.strip("/")
     if not (folder / limit_name).exists():
         folder = base

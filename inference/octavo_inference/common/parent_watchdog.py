@@ -1,4 +1,4 @@
-"""A process that is of use only while another one lives."""
+"""Ends a child process when its parent ends."""
 
 from __future__ import annotations
 

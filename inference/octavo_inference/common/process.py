@@ -1,17 +1,17 @@
-"""What the processes of a server agree on: exit statuses, and the signal that shows where one hangs."""
+"""Conventions between the processes of a server: exit codes, and the signal that dumps stacks."""
 
 from __future__ import annotations
 
 import signal
 
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes an engine process write the stacks of its threads to stderr, also while it hangs."""
+"""Signal on which an engine process writes the stacks of its threads to stderr, even while it hangs."""
 
 EXIT_CORRUPT = 71
-"""Exit status of an engine whose books are wrong, and of its server: better no answers than someone else's."""
+"""Exit code after a failed check of the block pool's invariants: a crash is better than another request's tokens."""
 
 EXIT_DEVICE_LOST = 72
-"""Exit status of an engine whose GPU failed for good, and of its server: nothing it could still say would be true."""
+"""Exit code of engine and server after a fatal GPU error."""
 
 EXIT_RANK_LOST = 73
-"""Exit status of an engine that lost one of the processes it shares its model with, and of its server."""
+"""Exit code of engine and server after the loss of a tensor-parallel rank."""

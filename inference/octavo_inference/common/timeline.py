@@ -1,4 +1,4 @@
-"""Where the seconds of a start went."""
+"""Timestamps of a server's start, for its start report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Timeline:
-    """Named marks, in seconds since the process was started by the kernel (so the interpreter's own start counts)."""
+    """Named marks, in seconds since the kernel started the process, so that the interpreter's start is included."""
 
     def __init__(self, age: float) -> None:
         self._zero = time.monotonic() - age
@@ -27,11 +27,11 @@ class Timeline:
         return time.monotonic() - self._zero
 
     def mark(self, name: str) -> None:
-        """Something is done now."""
+        """Record a completed phase, now."""
         self._marks.append((name, self.now()))
 
     def note(self, name: str, seconds: float) -> None:
-        """Something that took `seconds` in another process."""
+        """Record a phase that took `seconds` in another process."""
         self._notes.append((name, seconds))
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""Models from hubs and buckets: downloaded whole and checked, or inspected by their headers."""
+"""Downloads models from hubs and buckets, verified; or inspects them by their headers."""

@@ -1,8 +1,8 @@
-"""A model of a hub or bucket, complete and checked.
+"""Downloads a model from a hub or bucket, and verifies it.
 
-Interrupted downloads go on where they stopped. A target is hf://ORG/REPO[@REVISION], whose files are compared with the
-size and the hash that the hub gives (sha256 for large files, git's blob hash for small ones; token in HF_TOKEN, address
-in HF_ENDPOINT), or s3:// or gs:// (object_store.py).
+Interrupted downloads resume. A target is hf://ORG/REPO[@REVISION], whose files are verified by the hub's size and hash
+(sha256 for large files, git's blob hash for small ones; token in HF_TOKEN, address in HF_ENDPOINT), or s3:// or gs://
+(object_store.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Hash(Protocol):
 
 
 class _KeepTokenHome(HTTPRedirectHandler):
-    """Follows redirects to other hosts without the token: files lie in storage that signs its own addresses."""
+    """Drops the token on redirects to other hosts: files are in storage with signed URLs."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -57,7 +57,7 @@ class _KeepTokenHome(HTTPRedirectHandler):
 
 
 class Hub:
-    """One hub, spoken to with or without a token."""
+    """A client of one hub, with or without a token."""
 
     def __init__(self, endpoint: str, token: str | None, sleep: Callable[[float], None] = time.sleep) -> None:
         if urlsplit(endpoint).scheme not in ("http", "https"):
@@ -68,12 +68,12 @@ class Hub:
         self._sleep = sleep
 
     def commit(self, repo: str, revision: str) -> str:
-        """The commit that a branch, tag or commit names."""
+        """The commit of a branch, tag or commit."""
         url = f"{self._endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}"
         return str(self._json(url, f"{repo}@{revision}")[0]["sha"])
 
     def files(self, repo: str, commit: str) -> list[RemoteFile]:
-        """The files at the top of the repository. What lies in folders are other formats of the same weights."""
+        """The files at the top of the repository. Folders contain other formats of the same weights."""
         found: list[RemoteFile] = []
         url: str | None = f"{self._endpoint}/api/models/{repo}/tree/{commit}"
         while url is not None:
@@ -161,10 +161,10 @@ class Hub:
 
 
 def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[RemoteFile]:
-    """The weights in one format, and everything the tokenizer may need.
+    """The files to download: the weights in one format, and all that the tokenizer may need.
 
-    `shards` are the files that the weights' index names, None without an index. Raises PrefetchError when the weights
-    are not there or not clear.
+    `shards`: the files in the weights' index, None without an index. Raises PrefetchError when the weights are missing
+    or ambiguous.
     """
     texts = [file for file in files if file.name.endswith(_TEXT_SUFFIXES)]
     tensors = [file for file in files if file.name.endswith(".safetensors")]
@@ -247,13 +247,13 @@ def _fetch_all(
 
 
 def _retry_after(headers: Message) -> float:
-    """Seconds; a date, which is also allowed, is as good as nothing."""
+    """Retry-After in seconds; a date counts as none."""
     value = headers.get("Retry-After") or ""
     return float(value) if value.isdigit() else 0.0
 
 
 def _have(file: RemoteFile, folder: Path) -> bool:
-    """Whether the file is there; only what was checked ever gets this name."""
+    """True if the file exists; a file gets this name only after verification."""
     path = folder / file.name
     return path.exists() and path.stat().st_size == file.size
 
@@ -287,9 +287,9 @@ def parse(target: str) -> tuple[str, str]:
 
 
 def connect(target: str) -> tuple[Remote, str, str]:
-    """Where a target lies, with the way and the credentials of the environment; repository and revision there."""
+    """The client for a target, with the environment's credentials, and the target's repository and revision."""
     if target.startswith(("s3://", "gs://")):
-        # Only those who need it pay for the library.
+        # Imported here, because the library is slow to import.
         from octavo_inference.download.object_store import open_bucket  # noqa: PLC0415
 
         return open_bucket(target)

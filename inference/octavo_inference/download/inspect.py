@@ -1,7 +1,7 @@
-"""What a model is and what it takes, without loading it.
+"""Inspects a model, without loading it: architecture, sizes, memory.
 
-A target is a file or folder, or hf://ORG/REPO[@REVISION], s3://BUCKET/PREFIX or gs://BUCKET/PREFIX: of these only the
-descriptions and the heads of the weights are fetched, into sparse files that have the right size.
+A target is a file or folder, or hf://ORG/REPO[@REVISION], s3://BUCKET/PREFIX or gs://BUCKET/PREFIX. Of a remote one
+only the configuration and the headers of the weights are fetched, into sparse files of the full size.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LAST_BYTES = 1 << 27
 
 
 def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
-    """What the model in a file or folder is. Raises `ModelError` for what cannot be served.
+    """Inspect a file or folder. Raises `ModelError` for a model that cannot be served.
 
-    With `any_architecture`, what this version does not know is not refused: another one will serve it.
+    With `any_architecture`, an unknown architecture is accepted: another image will serve it.
     """
     try:
         text = load_text(path)
@@ -73,7 +73,7 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
 def inspect_remote(
     remote: Remote, repo: str, revision: str, folder: Path, *, any_architecture: bool = False
 ) -> ModelReport:
-    """What a model of a hub or bucket is. `folder` takes files of the right sizes that hold a few megabytes."""
+    """Inspect a model of a hub or bucket. `folder` receives sparse files of a few megabytes."""
     commit = remote.commit(repo, revision)
     files = {file.name: file for file in remote.files(repo, commit)}
     shards = None
@@ -97,7 +97,7 @@ def inspect_remote(
 
 
 def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path, count: int) -> bytes:
-    """A file of the right size whose first `count` bytes are the real ones."""
+    """Make a sparse file of the full size with the first `count` bytes of the real one."""
     head = remote.head(repo, commit, file, min(count, file.size, _LAST_BYTES)) if count else b""
     with (folder / file.name).open("wb") as out:
         out.write(head)
@@ -106,7 +106,7 @@ def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path
 
 
 def _take_gguf_head(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
-    """The header says nowhere how long it is: more and more is taken until it can be read from what is there."""
+    """Fetch a growing prefix until the header can be parsed: the format does not state the header's length."""
     count = _FIRST_BYTES
     while True:
         have = len(_take(remote, repo, commit, file, folder, count))
@@ -119,13 +119,13 @@ def _take_gguf_head(remote: Remote, repo: str, commit: str, file: RemoteFile, fo
 
 
 def fill(remote: Remote, repo: str, revision: str, cache: Path, *, any_architecture: bool = False) -> ModelReport:
-    """Have a model complete in a folder of `cache` that has its revision in its name; what it is.
+    """Download a model into a folder of `cache` named by its revision, and return its inspection.
 
-    It is looked at first: gigabytes of what cannot be served are not worth the way.
+    It is inspected first, so that a model that cannot be served is not downloaded.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = inspect_remote(remote, repo, revision, Path(folder), any_architecture=any_architecture)
-    # A name has at most 255 bytes; two long prefixes that begin alike still differ in their revisions.
+    # A file name has at most 255 bytes; long prefixes that are cut to the same name still differ in their revisions.
     path = f"{repo.replace('/', '--')[:200]}/{found.revision}"
     fetch(remote, repo, found.revision, cache / path, _say, time.monotonic)
     inspect(str(cache / path), any_architecture=any_architecture)
@@ -138,7 +138,7 @@ def _say(line: str) -> None:
 
 
 def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelReport | ModelFailure:
-    """What to report of a target, which is downloaded when there is a `cache`."""
+    """The report on a target, which is downloaded if there is a `cache`."""
     try:
         if not target.startswith(("hf://", "s3://", "gs://")):
             return inspect(target, any_architecture=any_architecture)

@@ -1,8 +1,8 @@
 """Models in buckets: `s3://BUCKET/PREFIX` and `gs://BUCKET/PREFIX`.
 
-A bucket has no commits. The revision of a model is a hash over the names, sizes and ETags of its files, so that pods
-that start later get the same files or a refusal, never a mixture. Sizes are compared, and the ETag of every answer; a
-hash of the content is nothing that buckets give for all objects, so the transport (TLS) has to be trusted.
+A bucket has no commits. The revision of a model is a hash of the names, sizes and ETags of its files, so that pods that
+start later get the same files or an error, never a mixture. Sizes are verified, and the ETag of every response; buckets
+do not provide a content hash for all objects, so integrity relies on the transport (TLS).
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from obstore.store import GCSStore, S3Store
 from octavo_inference.download.transfer import BrokenError, PrefetchError, RemoteFile, complete, wait
 
 if TYPE_CHECKING:
-    # The library describes these and does not define them.
+    # Structural types of the library's dynamically generated classes.
     from obstore import GetResult, ObjectMeta
     from obstore.store import ClientConfig, RetryConfig
 
 _TARGET = re.compile(r"(s3|gs)://([a-z0-9][a-z0-9._-]*(?:/[A-Za-z0-9._=+-]+)*)/?(?:@([0-9a-f]{40}))?")
-# What a model is made of; whatever else lies beside it may come and go.
+# Files of a model; others in the same folder may change without changing the revision.
 _SUFFIXES = (".json", ".txt", ".jinja", ".model", ".safetensors", ".gguf")
 _CHUNK = 1 << 17
-# The codes of these answers are about credentials, whatever the status.
+# Error codes about credentials, regardless of the status.
 _REFUSED = frozenset({"ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "invalid_grant"})
 _ELSEWHERE = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"})
 
 
 class Bucket:
-    """One bucket. A model in it is called BUCKET/PREFIX, or BUCKET/PATH.gguf for one of several files."""
+    """A client of one bucket. A model is named BUCKET/PREFIX, or BUCKET/PATH.gguf for one of several files."""
 
     def __init__(self, store: S3Store | GCSStore, sleep: Callable[[float], None] = time.sleep) -> None:
         self._store = store
         self._sleep = sleep
 
     def commit(self, repo: str, revision: str) -> str:
-        """The revision of what is there. Raises when another one is wanted."""
+        """The current revision. Raises when it differs from the requested one."""
         found = _revision(self._list(repo))
         if revision not in ("", found):
             raise PrefetchError(
@@ -55,7 +55,7 @@ class Bucket:
         return found
 
     def files(self, repo: str, commit: str) -> Sequence[RemoteFile]:
-        """The files of a revision. What lies in folders below are other formats of the same weights."""
+        """The files of a revision. Subfolders contain other formats of the same weights."""
         files = self._list(repo)
         if _revision(files) != commit:
             raise _changed(repo, commit)
@@ -127,7 +127,7 @@ class Bucket:
 
     @contextmanager
     def _spoken(self, repo: str) -> Iterator[None]:
-        """Errors of the library, in our words: it puts the status and the body of an answer into its message."""
+        """Translates errors of the library, whose message contains status and body of the response."""
         try:
             yield
         except BaseError as error:
@@ -135,7 +135,7 @@ class Bucket:
 
 
 def _translated(repo: str, said: str) -> PrefetchError | BrokenError:
-    """What an error message of the library means."""
+    """The error for a message of the library."""
     bucket = repo.partition("/")[0]
     status = int(found.group(1)) if (found := re.search(r"status code: (\d{3})", said)) else 0
     code = found.group(1) if (found := re.search(r"<Code>(\w+)</Code>|\"error\": ?\"(\w+)\"", said)) else ""
@@ -176,7 +176,7 @@ def _prefix(repo: str) -> str:
 
 
 def _etag(meta: ObjectMeta) -> str:
-    """An ETag without its quotes, which some stores leave out here or there."""
+    """An ETag without quotes, which some stores omit in some responses."""
     return (meta["e_tag"] or "").removeprefix("W/").strip('"')
 
 
@@ -187,10 +187,9 @@ def _revision(files: Sequence[RemoteFile]) -> str:
 
 
 def open_bucket(target: str, sleep: Callable[[float], None] = time.sleep) -> tuple[Bucket, str, str]:
-    """The bucket of a target, the model's name in it, and the revision that is wanted; "" for what is there.
+    """The bucket of a target, the model's name in it, and the requested revision, "" for the current one.
 
-    Keys, region and endpoint are read from the environment, where the library looks for them; without a key the bucket
-    is asked anonymously.
+    Keys, region and endpoint come from the environment variables of the library; without a key, requests are anonymous.
     """
     match = _TARGET.fullmatch(target)
     if match is None or {".", ".."} & set(match.group(2).split("/")):
@@ -201,7 +200,7 @@ def open_bucket(target: str, sleep: Callable[[float], None] = time.sleep) -> tup
     endpoint = os.environ.get(variable) or ""
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise PrefetchError(f"{variable}: {endpoint!r} must be an http:// or https:// address")
-    # A file takes as long as it takes; silence is what ends a connection. Attempts are counted here.
+    # No limit on a file's total time, only on silence. Retries are counted here, not by the library.
     client: ClientConfig = {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": "15s",
@@ -220,7 +219,7 @@ def open_bucket(target: str, sleep: Callable[[float], None] = time.sleep) -> tup
             signed = bool(os.environ.get("GOOGLE_SERVICE_ACCOUNT_KEY"))
             store = GCSStore(name, skip_signature=not signed, client_options=client, retry_config=retry)
     except BaseError:
-        # The library's message may hold what it could not read: the key.
+        # The library's message may contain the key that it could not parse.
         raise PrefetchError(
             f"{repo}: the settings of the bucket cannot be used: look at AWS_* and GOOGLE_* in spec.engine.env and in "
             "the Secret of spec.model.credentialsSecretRef (GOOGLE_SERVICE_ACCOUNT_KEY is the JSON of a key)",

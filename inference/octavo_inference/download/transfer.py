@@ -1,4 +1,4 @@
-"""What hubs and buckets share: files with sizes, downloads that go on where they stopped, and when to give up."""
+"""Shared by hubs and buckets: remote files, resumable downloads, retries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import NoReturn, Protocol
 from octavo_inference.common.errors import OctavoError
 
 ATTEMPTS = 6
-# A source that asks for more than this is asked again by the next start of the container.
+# A longer Retry-After ends the download; the container's next start tries again.
 _PATIENCE = 300.0
 
 
 class PrefetchError(OctavoError):
-    """The model cannot be had; the message says why and what to do, `reason` the same in one word."""
+    """The model cannot be downloaded. The message has cause and fix, `reason` is one word for programs."""
 
     def __init__(self, message: str, reason: str = "DownloadFailed") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class PrefetchError(OctavoError):
 
 
 class BrokenError(Exception):
-    """A download that is worth another attempt, `after` seconds at the earliest."""
+    """A failed attempt that may be retried, after `after` seconds at the earliest."""
 
     def __init__(self, message: str, reason: str = "DownloadFailed", after: float = 0.0) -> None:
         super().__init__(message)
@@ -38,14 +38,14 @@ class BrokenError(Exception):
 
 
 class CorruptError(BrokenError):
-    """All bytes came, and they are wrong."""
+    """The file is complete, but its hash is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """A file of the repository. A hub gives `sha256` for large files and `blob` (git's SHA-1) for the others.
 
-    A bucket gives `etag`, which changes with the content and says nothing about it.
+    A bucket gives `etag`, which changes with the content but is no hash of it.
     """
 
     name: str
@@ -56,10 +56,10 @@ class RemoteFile:
 
 
 class Remote(Protocol):
-    """A hub or a bucket. `repo` is what it calls a model, `commit` the one state of it that is meant."""
+    """A hub or a bucket. `repo`: its name of the model; `commit`: the pinned revision."""
 
     def commit(self, repo: str, revision: str, /) -> str:
-        """The state that a revision names now."""
+        """The commit that a revision refers to now."""
         ...
 
     def files(self, repo: str, commit: str, /) -> Sequence[RemoteFile]:
@@ -76,7 +76,7 @@ class Remote(Protocol):
 
 
 def complete(file: RemoteFile, folder: Path, attempt: Callable[[Path], None], sleep: Callable[[float], None]) -> None:
-    """Have `file` in `folder`, once an `attempt` to go on with the part of it that is there comes to its end."""
+    """Download `file` into `folder`: repeat `attempt`, which resumes from the partial file, until it succeeds."""
     part = folder / f"{file.name}.part"
     attempts = corrupt = 0
     while True:
@@ -86,7 +86,7 @@ def complete(file: RemoteFile, folder: Path, attempt: Callable[[Path], None], sl
         except (BrokenError, OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise disk_full(folder, file.size - before) from error
-            # An attempt that brought something does not count: a slow line is no failure.
+            # An attempt that made progress does not count: a slow connection is not a failure.
             moved = part.exists() and part.stat().st_size > before
             attempts = 0 if moved else attempts + 1
             corrupt += isinstance(error, CorruptError)
@@ -97,7 +97,7 @@ def complete(file: RemoteFile, folder: Path, attempt: Callable[[Path], None], sl
 
 
 def wait(tried: int, doubled: int, error: Exception, what: str, sleep: Callable[[float], None]) -> None:
-    """Sleep before the next attempt: longer each time, and as long as the source asks for. Raises when it is over."""
+    """Sleep before the next attempt: exponential back-off, at least Retry-After. Raises after the last attempt."""
     after = error.after if isinstance(error, BrokenError) else 0.0
     if tried >= ATTEMPTS or after > _PATIENCE:
         reason = error.reason if isinstance(error, BrokenError) else "DownloadFailed"
@@ -107,17 +107,16 @@ def wait(tried: int, doubled: int, error: Exception, what: str, sleep: Callable[
 
 
 def disk_full(folder: Path, needed: int) -> PrefetchError:
-    """What to say when `needed` bytes do not fit."""
+    """The error message if `needed` bytes do not fit on the disk."""
     free = shutil.disk_usage(folder).free
     return PrefetchError(f"{folder} has {free / 1e9:.2f} GB free and the model needs {needed / 1e9:.2f} GB", "DiskFull")
 
 
 def until_terminated(program: Callable[[], int]) -> NoReturn:
-    """Run a program as the process of a container: it ends when `program` does, or at once by SIGTERM.
+    """Run `program` as the main process of a container, which ends with it, or at once on SIGTERM.
 
-    The first process of a container ignores what it does not handle, and a deleted pod would wait for its grace period.
-    Python runs a handler between two steps of the main thread: `program` gets another one, for it may wait for a source
-    in code that is not Python.
+    PID 1 ignores signals without a handler, so a deleted pod would wait for its whole grace period. Python runs signal
+    handlers in the main thread between bytecodes: `program` runs in another thread, because it may block in C code.
     """
     codes = [1]
 

@@ -1,4 +1,4 @@
-"""The one description of a decoder: sizes and flags that cover a family of models."""
+"""The configuration of a decoder: sizes and flags that cover all natively supported families."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ModelConfig:
     Sizes are counts of elements. `digest` identifies the weights (root of the block hash chain).
 
     `query_scale` multiplies scores (default head_dim ** -0.5); a softcap c bends x to c * tanh(x / c).
-    `windows[layer]` is how many tokens a token sees, itself included (None, or no tuple: all before it).
-    `rotated[layer]` is false where positions are left out (no tuple: nowhere). Layers with a window turn by
-    `local_rope_theta`, unscaled, where it is given. `rotary_dim` leading elements of a head turn (default all).
-    `qk_norm`: RMSNorm over each head of q and k before the rotation. `output_norms`: RMSNorm of what attention and MLP
-    give before it is added to the residual stream, times `residual_scale`.
+    `windows[layer]`: sliding window in tokens, the token itself included (None or no tuple: full attention).
+    `rotated[layer]` is false for layers without rotary positions (no tuple: all have them). Layers with a window use
+    `local_rope_theta`, unscaled, if given. `rotary_dim`: leading elements of a head that are rotated (default all).
+    `qk_norm`: RMSNorm over each head of q and k before the rotation. `output_norms`: RMSNorm of the outputs of
+    attention and MLP before they are added to the residual stream, times `residual_scale`.
     """
 
     architecture: str
@@ -67,7 +67,7 @@ class ModelConfig:
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_element
 
     def window(self, layer: int) -> int | None:
-        """How many tokens a token of this layer sees, None for all."""
+        """The layer's sliding window in tokens, None for full attention."""
         return self.windows[layer] if self.windows else None
 
     def rope(self, layer: int) -> Rope | None:

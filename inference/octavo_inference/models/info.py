@@ -1,4 +1,4 @@
-"""What is asked of any model's description, whoever computes its layers."""
+"""Protocol of a model's description, for all backends."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Float64 = NDArray[np.float64]
 
 
 class RopeScaling(Protocol):
-    """How a model was stretched beyond the context it was first trained on."""
+    """A scaling of rotary frequencies that extends a model's context."""
 
     @property
     def magnitude(self) -> float:
@@ -97,8 +97,8 @@ def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
 class LongScaling:
     """`rope_type: longrope` (https://arxiv.org/abs/2402.13753): divisors per pair, of two kinds.
 
-    A server that admits more than the original context uses the long ones for all positions: keys in the pool were
-    turned when they were stored, so the choice cannot follow the length of each sequence.
+    A server with a longer maximum than the original context uses the long factors for all positions: keys are rotated
+    when they are stored, so the choice cannot depend on the length of each sequence.
     """
 
     short: tuple[float, ...]
@@ -119,7 +119,7 @@ def long_magnitude(factor: float, original_max_position: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotation of a layer's queries and keys: `dim` leading elements of each head turn, the rest stay."""
+    """The rotation of a layer's queries and keys: of the `dim` leading elements of each head."""
 
     theta: float
     dim: int

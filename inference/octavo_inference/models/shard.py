@@ -5,8 +5,8 @@
     lm_head             rows: `Group.gather` puts the logits together
     embedding, norms    whole
 
-Key-value heads of which there are fewer than ranks are on several of them. The cut is that of Shoeybi et al. 2019
-(Megatron-LM), section 3: two sums a layer.
+With fewer key-value heads than ranks, each head is replicated on several ranks. The partition is that of Shoeybi et al.
+2019 (Megatron-LM), section 3: two all-reduces per layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights
 
-# Sizes that a refusal offers.
+# Tensor parallel sizes that an error message can suggest.
 _OFFERED = range(1, 9)
 # A rank's share of the logits begins at a multiple of 16 tokens: kernels then find each row of it aligned.
 _VOCAB_STEP = 16
@@ -26,9 +26,9 @@ _FIELD = "tensor_parallel_size"
 
 
 def shard(config: ModelConfig, weights: Weights, *, rank: int, size: int) -> tuple[ModelConfig, Weights]:
-    """What `rank` of `size` computes with. `vocab` stays that of the whole: every rank gets all logits.
+    """Configuration of `rank` of `size`. `vocab` is that of the whole model: every rank gets all logits.
 
-    Raises `SettingsError` for a size that the model cannot be cut into.
+    Raises `SettingsError` for a size into which the model cannot be divided.
     """
     if size == 1:
         return config, weights
@@ -55,7 +55,7 @@ def vocab_share(vocab: int, size: int) -> int:
 
 
 def require_shards(config: ModelConfig, weights: Weights, size: int) -> None:
-    """Raises `SettingsError` saying what cannot be cut into `size` parts, and which sizes can be had."""
+    """Raises `SettingsError` naming the dimension that is not divisible by `size`, and the possible sizes."""
     reason = _refusal(config, weights, size)
     if reason is not None:
         offered = ", ".join(str(n) for n in _OFFERED if _refusal(config, weights, n) is None)
@@ -80,7 +80,7 @@ def _summed(layers: Iterable[LayerWeights]) -> Iterable[Tensor]:
 
 
 def _block_refusal(matrix: Tensor, size: int) -> str | None:
-    """Quantised weights share their scales in blocks along the columns, which no two ranks can share."""
+    """Check that no block of a quantised weight, which shares a scale along the columns, is split between ranks."""
     if matrix.format in ("f32", "bf16", "f16"):
         return None
     block, columns = 256 if matrix.format.endswith("_k") else 32, matrix.shape[1]

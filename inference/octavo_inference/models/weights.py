@@ -27,7 +27,7 @@ class Tensor:
     data: NDArray[np.generic]
 
     def split(self, *sizes: int) -> list[Tensor]:
-        """Matrices of `sizes` rows that lie below each other in this one; views."""
+        """Split into matrices of `sizes` rows; views."""
         ends = np.cumsum(sizes).tolist()
         return [
             Tensor(self.format, (size, *self.shape[1:]), self.data[end - size : end])
@@ -41,7 +41,7 @@ class LayerWeights:
 
     Matrices are [out, in]: q [heads*head_dim, hidden], k and v [kv_heads*head_dim, hidden], o [hidden, heads*head_dim],
     gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden], those of q and k
-    [head_dim]: `input_norm` stands before attention, `post_norm` before the MLP, the output norms behind them.
+    [head_dim]: `input_norm` comes before attention, `post_norm` before the MLP, the output norms after them.
     """
 
     input_norm: Tensor

@@ -1,4 +1,4 @@
-"""A model's words without its weights: what turns text into tokens and back. Without numpy, for the API process."""
+"""Tokenizer and chat template of a model, without its weights. No numpy, for the API process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class TokenizerAssets:
 
 
 def load_words(path: str) -> TokenizerAssets:
-    """The words of a model, `path` as for `find_model`. Raises `ModelError` saying what is missing or wrong."""
+    """Tokenizer and chat template of a model, `path` as for `find_model`. Raises `ModelError` naming the problem."""
     source = find_model(path)
     with refusing(source):
         return gguf_words(read_header(source)) if source.is_file() else hf_words(source)
 
 
 def gguf_words(file: Described) -> TokenizerAssets:
-    """From a GGUF file; a tokenizer.json beside it wins."""
+    """From a GGUF file; a tokenizer.json in its folder takes precedence."""
     folder = file.path.parent
     beside = folder / "tokenizer.json"
     template = file.metadata.get("tokenizer.chat_template")
@@ -61,7 +61,7 @@ def hf_words(folder: Path) -> TokenizerAssets:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab: int, model: object) -> None:
-    """Raises `ModelError` when the tokenizer of `model` has tokens that its `vocab` logits have no place for."""
+    """Raises `ModelError` when the tokenizer of `model` has more tokens than its `vocab` logits."""
     known = tokenizer.get_vocab_size(with_added_tokens=True)
     if known > vocab:
         raise ModelError(f"{model}: the tokenizer knows {known} tokens, the model {vocab}")

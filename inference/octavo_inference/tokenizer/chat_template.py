@@ -1,4 +1,4 @@
-"""Chat templates: messages to prompt tokens, in a sandbox, so that what users write never becomes a control token."""
+"""Chat templates: messages to prompt tokens, in a sandbox; user text never becomes a control token."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class ChatTemplate:
     def tokens(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Prompt tokens of a conversation.
 
-        Every control token in the result was written by the template. One spelled out in a message (`<|im_end|>`) is
-        encoded as the plain characters it consists of: it is broken up by a character that occurs nowhere else, the
-        template is rendered, control tokens are cut out, and the pieces between are encoded, healed, as plain text.
-        Raises `RequestError` when the template refuses the conversation or takes too much time or space.
+        Every control token in the result comes from the template. One spelled out in a message (`<|im_end|>`) is
+        encoded as plain characters: a marker character that occurs nowhere else is inserted into it, the template is
+        rendered, control tokens are cut out, and the pieces between them are encoded as plain text without the marker.
+        Raises `RequestError` when the template refuses the conversation or exceeds its time or size limit.
         """
         mark = _unused_character(messages)
         guarded = [
@@ -100,7 +100,7 @@ class ChatTemplate:
                 f"messages: the model's chat template took longer than {self._max_seconds:g} s", "messages"
             ) from None
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            # SecurityError is a TemplateError. Whatever a template does wrong, it does for this conversation only.
+            # SecurityError is a TemplateError. An error of the template fails only this conversation.
             raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from None
         if size > MAX_CHARACTERS:
             raise RequestError(f"messages: the prompt grows beyond {MAX_CHARACTERS} characters", "messages")
@@ -169,7 +169,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` of training templates marks the assistant's words; here it is only its body."""
+    """`{% generation %}` of training templates marks the assistant's text; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
 
@@ -186,7 +186,7 @@ class _TooSlowError(BaseException):
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise `_TooSlowError` in this thread once it has computed for `seconds`, also in loops that produce nothing.
 
-    Its own CPU time counts, so that a busy machine is not taken for a bad template.
+    Measured in the thread's own CPU time, so that a busy machine does not fail a good template.
     """
     thread = threading.get_ident()
     clock = time.pthread_getcpuclockid(thread)

@@ -1,6 +1,6 @@
-"""From tokens to text as they come: whole characters only, and nothing of a stop string ever shown.
+"""Incremental detokenization: emits whole characters only, and never a part of a stop string.
 
-Knows no HTTP and no engine: the API process and the offline `LLM` use it alike.
+Independent of HTTP and engine: used by the API process and by the offline `LLM`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from octavo_inference.core.request import FinishReason, Output, TokenLogprobs
 # Prompt tokens shown to the decoder before the first new one: enough for decoders that treat the start of a text
 # differently (a leading space of SentencePiece vocabularies).
 _CONTEXT_TOKENS = 6
-# Tokens after which bytes that make no character are given up. A character of UTF-8 has at most 4 bytes, so at most 3
-# tokens wait for its end.
+# Tokens after which incomplete bytes are emitted as U+FFFD. A UTF-8 character has at most 4 bytes, so at most 3 tokens
+# wait for its end.
 _MAX_PENDING = 8
 _UNFINISHED = 3
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What one engine output adds to a sequence's answer.
+    """The part of a sequence's answer that one engine output adds.
 
     `text` may be empty while characters or a possible stop string are held back. `tokens` and `logprobs` are the
     output's without those after a stop string; the stop token or end-of-sequence token counts but has no text.
@@ -53,7 +53,7 @@ class Detokenizer:
         self._count = 0
 
     def push(self, output: Output) -> Delta:
-        """The part of the answer that `output` settles, in order; flushes everything with its finish reason."""
+        """The text that `output` completes, in order; everything that is held back is flushed at its finish reason."""
         parts: list[str] = []
         shown = len(output.tokens)
         if output.finish_reason == "stop" and shown:
@@ -86,7 +86,7 @@ class Detokenizer:
 
 
 class TokenDecoder:
-    """tokenizers' `DecodeStream`, made total: bytes that never become a character come out as U+FFFD."""
+    """tokenizers' `DecodeStream`, extended: bytes that never become a character are emitted as U+FFFD."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -127,8 +127,8 @@ class TokenDecoder:
 class StopFinder:
     """Finds the first stop string in text that arrives in pieces, in time linear in the text.
 
-    One Knuth-Morris-Pratt automaton per stop string; what may still become a stop string is held back. The string
-    whose last character comes first wins, of several the longest.
+    One Knuth-Morris-Pratt automaton per stop string; text that may be the start of one is held back. The match that
+    ends first wins, the longest of several.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ class StopFinder:
         return held[: len(held) - keep], None
 
     def flush(self) -> str:
-        """What is held back, when no more text comes."""
+        """The text that is held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
@@ -190,7 +190,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes a token stands for, also when they are no whole character; special tokens as they are written."""
+    """The bytes of a token, also when they are not a whole character; special tokens as written."""
     name = tokenizer.id_to_token(token)
     if name is None:
         return b""

@@ -19,12 +19,12 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "\u2581"
 _GEMMA = frozenset({"gemma", "gemma2", "gemma3"})
 _LONGEST_PIECE = 1024
-# Phi-3's marks of turns swallow the white space behind them, these do not.
+# Phi-3's turn markers strip the white space after them, these do not.
 _PLAIN_MARKS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def sentencepiece_tokenizer(path: Path, metadata: dict[str, Value], tokens: list[str], types: memoryview) -> Tokenizer:
-    """A tokenizer without its post-processor. Raises `ModelError` for a vocabulary that does not fit together."""
+    """A tokenizer without its post-processor. Raises `ModelError` for an inconsistent vocabulary."""
     architecture = metadata.get("general.architecture")
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, memoryview) or len(scores) != len(tokens):

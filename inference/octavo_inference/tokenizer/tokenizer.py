@@ -1,4 +1,4 @@
-"""Tokenizers: `tokenizer.json` as it is, or built from the vocabulary that a GGUF file carries."""
+"""Tokenizers: `tokenizer.json`, or built from the vocabulary of a GGUF file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _QWEN2 = frozenset({"qwen2", "deepseek-r1-qwen", "megrez"})
 _TEKKEN = frozenset({"tekken"})
 _GPT4O = frozenset({"gpt-4o", "llama4"})
 _KNOWN = _GPT2 | _DIGITS | _LLAMA3 | _QWEN2 | _TEKKEN | _GPT4O
-# A piece that is a whole token is that token, whatever its merges say.
+# A piece that is a whole token becomes that token, regardless of merges.
 _WHOLE = _LLAMA3 | _TEKKEN
 
 
@@ -70,7 +70,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_from_gguf(file: Described) -> Tokenizer:
-    """The tokenizer that a GGUF file describes. Raises `ModelError` naming a kind not supported."""
+    """The tokenizer of a GGUF file. Raises `ModelError` naming an unsupported kind."""
     metadata = file.metadata
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -86,7 +86,7 @@ def tokenizer_from_gguf(file: Described) -> Tokenizer:
     if kind == "llama":
         tokenizer, adds_bos = sentencepiece_tokenizer(file.path, metadata, tokens, types), True
     else:
-        # Llama 3 and Tekken files leave add_bos_token out and mean it.
+        # Llama 3 and Tekken files omit add_bos_token although their models need it.
         tokenizer, adds_bos = _byte_level_tokenizer(file, tokens, types, pre), pre in _WHOLE
         steps.append(processors.ByteLevel(trim_offsets=False))
     bos = token_at(file, "bos")
@@ -132,7 +132,7 @@ def _byte_level_tokenizer(file: Described, tokens: list[str], types: memoryview,
 
 
 def token_at(file: Described, name: str) -> str | None:
-    """The text of a named special token (`bos`, `eos`, `eot`), None when the file names none."""
+    """The text of a named special token (`bos`, `eos`, `eot`), None if the file has none."""
     vocabulary = file.metadata.get("tokenizer.ggml.tokens")
     index = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
     if not isinstance(vocabulary, Strings) or not isinstance(index, int):

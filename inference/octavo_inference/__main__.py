@@ -29,13 +29,19 @@ def main() -> int:
 
 
 def _main(child: EngineProcess, timeline: Timeline) -> int:
+    from msgspec import structs  # noqa: PLC0415
+
     from octavo_inference.common.errors import OctavoError  # noqa: PLC0415
     from octavo_inference.config.server import parse  # noqa: PLC0415
+    from octavo_inference.download.hub_cache import local_model  # noqa: PLC0415
     from octavo_inference.server.auth import Keys  # noqa: PLC0415 -- all of these while the engine imports its own
     from octavo_inference.server.sockets import Sockets  # noqa: PLC0415
 
     try:
         settings = parse(sys.argv[1:])
+        model = local_model(settings.model)
+        names = settings.served_model_names or model.names
+        settings = structs.replace(settings, model=model.path, served_model_names=names)
         sockets = Sockets(settings)
         keys = Keys(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
         admin_keys = Keys(settings.admin_key_file, "--admin-key-file") if settings.admin_key_file else None

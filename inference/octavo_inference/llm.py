@@ -21,6 +21,7 @@ from octavo_inference.config.engine import (
 )
 from octavo_inference.config.server import quantity
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.tokenizer.detokenizer import Detokenizer
 
@@ -65,7 +66,8 @@ class RequestOutput:
 class LLM:
     """A model loaded into this process. Parameter names are vLLM's where it has them.
 
-    `model` is a folder, a .gguf file or `smollm2`; `kv_memory` and `swap_memory` are sizes such as "512Mi" or bytes;
+    `model` is a folder, a .gguf file, `smollm2`, or a name of the hub (`ORG/NAME[:QUANTIZATION][@REVISION]`),
+    downloaded first; `kv_memory` and `swap_memory` are sizes such as "512Mi" or bytes;
     the rest as the flags of `octavo-server`. With `tensor_parallel_size` above 1 other processes share the model: when
     one of them ends, this one does too, with status 73. Raises `ModelError` or `SettingsError`.
     """
@@ -96,7 +98,7 @@ class LLM:
     ) -> None:
         loaded = load_engine(
             EngineSettings(
-                model=model,
+                model=local_model(model).path,
                 backend=backend,
                 dtype=dtype,
                 quantization=quantization,

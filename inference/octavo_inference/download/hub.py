@@ -41,6 +41,10 @@ _INDEX = "model.safetensors.index.json"
 _TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 
 
+Meter = Callable[[int, int, float], None]
+"""Called during a download with the bytes that are there, the bytes in all, and bytes per second."""
+
+
 class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
     def hexdigest(self) -> str: ...
@@ -160,14 +164,16 @@ class Hub:
             raise BrokenError(f"the hub cannot be reached: {error.reason}", "SourceUnreachable") from error
 
 
-def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[RemoteFile]:
+def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None, quantization: str = "") -> list[RemoteFile]:
     """The files to download: the weights in one format, and all that the tokenizer may need.
 
-    `shards`: the files in the weights' index, None without an index. Raises PrefetchError when the weights are missing
-    or ambiguous.
+    `shards`: the files in the weights' index, None without an index. `quantization` selects one of several GGUF files
+    by a part of its name, such as Q4_K_M. Raises PrefetchError when the weights are missing or ambiguous.
     """
     texts = [file for file in files if file.name.endswith(_TEXT_SUFFIXES)]
     tensors = [file for file in files if file.name.endswith(".safetensors")]
+    if quantization:
+        return [*texts, _gguf(files, quantization)]
     if shards is not None:
         missing = shards - {file.name for file in tensors}
         if missing:
@@ -188,6 +194,15 @@ def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None) -> list[R
     raise PrefetchError("the repository has no *.safetensors and no *.gguf at its top")
 
 
+def _gguf(files: Sequence[RemoteFile], quantization: str) -> RemoteFile:
+    names = [file.name for file in files if file.name.endswith(".gguf")]
+    found = [file for file in files if file.name in names and quantization.lower() in file.name.lower()]
+    if len(found) != 1:
+        listed = ", ".join(names) or "none"
+        raise PrefetchError(f"{len(found)} GGUF files have {quantization!r} in their name; there are: {listed}")
+    return found[0]
+
+
 def prefetch(
     remote: Remote, repo: str, revision: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
@@ -198,9 +213,16 @@ def prefetch(
 
 
 def fetch(
-    remote: Remote, repo: str, commit: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]
-) -> None:
-    """Have the model of a commit complete in `folder`."""
+    remote: Remote,
+    repo: str,
+    commit: str,
+    folder: Path,
+    say: Callable[[str], None],
+    clock: Callable[[], float],
+    quantization: str = "",
+    meter: Meter | None = None,
+) -> list[RemoteFile]:
+    """Download the model of a commit into `folder`; the files that it consists of. `meter` gets the progress."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -208,11 +230,13 @@ def fetch(
     files = remote.files(repo, commit)
     shards = None
     index = next((file for file in files if file.name == _INDEX), None)
-    if index is not None:
-        _fetch_all(remote, repo, commit, [index], folder, say, clock)
+    if index is not None and not quantization:
+        _fetch_all(remote, repo, commit, [index], folder, say, clock, None)
         shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
-    _fetch_all(remote, repo, commit, choose(files, shards), folder, say, clock)
+    chosen = choose(files, shards, quantization)
+    _fetch_all(remote, repo, commit, chosen, folder, say, clock, meter)
     say("complete")
+    return chosen
 
 
 def _fetch_all(
@@ -223,6 +247,7 @@ def _fetch_all(
     folder: Path,
     say: Callable[[str], None],
     clock: Callable[[], float],
+    meter: Meter | None,
 ) -> None:
     wanted = [file for file in files if not _have(file, folder)]
     total = sum(file.size for file in wanted)
@@ -230,20 +255,30 @@ def _fetch_all(
     free = shutil.disk_usage(folder).free
     if total - partial > free:
         raise disk_full(folder, total - partial)
-    done, began, said = partial, clock(), clock()
+    done, began = partial, clock()
+    meter = meter or _lines(say, clock)
 
     def tell(size: int) -> None:
-        nonlocal done, said
+        nonlocal done
         done += size
-        now = clock()
-        if now - said >= PROGRESS_SECONDS:
-            said = now
-            speed = (done - partial) / (now - began) / 1e6
-            say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {speed:.0f} MB/s")
+        meter(done, total, (done - partial) / max(clock() - began, 1e-9))
 
     for file in wanted:
         remote.download(repo, commit, file, folder, tell)
         say(f"{file.name}: {file.size / 1e6:.1f} MB")
+
+
+def _lines(say: Callable[[str], None], clock: Callable[[], float]) -> Meter:
+    """A line every few seconds."""
+    said = clock()
+
+    def meter(done: int, total: int, speed: float) -> None:
+        nonlocal said
+        if clock() - said >= PROGRESS_SECONDS:
+            said = clock()
+            say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {speed / 1e6:.0f} MB/s")
+
+    return meter
 
 
 def _retry_after(headers: Message) -> float:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.engine.spawn import EngineProcess
+
+if TYPE_CHECKING:
+    from octavo_inference.config.server import ServerSettings
 
 
 def main() -> int:
@@ -29,19 +34,13 @@ def main() -> int:
 
 
 def _main(child: EngineProcess, timeline: Timeline) -> int:
-    from msgspec import structs  # noqa: PLC0415
-
     from octavo_inference.common.errors import OctavoError  # noqa: PLC0415
     from octavo_inference.config.server import parse  # noqa: PLC0415
-    from octavo_inference.download.hub_cache import local_model  # noqa: PLC0415
     from octavo_inference.server.auth import Keys  # noqa: PLC0415 -- all of these while the engine imports its own
     from octavo_inference.server.sockets import Sockets  # noqa: PLC0415
 
     try:
-        settings = parse(sys.argv[1:])
-        model = local_model(settings.model)
-        names = settings.served_model_names or model.names
-        settings = structs.replace(settings, model=model.path, served_model_names=names)
+        settings = _local(parse(sys.argv[1:]))
         sockets = Sockets(settings)
         keys = Keys(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
         admin_keys = Keys(settings.admin_key_file, "--admin-key-file") if settings.admin_key_file else None
@@ -57,6 +56,19 @@ def _main(child: EngineProcess, timeline: Timeline) -> int:
     json_logs.configure(settings.log_format)
     timeline.mark("imports")
     return lifecycle.run(settings, sockets, keys, admin_keys, child, timeline)
+
+
+def _local(settings: ServerSettings) -> ServerSettings:
+    """The settings with the path of the model's files, which are downloaded if it is given by name."""
+    if settings.model == "smollm2" or Path(settings.model).exists():
+        return settings
+    from msgspec import structs  # noqa: PLC0415
+
+    from octavo_inference.download.hub_cache import local_model  # noqa: PLC0415 -- most servers have a path
+
+    model = local_model(settings.model)
+    names = settings.served_model_names or model.names
+    return structs.replace(settings, model=model.path, served_model_names=names)
 
 
 if __name__ == "__main__":

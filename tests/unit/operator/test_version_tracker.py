@@ -23,7 +23,7 @@ def settled() -> VersionTracker:
 
 
 @pytest.mark.parametrize(
-    ("uid", "version", "stale"),
+    ("uid", "version", "needs_pass"),
     [
         ("pod", 6, False),
         ("pod", 7, False),

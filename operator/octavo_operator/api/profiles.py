@@ -96,7 +96,10 @@ def _without_unknown_zones(owner: LLMDeployment) -> LLMDeployment:
     if not unknown:
         return owner
     zone = scaling.schedules[unknown[0]].time_zone
-    message = f"spec.autoscaling.schedules[{unknown[0]}].timeZone: the operator knows no time zone {zone!r}"
+    message = (
+        f"spec.autoscaling.schedules[{unknown[0]}].timeZone: {zone!r} is not in the operator's time zone database; "
+        "use another name of the zone, such as Europe/Berlin"
+    )
     kept = tuple(schedule for number, schedule in enumerate(scaling.schedules) if number not in unknown)
     spec = owner.spec.model_copy(update={"autoscaling": scaling.model_copy(update={"schedules": kept})})
     return replace(owner, spec=spec, refusal=SpecRefusal("UnknownTimeZone", message))

@@ -10,6 +10,8 @@ from octavo_operator.api.v1alpha1_status import LLMDeploymentStatus
 from octavo_protocol import names
 
 _INT32_MAX = 2**31 - 1
+_API_VERSION = f"apiVersion is the API group and version of the object: {names.API_GROUP}/{names.API_VERSION}."
+_KIND = f"kind is the type of the object: {names.KIND}."
 _CONVERTED = ("title", "properties", "items", "default", "additionalProperties")
 
 
@@ -56,12 +58,13 @@ def crd() -> Json:
                     "schema": {
                         "openAPIV3Schema": {
                             "type": "object",
-                            "description": "A language model served by Octavo.",
+                            "description": "LLMDeployment is a language model that Octavo serves.",
                             "required": ["spec"],
                             "x-kubernetes-validations": [rule.schema_entry() for rule in ROOT_RULES],
                             "properties": {
-                                "apiVersion": {"type": "string"},
-                                "kind": {"type": "string"},
+                                "apiVersion": {"type": "string", "description": _API_VERSION},
+                                "kind": {"type": "string", "description": _KIND},
+                                # The API server describes it, and refuses a description here.
                                 "metadata": {"type": "object"},
                                 "spec": spec,
                                 "status": status,
@@ -80,17 +83,25 @@ def _column(name: str, kind: str, path: str, description: str, *, wide: bool = F
 
 
 _COLUMNS = [
-    _column("Model", "string", ".spec.model.uri", "What is served"),
-    _column("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready"),
-    _column("Ready", "integer", ".status.readyReplicas", "Replicas that serve"),
-    _column("Desired", "integer", ".status.desiredReplicas", "Replicas wanted"),
-    _column("KV", "string", ".status.load.kvOccupancy", "Share of the KV pools held by live requests"),
-    _column("Queue", "integer", ".status.load.queuedRequests", "Requests waiting in replicas"),
-    _column("Age", "date", ".metadata.creationTimestamp", "Time since creation"),
-    _column("Scaling", "string", ".status.autoscaling.reason", "What the autoscaler does", wide=True),
-    _column("Revision", "string", ".status.currentRevision", "Newest revision that has served", wide=True),
-    _column("URL", "string", ".status.url", "OpenAI-compatible base address", wide=True),
-    _column("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "What Ready says", wide=True),
+    _column("Model", "string", ".spec.model.uri", "Location of the model's weights."),
+    _column("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready."),
+    _column("Ready", "integer", ".status.readyReplicas", "Number of pods that are ready and serve requests."),
+    _column("Desired", "integer", ".status.desiredReplicas", "Number of replicas that the operator maintains."),
+    _column("KV", "string", ".status.load.kvOccupancy", "Share of the KV cache pools that live requests hold."),
+    _column("Queue", "integer", ".status.load.queuedRequests", "Number of sequences that wait in replicas."),
+    _column("Age", "date", ".metadata.creationTimestamp", "Time since the creation of the LLMDeployment."),
+    _column(
+        "Scaling", "string", ".status.autoscaling.reason", "Reason of the autoscaler's current decision.", wide=True
+    ),
+    _column("Revision", "string", ".status.currentRevision", "Latest revision that has served.", wide=True),
+    _column("URL", "string", ".status.url", "OpenAI-compatible base URL within the cluster.", wide=True),
+    _column(
+        "Message",
+        "string",
+        '.status.conditions[?(@.type=="Ready")].message',
+        "Message of the condition Ready.",
+        wide=True,
+    ),
 ]
 
 

@@ -18,221 +18,354 @@ _NUMBER = "self.operator in ['Gt', 'Lt']"
 
 
 class Toleration(ApiBlock):
-    """A taint that the pods accept."""
+    """Toleration allows the pods to run on nodes with a matching taint."""
 
     RULES = (
         Rule(
             rule="!has(self.operator) || self.operator != 'Exists' || !has(self.value)",
-            message="a toleration with operator Exists has no value: leave value out, or set operator to Equal",
+            message="scheduling.tolerations[].value must be unset if operator is Exists: leave value out, or set "
+            "operator to Equal",
         ),
         Rule(
             rule="has(self.key) || (has(self.operator) && self.operator == 'Exists')",
-            message="a toleration without key needs operator Exists: it is for every taint",
+            message="scheduling.tolerations[] without key requires operator Exists: it matches all keys",
         ),
         Rule(
             rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-            message="tolerationSeconds needs effect NoExecute",
+            message="scheduling.tolerations[].tolerationSeconds requires effect NoExecute; set it, or leave "
+            "tolerationSeconds out",
         ),
     )
 
-    key: LabelKey | None = Field(default=None, description="Name of the taint; every taint when not given.")
-    operator: Literal["Exists", "Equal"] | None = Field(
-        default=None, description="`Exists`: whatever the taint's value; `Equal` when not given."
+    key: LabelKey | None = Field(
+        default=None,
+        description="key is the key of the tolerated taint. If unset, all keys match, and operator must be Exists.",
     )
-    value: LabelValue | None = Field(default=None, description="Value of the taint.")
+    operator: Literal["Exists", "Equal"] | None = Field(
+        default=None,
+        description="operator is the relation between value and the value of the taint. Exists matches every value. "
+        "Equal matches a taint with the same value. Defaults to Equal.",
+    )
+    value: LabelValue | None = Field(
+        default=None,
+        description="value is the value of the tolerated taint. It must be unset if operator is Exists. If unset with "
+        "operator Equal, it matches an empty value.",
+    )
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint; every effect when not given."
+        default=None,
+        description="effect is the effect of the tolerated taint. NoSchedule keeps new pods off the node. "
+        "PreferNoSchedule does so if possible. NoExecute also evicts running pods. If unset, all effects match.",
     )
     toleration_seconds: int | None = Field(
-        default=None, ge=0, le=604800, description="How long a pod stays on a node that gets the taint."
+        default=None,
+        ge=0,
+        le=604800,
+        description="tolerationSeconds is the time in seconds for which a pod stays on a node after the taint was "
+        "added. Requires effect NoExecute. If 0, the pod is evicted immediately. If unset, the pod is not evicted. "
+        "Must be between 0 and 604800.",
     )
 
 
 class LabelRequirement(ApiBlock):
-    """What must be true of one label."""
+    """LabelRequirement is a requirement on one label: a key, an operator and values."""
 
     RULES = (
         Rule(
             rule=f"({_SET}) == (has(self.values) && size(self.values) > 0)",
-            message="operators In and NotIn need values; Exists and DoesNotExist have none",
+            message="values must not be empty for the operators In and NotIn, and must be empty for Exists and "
+            "DoesNotExist",
         ),
     )
 
-    key: LabelKey = Field(description="Name of the label.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How it is compared.")
-    values: _Values = Field(default=(), description="The values of In and NotIn.")
+    key: LabelKey = Field(description="key is the key of the label that the requirement applies to.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
+        description="operator is the relation between the label and values. In requires that the label has one of the "
+        "values. NotIn requires that it has none of them. Exists requires that the label is present. DoesNotExist "
+        "requires that it is absent."
+    )
+    values: _Values = Field(
+        default=(),
+        description="values are the values for the operators In and NotIn, which require at least one. Must be empty "
+        "for Exists and DoesNotExist.",
+    )
 
 
 class LabelSelector(ApiBlock):
-    """Objects by their labels; all that is given must be true."""
+    """LabelSelector selects objects by their labels. An object must meet all requirements."""
 
     match_labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(
-        default={}, description="Labels and their values."
+        default={},
+        description="matchLabels is a map of labels that an object must have. If empty, it excludes no object.",
     )
     match_expressions: tuple[LabelRequirement, ...] = Field(
-        default=(), max_length=16, description="Requirements on labels."
+        default=(),
+        max_length=16,
+        description="matchExpressions are requirements on the labels of an object. All of them must be met. If empty, "
+        "they exclude no object.",
     )
 
 
 class NodeRequirement(ApiBlock):
-    """What must be true of one label of a node."""
+    """NodeRequirement is a requirement on one label of a node: a key, an operator and values."""
 
     RULES = (
         Rule(
             rule=f"({_SET} || {_NUMBER}) == (has(self.values) && size(self.values) > 0)",
-            message="operators In, NotIn, Gt and Lt need values; Exists and DoesNotExist have none",
+            message="values must not be empty for the operators In, NotIn, Gt and Lt, and must be empty for Exists "
+            "and DoesNotExist",
         ),
         Rule(
             rule=f"!({_NUMBER}) || (has(self.values) && size(self.values) == 1 && self.values[0].matches('^[0-9]+$'))",
-            message="operators Gt and Lt need exactly one value, a whole number",
+            message="values must have exactly one element for the operators Gt and Lt, a whole number",
         ),
     )
 
-    key: LabelKey = Field(description="Name of the label.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(description="How it is compared.")
-    values: _Values = Field(default=(), description="The values of In and NotIn; one number for Gt and Lt.")
+    key: LabelKey = Field(description="key is the key of the node label that the requirement applies to.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
+        description="operator is the relation between the node label and values. In requires that the label has one "
+        "of the values. NotIn requires that it has none of them. Exists requires that the label is present. "
+        "DoesNotExist requires that it is absent. Gt and Lt require that it is an integer greater or less than the "
+        "value."
+    )
+    values: _Values = Field(
+        default=(),
+        description="values are the values for the operators In, NotIn, Gt and Lt. In and NotIn require at least one. "
+        "Gt and Lt require exactly one, a whole number. Must be empty for Exists and DoesNotExist.",
+    )
 
 
 class NodeTerm(ApiBlock):
-    """Nodes by their labels; all requirements must be true."""
+    """NodeTerm selects nodes by their labels. A node must meet all requirements."""
 
     match_expressions: tuple[NodeRequirement, ...] = Field(
-        min_length=1, max_length=16, description="Requirements on labels of the node."
+        min_length=1,
+        max_length=16,
+        description="matchExpressions are requirements on the labels of a node. All of them must be met.",
     )
 
 
 class NodeSelector(ApiBlock):
-    """Nodes that fit one of the terms."""
+    """NodeSelector selects the nodes that match at least one of its terms."""
 
     node_selector_terms: tuple[NodeTerm, ...] = Field(
-        min_length=1, max_length=16, description="Terms; one must be true."
+        min_length=1,
+        max_length=16,
+        description="nodeSelectorTerms are the terms of the selector. A node is selected if it matches at least one "
+        "of them.",
     )
 
 
 class PreferredNodes(ApiBlock):
-    """Nodes that are better than others."""
+    """PreferredNodes is a term for nodes that the scheduler prefers, and its weight."""
 
-    weight: int = Field(ge=1, le=100, description="How much better.")
-    preference: NodeTerm = Field(description="The nodes.")
+    weight: int = Field(
+        ge=1,
+        le=100,
+        description="weight is the score that a node receives if it matches preference. The scheduler prefers nodes "
+        "with a higher sum of weights. Must be between 1 and 100.",
+    )
+    preference: NodeTerm = Field(description="preference is the term that selects the preferred nodes.")
 
 
 class NodeAffinity(ApiBlock):
-    """Nodes that pods need or prefer."""
+    """NodeAffinity defines the nodes on which the pods must or should run."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = Field(
-        default=None, description="Nodes that pods need."
+        default=None,
+        description="requiredDuringSchedulingIgnoredDuringExecution selects the nodes on which the pods can be "
+        "scheduled. A later change of a node's labels does not evict running pods. If unset, all nodes are allowed.",
     )
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredNodes, ...] = Field(
-        default=(), max_length=16, description="Nodes that pods prefer."
+        default=(),
+        max_length=16,
+        description="preferredDuringSchedulingIgnoredDuringExecution are the nodes on which the pods should be "
+        "scheduled if possible, with weights. The scheduler prefers nodes with a higher sum of weights. If empty, no "
+        "node is preferred.",
     )
 
 
 class PodTerm(ApiBlock):
-    """Pods of the same namespace, and how near they are meant."""
+    """PodTerm selects pods in the same namespace, and the topology domain that is compared."""
 
     label_selector: LabelSelector | None = Field(
-        default=None, description="The other pods; those of this resource when not given."
+        default=None,
+        description="labelSelector selects the pods that the term refers to. If unset, the pods of this LLMDeployment "
+        "are selected.",
     )
     topology_key: LabelKey = Field(
-        description="Label of nodes: pods on nodes with the same value are in the same place."
+        description="topologyKey is the key of the node label that defines a topology domain. Nodes with the same "
+        "value of this label are in the same domain."
     )
 
 
 class PreferredPods(ApiBlock):
-    """Pods that are better company than others."""
+    """PreferredPods is a term for pods that the scheduler takes into account if possible, and its weight."""
 
-    weight: int = Field(ge=1, le=100, description="How much better.")
-    pod_affinity_term: PodTerm = Field(description="The pods.")
+    weight: int = Field(
+        ge=1,
+        le=100,
+        description="weight is added to the score of a node that meets podAffinityTerm, or subtracted from it in "
+        "podAntiAffinity. The scheduler prefers nodes with a higher score. Must be between 1 and 100.",
+    )
+    pod_affinity_term: PodTerm = Field(
+        description="podAffinityTerm selects the pods and the topology domain that the weight applies to."
+    )
 
 
 class PodAffinity(ApiBlock):
-    """Pods that the pods must or should be near to (or away from)."""
+    """PodAffinity defines other pods whose topology domain the pods must or should share, or avoid."""
 
     required_during_scheduling_ignored_during_execution: tuple[PodTerm, ...] = Field(
-        default=(), max_length=16, description="What must be."
+        default=(),
+        max_length=16,
+        description="requiredDuringSchedulingIgnoredDuringExecution are the terms that a node must meet for the pods "
+        "to be scheduled on it. All terms must be met. A later change of labels does not evict running pods. If "
+        "empty, all nodes are allowed.",
     )
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredPods, ...] = Field(
-        default=(), max_length=16, description="What should be."
+        default=(),
+        max_length=16,
+        description="preferredDuringSchedulingIgnoredDuringExecution are the terms that a node should meet if "
+        "possible, with weights. The scheduler prefers nodes with a higher sum of weights. If empty, no node is "
+        "preferred.",
     )
 
 
 class Affinity(ApiBlock):
-    """Nodes and pods that the pods are drawn to, or kept away from."""
+    """Affinity is a group of scheduling rules for the pods, by nodes and by other pods."""
 
-    node_affinity: NodeAffinity | None = Field(default=None, description="Nodes that pods need or prefer.")
-    pod_affinity: PodAffinity | None = Field(default=None, description="Pods to be near to.")
-    pod_anti_affinity: PodAffinity | None = Field(default=None, description="Pods to be away from.")
+    node_affinity: NodeAffinity | None = Field(
+        default=None,
+        description="nodeAffinity defines the nodes on which the pods must or should run. If unset, node labels are "
+        "not considered.",
+    )
+    pod_affinity: PodAffinity | None = Field(
+        default=None,
+        description="podAffinity defines other pods with which the pods must or should share a topology domain. If "
+        "unset, there are none.",
+    )
+    pod_anti_affinity: PodAffinity | None = Field(
+        default=None,
+        description="podAntiAffinity defines other pods with which the pods must not or should not share a topology "
+        "domain. If unset, there are none.",
+    )
 
 
 class TopologySpread(ApiBlock):
-    """How evenly the pods are spread over places."""
+    """TopologySpread defines how evenly the pods are spread over topology domains."""
 
     RULES = (
         Rule(
             rule="!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
-            message="minDomains needs whenUnsatisfiable DoNotSchedule",
+            message="minDomains requires whenUnsatisfiable DoNotSchedule; set it, or leave minDomains out",
         ),
     )
 
-    max_skew: int = Field(ge=1, le=1000, description="Most pods that one place may have more than another.")
+    max_skew: int = Field(
+        ge=1,
+        le=1000,
+        description="maxSkew is the maximum number of pods that a topology domain can have more than the domain with "
+        "the fewest pods. Must be between 1 and 1000.",
+    )
     topology_key: LabelKey = Field(
-        description="Label of nodes: nodes with the same value are one place, such as `topology.kubernetes.io/zone`."
+        description="topologyKey is the key of the node label that defines a topology domain, for example "
+        "`topology.kubernetes.io/zone`. Nodes with the same value of this label are in the same domain."
     )
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        description="What happens to a pod that no place can take."
+        description="whenUnsatisfiable is the action for a pod that would exceed maxSkew on every node. DoNotSchedule "
+        "leaves the pod unscheduled. ScheduleAnyway schedules it, and prefers nodes that reduce the skew."
     )
     label_selector: LabelSelector | None = Field(
-        default=None, description="The pods that are counted; those of this resource when not given."
+        default=None,
+        description="labelSelector selects the pods that are counted in each topology domain. If unset, the pods of "
+        "this LLMDeployment are counted.",
     )
-    min_domains: int | None = Field(default=None, ge=1, le=1000, description="Fewest places that count.")
+    min_domains: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="minDomains is the minimum number of topology domains. If there are fewer, the domain with the "
+        "fewest pods counts as empty. Requires whenUnsatisfiable DoNotSchedule. Must be between 1 and 1000. Defaults "
+        "to 1.",
+    )
     match_label_keys: Annotated[tuple[LabelKey, ...], Field(max_length=8)] = Field(
         default=(),
-        description="Labels whose value a pod has in common with those counted, such as `pod-template-hash`.",
+        description="matchLabelKeys are keys of pod labels, for example `pod-template-hash`. Only pods that have the "
+        "same values for these keys as the new pod are counted. If empty, labelSelector alone selects the pods.",
     )
     node_affinity_policy: Literal["Honor", "Ignore"] | None = Field(
-        default=None, description="Whether nodes that affinity and nodeSelector exclude count; `Honor` when not given."
+        default=None,
+        description="nodeAffinityPolicy is the treatment of nodes that do not match the affinity and nodeSelector of "
+        "the pods. Honor excludes these nodes from the domains. Ignore includes them. Defaults to Honor.",
     )
     node_taints_policy: Literal["Honor", "Ignore"] | None = Field(
-        default=None, description="Whether taints that pods do not tolerate exclude nodes; `Ignore` when not given."
+        default=None,
+        description="nodeTaintsPolicy is the treatment of nodes with taints that the pods do not tolerate. Honor "
+        "excludes these nodes from the domains. Ignore includes them. Defaults to Ignore.",
     )
 
 
 class Scheduling(ApiBlock):
-    """Where pods may run; the fields have the meaning they have in a pod."""
+    """Scheduling defines the nodes on which the pods can run. The fields have the same meaning as in a pod."""
 
     RULES = (
         Rule(
             rule="!has(self.nodeSelector) || self.nodeSelector.all(k, !format.qualifiedName().validate(k).hasValue())",
-            message="scheduling.nodeSelector: a key is not the name of a label",
+            message="scheduling.nodeSelector has a key that is not a label key",
             found="'scheduling.nodeSelector: ' + self.nodeSelector.map(k, k).filter(k, "
-            "format.qualifiedName().validate(k).hasValue())[0] + ' is not the name of a label'",
+            "format.qualifiedName().validate(k).hasValue())[0] + ' is not a label key'",
         ),
         Rule(
             rule="!has(self.topologySpreadConstraints) || self.topologySpreadConstraints.all(a, "
             "self.topologySpreadConstraints.exists_one(b, a.topologyKey == b.topologyKey && "
             "a.whenUnsatisfiable == b.whenUnsatisfiable))",
-            message="scheduling.topologySpreadConstraints: two have the same topologyKey and whenUnsatisfiable; keep "
-            "one of them",
+            message="scheduling.topologySpreadConstraints must not contain two with the same topologyKey and "
+            "whenUnsatisfiable; remove one of them",
         ),
     )
 
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(
-        default={}, description="Labels that a node must have."
+        default={},
+        description="nodeSelector is a map of labels that a node must have for the pods to be scheduled on it. If "
+        "empty, all nodes are allowed.",
     )
-    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Taints that the pods accept.")
-    affinity: Affinity | None = Field(default=None, description="Nodes and pods to be near to or away from.")
+    tolerations: tuple[Toleration, ...] = Field(
+        default=(),
+        max_length=32,
+        description="tolerations are the taints that the pods tolerate. Pods with GPUs also tolerate the taint "
+        "NoSchedule whose key is resources.gpu.resourceName. If empty, no other taint is tolerated.",
+    )
+    affinity: Affinity | None = Field(
+        default=None,
+        description="affinity is a group of scheduling rules for the pods, by nodes and by other pods. If unset, "
+        "there are none.",
+    )
     topology_spread_constraints: tuple[TopologySpread, ...] = Field(
-        default=(), max_length=8, description="How evenly the pods are spread."
+        default=(),
+        max_length=8,
+        description="topologySpreadConstraints define how the pods are spread over topology domains. All constraints "
+        "are combined. If empty, the default constraints of the scheduler apply.",
     )
-    priority_class_name: ObjectName | None = Field(default=None, description="Priority class of the pods.")
-    runtime_class_name: ObjectName | None = Field(default=None, description="Runtime class of the pods.")
+    priority_class_name: ObjectName | None = Field(
+        default=None,
+        description="priorityClassName is the name of the PriorityClass of the pods. If unset, the class of the "
+        "resource profile is used, or the default priority of the cluster.",
+    )
+    runtime_class_name: ObjectName | None = Field(
+        default=None,
+        description="runtimeClassName is the name of the RuntimeClass of the pods. If unset, the class of the "
+        "resource profile is used, or the default runtime of the node.",
+    )
     scheduler_name: ObjectName | None = Field(
-        default=None, description="Scheduler that places the pods; the cluster's own when not given."
+        default=None,
+        description="schedulerName is the name of the scheduler that places the pods. If unset, the default scheduler "
+        "of the cluster is used.",
     )
     queue_name: str | None = Field(
         default=None,
         min_length=1,
         max_length=63,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        description="Local queue of Kueue that admits the pods (label `kueue.x-k8s.io/queue-name`).",
+        description="queueName is the name of the Kueue LocalQueue that admits the pods. It becomes the label "
+        "`kueue.x-k8s.io/queue-name` of the Deployment and its pods. If unset, the pods are not queued.",
     )

@@ -22,7 +22,7 @@ def test_sizes_named_in_the_api_are_those_of_the_engines_profiles() -> None:
     (rule,) = (r["rule"] for r in spec["x-kubernetes-validations"] if "profile == 'latency'" in r["rule"])
     for name, profile in (*PROFILES.items(), *GPU_PROFILES.items()):
         rows, tokens, percent = profile.max_running_requests, profile.max_batched_tokens, profile.prefill_slowdown * 100
-        assert f"{rows}, {tokens}, {percent:g} (`{name}`" in stated
+        assert f"{name} is {rows}, {tokens}, {percent:g}" in stated
         assert f" {rows}" in rule
 
 

@@ -40,15 +40,19 @@ class Kv(ApiBlock):
 
     memory: Bytes | None = Field(
         default=None,
-        description="Memory of the KV pool of one replica, e.g. `4Gi`; what the device leaves when not given.",
+        description="memory is the size of the KV cache pool of one replica, a quantity of at least 1Mi. If a replica "
+        "has several GPUs, it is the size on each GPU. If unset, the server derives it from the free memory of the "
+        "device.",
     )
     block_size: Literal[16, 32, 64, 128] | None = Field(
-        default=None, description="Tokens in one KV block; what suits the device when not given (CPU: 32, GPU: 16)."
+        default=None,
+        description="blockSize is the number of tokens in one KV block: 16, 32, 64 or 128. The value 16 requires a "
+        "GPU. Defaults to 16 on a GPU, and to 32 on a CPU.",
     )
     dtype: Literal["auto", "fp8", "int8"] | None = Field(
         default=None,
-        description="How K and V are stored on a GPU: `fp8` and `int8` hold about twice the tokens in the same memory; "
-        "`auto`, as when not given, is the computation's format.",
+        description="dtype is the data type of the KV cache on a GPU. fp8 and int8 store about twice the tokens in "
+        "the same memory, and require a GPU. auto is the data type of the computation. Defaults to auto.",
     )
 
 
@@ -59,9 +63,10 @@ class Parallelism(ApiBlock):
         default=1,
         ge=1,
         le=16,
-        description="GPUs that share every layer of the model, each with a part of its heads and columns; "
-        "`resources.gpu.count` must be as many. The model's attention heads and the inner size of its MLP must be "
-        "divisible by it, and its key-value heads too, or it by them.",
+        description="tensor is the number of GPUs over which each layer of the model is split (tensor parallelism). "
+        "Above 1, resources.gpu.count must have the same value. The model's attention heads and the inner size of its "
+        "MLP must be divisible by it. The number of key-value heads must be a multiple or a divisor of it. Must be "
+        "between 1 and 16. Defaults to 1.",
     )
 
 
@@ -95,50 +100,78 @@ class SchedulerSpec(ApiBlock):
         default=None,
         ge=1,
         le=4096,
-        description="Sequences computed at the same time; what the profile says when not given.",
+        description="maxRunningRequests is the maximum number of sequences that are computed at the same time. Must "
+        "be between 1 and 4096. Defaults to the value of engine.profile.",
     )
     max_batched_tokens: int | None = Field(
-        default=None, ge=16, le=262144, description="Tokens in one engine step; what the profile says when not given."
+        default=None,
+        ge=16,
+        le=262144,
+        description="maxBatchedTokens is the maximum number of prompt and output tokens in one engine step. It cannot "
+        "be less than maxRunningRequests. Must be between 16 and 262144. Defaults to the value of engine.profile.",
     )
     max_queued_requests: int | None = Field(
-        default=None, ge=0, le=65536, description="Requests that may wait in one replica before it answers 503."
+        default=None,
+        ge=0,
+        le=65536,
+        description="maxQueuedRequests is the maximum number of requests that wait in one replica. Further requests "
+        "are rejected with status 503. If 0, a request that cannot start immediately is rejected. Must be between 0 "
+        "and 65536. Defaults to 1024.",
     )
-    chunked_prefill: bool = Field(default=True, description="Compute long prompts in pieces between decode tokens.")
+    chunked_prefill: bool = Field(
+        default=True,
+        description="chunkedPrefill indicates whether long prompts are computed in chunks, in the same steps as "
+        "decode tokens. If false, each prompt is computed in one step. Defaults to true.",
+    )
     prefill_slowdown_percent: int | None = Field(
         default=None,
         ge=105,
         le=100_000,
-        description="How long a step may take when a prompt enters beside 16 running answers, 100 being as long as "
-        "without it. Low: even streams; high: early first tokens. What the profile says when not given.",
+        description="prefillSlowdownPercent is the maximum duration of a step with a prompt among 16 running "
+        "requests, in percent of a step without it. Lower values give even streams; higher values give a shorter time "
+        "to first token. Requires chunkedPrefill. Must be between 105 and 100000. Defaults to the value of "
+        "engine.profile.",
     )
     batching: Literal["continuous", "static"] | None = Field(
         default=None,
-        description="`static` runs one batch to its end before the next, to measure against; `continuous` when not "
-        "given.",
+        description="batching is the method by which requests are batched. continuous lets requests join and leave "
+        "the batch at each step. static completes each batch before the next one starts, for comparisons. Defaults to "
+        "continuous.",
     )
     static_wait_milliseconds: int | None = Field(
-        default=None, ge=0, le=60_000, description="How long a static batch waits to fill; 50 when not given."
+        default=None,
+        ge=0,
+        le=60_000,
+        description="staticWaitMilliseconds is the maximum time that a static batch waits for more requests, in "
+        "milliseconds. If 0, it does not wait. Requires batching static. Must be between 0 and 60000. Defaults to 50.",
     )
     preemption: Literal["recompute", "swap"] | None = Field(
         default=None,
-        description="What happens to the KV of a sequence that has to make room: computed again, or copied to "
-        "`swapMemory` and back. `recompute` when not given.",
+        description="preemption is the treatment of the KV blocks of a preempted sequence. recompute frees them and "
+        "computes them again. swap copies them to swapMemory and back. Defaults to recompute.",
     )
     swap_memory: Bytes | None = Field(
         default=None,
-        description="Memory for KV of preempted sequences, beside the pool; a quarter of the pool when not given.",
+        description="swapMemory is the size of the memory for KV blocks of preempted sequences, a quantity of at "
+        "least 1Mi. It is host memory in addition to the KV cache pool. Requires preemption swap. Defaults to a "
+        "quarter of the pool.",
     )
 
 
 class KeyRef(ApiBlock):
-    """One key of a Secret or ConfigMap of the same namespace."""
+    """KeyRef selects a key of a Secret or ConfigMap in the same namespace."""
 
-    name: ObjectName = Field(description="Name of the object.")
-    key: str = Field(min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$", description="Key in the object.")
+    name: ObjectName = Field(description="name is the name of the Secret or ConfigMap.")
+    key: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[-._A-Za-z0-9]+$",
+        description="key is the key to select. It must exist.",
+    )
 
 
 class EnvSource(ApiBlock):
-    """Where a variable's value comes from."""
+    """EnvSource is the source of the value of an environment variable."""
 
     RULES = (
         Rule(
@@ -147,12 +180,20 @@ class EnvSource(ApiBlock):
         ),
     )
 
-    secret_key_ref: KeyRef | None = Field(default=None, description="Key of a Secret.")
-    config_map_key_ref: KeyRef | None = Field(default=None, description="Key of a ConfigMap.")
+    secret_key_ref: KeyRef | None = Field(
+        default=None,
+        description="secretKeyRef selects a key of a Secret in the same namespace. Exactly one of secretKeyRef and "
+        "configMapKeyRef must be set.",
+    )
+    config_map_key_ref: KeyRef | None = Field(
+        default=None,
+        description="configMapKeyRef selects a key of a ConfigMap in the same namespace. Exactly one of secretKeyRef "
+        "and configMapKeyRef must be set.",
+    )
 
 
 class Env(ApiBlock):
-    """One environment variable of the server container."""
+    """Env is an environment variable of the server container."""
 
     RULES = (
         Rule(
@@ -169,19 +210,35 @@ class Env(ApiBlock):
         ),
     )
 
-    name: str = Field(min_length=1, max_length=253, pattern=_VARIABLE, description="Name of the variable.")
-    value: str | None = Field(default=None, max_length=2048, description="The value itself.")
-    value_from: EnvSource | None = Field(default=None, description="The value from an object.")
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=_VARIABLE,
+        description="name is the name of the environment variable. It consists of letters, digits and underscores, "
+        "and does not start with a digit.",
+    )
+    value: str | None = Field(
+        default=None,
+        max_length=2048,
+        description="value is the value of the environment variable. Exactly one of value and valueFrom must be set.",
+    )
+    value_from: EnvSource | None = Field(
+        default=None,
+        description="valueFrom is the source of the value of the environment variable. Exactly one of value and "
+        "valueFrom must be set.",
+    )
 
 
 class ObjectRef(ApiBlock):
-    """A Secret or ConfigMap of the same namespace."""
+    """ObjectRef names a Secret or ConfigMap in the same namespace."""
 
-    name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the object.")
+    name: str = Field(
+        min_length=1, max_length=253, pattern=OBJECT_NAME, description="name is the name of the Secret or ConfigMap."
+    )
 
 
 class EnvFrom(ApiBlock):
-    """An object whose keys are environment variables of the server container."""
+    """EnvFrom is a Secret or ConfigMap whose keys become environment variables of the server container."""
 
     RULES = (
         Rule(
@@ -191,10 +248,21 @@ class EnvFrom(ApiBlock):
     )
 
     prefix: str | None = Field(
-        default=None, min_length=1, max_length=64, pattern=_VARIABLE, description="Put before the name of every key."
+        default=None,
+        min_length=1,
+        max_length=64,
+        pattern=_VARIABLE,
+        description="prefix is prepended to each key to form the name of the environment variable. If unset, the keys "
+        "are the names.",
     )
-    secret_ref: ObjectRef | None = Field(default=None, description="A Secret.")
-    config_map_ref: ObjectRef | None = Field(default=None, description="A ConfigMap.")
+    secret_ref: ObjectRef | None = Field(
+        default=None,
+        description="secretRef is the Secret to read. Exactly one of secretRef and configMapRef must be set.",
+    )
+    config_map_ref: ObjectRef | None = Field(
+        default=None,
+        description="configMapRef is the ConfigMap to read. Exactly one of secretRef and configMapRef must be set.",
+    )
 
 
 class EngineSpec(ApiBlock):
@@ -228,56 +296,77 @@ class EngineSpec(ApiBlock):
         min_length=1,
         max_length=512,
         pattern=r"^[^\s]+$",
-        description="Image of the server; the installation's own when not given. An installation that changes its "
-        "image changes running replicas only with their next change of spec.",
+        description="image is the container image of the server. If unset, the image of the installation is used. A "
+        "change of the installation's image affects running replicas only with the next change of their spec.",
     )
     profile: Literal["latency", "balanced", "throughput"] | None = Field(
         default=None,
-        description="What scheduler.maxRunningRequests, maxBatchedTokens and prefillSlowdownPercent are when they are "
-        "not given: 16, 256, 130 (`latency`), 64, 512, 150 (`balanced`, the default) or 256, 1024, 400 (`throughput`); "
-        "on a GPU 32, 512, 130 (`latency`), 256, 2048, 150 (`balanced`) or 512, 8192, 400 (`throughput`).",
+        description="profile is the source of defaults for scheduler.maxRunningRequests, maxBatchedTokens and "
+        "prefillSlowdownPercent, in this order. On a CPU, latency is 16, 256, 130; balanced is 64, 512, 150; "
+        "throughput is 256, 1024, 400. On a GPU, latency is 32, 512, 130; balanced is 256, 2048, 150; throughput is "
+        "512, 8192, 400. Fields that are set take precedence. Defaults to balanced.",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto",
-        description="Number format of the computation; `auto` is what the weights and the device suggest.",
+        description="dtype is the data type of the computation. auto is the type that suits the weights and the "
+        "device. bfloat16 converts quantised weights, which is more exact, but slower and larger. float32 is for "
+        "comparisons. Defaults to auto.",
     )
     quantization: Literal["auto", "fp8"] | None = Field(
         default=None,
-        description="How weights are kept on a GPU: `fp8` rounds them to 8 bits; `auto`, as when not given, keeps them "
-        "as the checkpoint has them.",
+        description="quantization is the format of the weights on a GPU. fp8 rounds them to 8 bits, and requires a "
+        "GPU. auto keeps the format of the checkpoint. Defaults to auto.",
     )
     max_model_len: int | None = Field(
         default=None,
         ge=16,
         le=10_000_000,
-        description="Longest prompt plus answer, in tokens; the model's own when not given.",
+        description="maxModelLen is the maximum length of a sequence (prompt and output), in tokens. Must be between "
+        "16 and 10000000. Defaults to the context length of the model.",
     )
     threads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Threads of CPU computation; `resources.cpu` rounded down when not given.",
+        description="threads is the number of threads for computation on a CPU. Must be between 1 and 1024. Defaults "
+        "to resources.cpu, rounded down.",
     )
-    parallelism: Parallelism = Field(default=Parallelism(), description="How the GPUs of one replica share the model.")
-    kv: Kv = Field(default=Kv(), description="The KV cache pool.")
+    parallelism: Parallelism = Field(
+        default=Parallelism(), description="parallelism defines how the GPUs of one replica share the model."
+    )
+    kv: Kv = Field(default=Kv(), description="kv defines the KV cache pool of one replica.")
     prefix_caching: bool = Field(
-        default=True, description="Keep KV blocks of finished prompts for requests that share them."
+        default=True,
+        description="prefixCaching indicates whether KV blocks are kept for later requests with the same prefix. If "
+        "false, each prompt is computed in full. Defaults to true.",
     )
     cache_policy: Literal["chat", "api", "batch"] | None = Field(
         default=None,
-        description="How long they are kept for requests that do not say: a day (`chat`, when not given), an hour "
-        "(`api`) or minutes and in a tenth of the pool (`batch`).",
+        description="cachePolicy is the retention of cached prefixes for requests that specify no policy. chat "
+        "retains them for 24 hours. api retains them for 1 hour, in at most half of the pool. batch retains them for "
+        "6 minutes, in at most a tenth of the pool. Requires prefixCaching. Defaults to chat.",
     )
-    scheduler: SchedulerSpec = Field(default=SchedulerSpec(), description="Bounds of a step and of the queue.")
+    scheduler: SchedulerSpec = Field(
+        default=SchedulerSpec(), description="scheduler defines the limits of an engine step and of the request queue."
+    )
     env: Annotated[
         tuple[Env, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
-    ] = Field(default=(), max_length=32, description="Environment variables of the server container.")
+    ] = Field(
+        default=(),
+        max_length=32,
+        description="env is a list of environment variables of the server container. They take precedence over "
+        "envFrom. If empty, none are added.",
+    )
     env_from: tuple[EnvFrom, ...] = Field(
         default=(),
         max_length=16,
-        description="Secrets and ConfigMaps whose keys are variables of the server container; `env` wins over them.",
+        description="envFrom is a list of Secrets and ConfigMaps whose keys become environment variables of the "
+        "server container. Variables of env take precedence. If empty, none are added.",
     )
     extra_args: tuple[Annotated[str, Field(max_length=512)], ...] = Field(
-        default=(), max_length=32, description="Further flags of octavo-server; they win over the fields above."
+        default=(),
+        max_length=32,
+        description="extraArgs are additional flags of octavo-server. They take precedence over the fields of engine. "
+        "Flags that the operator sets are not allowed. If empty, there are none.",
     )

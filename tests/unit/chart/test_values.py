@@ -113,3 +113,16 @@ def test_the_readme_explains_every_value(path: str, default: object) -> None:
 def test_the_template_finds_where_the_crd_gets_its_labels() -> None:
     text = (CHART / "files" / "llmdeployments.octavo.dev.yaml").read_text()
     assert text.count("metadata:\n  name: llmdeployments.octavo.dev\n") == 1
+
+
+def described(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Each property of a schema, and what its description is."""
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}{name}", inner.get("description", "")
+        yield from described(inner, f"{path}{name}.")
+
+
+def test_every_value_is_described_in_sentences() -> None:
+    texts = list(described(SCHEMA))
+    assert len(texts) > 70
+    assert [path for path, text in texts if not re.fullmatch(r"[A-Z].*\.", text)] == []

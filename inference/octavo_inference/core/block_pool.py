@@ -114,7 +114,6 @@ class BlockPool:
         self.free = BlockList()
         self.kept = [_Cached(keep) for keep in keeps or (Retention(math.inf, count),)]
         self.clock = 0
-        self.evictions = 0
         # What `changes` has not told yet; None while nobody has asked, so that it costs nothing and cannot grow.
         self._changed: set[bytes] | None = None
         for block in self.blocks:
@@ -255,7 +254,6 @@ class BlockPool:
             raise PoolError("no block to evict although some are available")
         self._unlist(block)
         self._forget(block)
-        self.evictions += 1
         return block
 
     def _first_to_expire(self, lists: Iterable[BlockList]) -> Block | None:

@@ -12,7 +12,6 @@ class Counters:
         self.requests = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        self.failed_steps = 0
         self.checks = 0
         self._steps = 0
         self._seconds = 0.0

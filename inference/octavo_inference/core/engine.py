@@ -389,10 +389,9 @@ class Engine:
             self.scheduler.drop_host(sequence)
 
     def _note_failure(self, error: Exception) -> None:
-        """Count a failed step. Raises it again when it is one too many."""
+        """Log and count a failed step. Raises it again when it is one too many."""
         log.error("step %d failed", self.heartbeat, exc_info=error)
         self._failures += 1
-        self.counters.failed_steps += 1
         if self._failures >= _MAX_FAILED_STEPS:
             raise error
 

@@ -27,8 +27,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.until: dict[int, float] = {}
         self.held: list[list[int]] = []
         self.content: dict[int, tuple[int, ...]] = {}
-        # Gateways that ask the journal in any rhythm: who asks too seldom for so few changes is told everything.
-        self.journal = KvEventLog(1000, limit=6)
+        # Gateways that ask the log in any rhythm: one that asks too seldom for so few changes is sent everything.
+        self.log = KvEventLog(1000, limit=6)
         self.told: set[bytes] = set()
         self.readers = [(0, set[bytes]()) for _ in range(3)]
 
@@ -102,13 +102,13 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def end_turn(self) -> None:
         known, forgotten = self.pool.changes()
-        self.journal.apply(*(b"".join(key[:KEY_BYTES] for key in told) for told in (known, forgotten)))
+        self.log.apply(*(b"".join(key[:KEY_BYTES] for key in told) for told in (known, forgotten)))
         self.told = {key[:KEY_BYTES] for key in self.pool.by_hash}
 
     @rule(reader=st.integers(0, 2))
     def ask(self, reader: int) -> None:
         sequence, knows = self.readers[reader]
-        delta = self.journal.since(sequence)
+        delta = self.log.since(sequence)
         added, removed = set(keys(delta.added)), set(keys(delta.removed))
         assert not added & removed
         knows = added if delta.reset else (knows | added) - removed
@@ -178,7 +178,7 @@ def test_free_blocks_are_taken_before_cached_ones() -> None:
     run_through(pool, [1, 2, 3])
     pool.allocate(3)
     assert len(pool.match(chain([1, 2, 3]))) == 3
-    assert pool.evictions == 0
+    assert pool.cached == 3, "none was evicted"
 
 
 def test_a_chain_computed_twice_at_once_keeps_working() -> None:

@@ -16,39 +16,39 @@ A, B, C = (bytes([i] * 8) for i in range(1, 4))
 
 
 def test_who_asks_again_is_told_the_difference_only():
-    journal = KvEventLog(100)
-    journal.apply(A + B, b"")
-    first = journal.since(100)
-    journal.apply(C, A)
-    then = journal.since(first.sequence)
+    log = KvEventLog(100)
+    log.apply(A + B, b"")
+    first = log.since(100)
+    log.apply(C, A)
+    then = log.since(first.sequence)
     assert (first.reset, set(keys(first.added)), first.removed) == (False, {A, B}, b"")
     assert then == CacheDelta(sequence=104, added=C, removed=A)
-    assert journal.since(104) == CacheDelta(sequence=104)
+    assert log.since(104) == CacheDelta(sequence=104)
 
 
 @pytest.mark.parametrize("sequence", [0, 99, 103, 2**60])
 def test_who_knows_nothing_or_another_process_is_told_everything(sequence):
-    journal = KvEventLog(100)
-    journal.apply(A + B, b"")
-    delta = journal.since(sequence)
+    log = KvEventLog(100)
+    log.apply(A + B, b"")
+    delta = log.since(sequence)
     assert (delta.sequence, delta.reset, set(keys(delta.added)), delta.removed) == (102, True, {A, B}, b"")
 
 
 def test_who_comes_back_too_late_is_told_everything():
-    journal = KvEventLog(100, limit=2)
-    journal.apply(A, b"")
-    journal.apply(B + C, A)
-    delta = journal.since(101)
+    log = KvEventLog(100, limit=2)
+    log.apply(A, b"")
+    log.apply(B + C, A)
+    delta = log.since(101)
     assert (delta.reset, set(keys(delta.added))) == (True, {B, C})
-    assert not journal.since(102).reset
+    assert not log.since(102).reset
 
 
 def test_what_came_and_went_is_told_as_gone_and_what_went_and_came_as_there():
-    journal = KvEventLog(100)
-    journal.apply(A, b"")
-    journal.apply(B, A)
-    journal.apply(A, B)
-    assert journal.since(100) == CacheDelta(sequence=105, added=A, removed=B)
+    log = KvEventLog(100)
+    log.apply(A, b"")
+    log.apply(B, A)
+    log.apply(A, B)
+    assert log.since(100) == CacheDelta(sequence=105, added=A, removed=B)
 
 
 def test_a_pool_that_nobody_asks_remembers_nothing():

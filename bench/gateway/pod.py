@@ -22,15 +22,15 @@ ADDED = frozenset(
 
 def accommodate() -> None:
     """Take the fields out before the server reads a body."""
-    from octavo_inference.server.openai import requests  # noqa: PLC0415 (not in the engine's process, which runs this too)
+    from octavo_inference.server import json_body  # noqa: PLC0415 (not in the engine's process, which runs this too)
 
-    strict = requests.decode
+    strict = json_body.decode
 
     def decode(data: bytes, kind: Any) -> Any:
         body = msgspec.json.decode(data)
         return strict(msgspec.json.encode({name: body[name] for name in body if name not in ADDED}), kind)
 
-    requests.decode = decode
+    json_body.decode = decode
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any
     settings = {"max_running_requests": 256, "max_batched_tokens": 8192, "max_model_len": 4096} | settings
     if setting.interpret:
         settings |= {"max_running_requests": 4, "max_batched_tokens": 16, "max_model_len": 64, "kv_memory": 1 << 18}
-    given = EngineSettings(model=name, backend="cuda", profile="throughput", max_queued_requests=MANY, **settings)
+    given = EngineSettings(model=name, backend="cuda", profile="throughput", **settings)
     config = config_of(name, interpret=setting.interpret)
     if setting.ranks == 1:
         found = engine_for(given, random_model(name, config, stored))

@@ -27,9 +27,6 @@ from octavo_inference.tokenizer.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
 
-# Nobody else waits: the caller's list is the bound.
-_UNBOUNDED = 2**31
-
 
 @dataclass(slots=True)
 class CompletionOutput:
@@ -113,7 +110,6 @@ class LLM:
                 overlap=overlap,
                 tensor_parallel_size=tensor_parallel_size,
                 cuda_graphs=cuda_graphs,
-                max_queued_requests=_UNBOUNDED,
                 threads=threads,
                 profile=profile,
                 batching=batching,
@@ -160,8 +156,8 @@ class LLM:
         self._count += 1
         request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling)
         outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
-        texts = [Detokenizer(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
-        return _Job(request, RequestOutput(request.id, text, tokens, outputs), texts)
+        detokenizers = [Detokenizer(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
+        return _Job(request, RequestOutput(request.id, text, tokens, outputs), detokenizers)
 
     @contextmanager
     def _submitted(self, jobs: list[_Job]) -> Iterator[None]:
@@ -176,7 +172,7 @@ class LLM:
 
     def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> None:
         by_id = {job.request.id: job for job in jobs}
-        total = sum(len(job.texts) for job in jobs)
+        total = sum(len(job.detokenizers) for job in jobs)
         tokens = 0
         with tqdm(total=total, desc="Completions", disable=not use_tqdm, dynamic_ncols=True) as bar:
             while self.engine.has_work:
@@ -193,7 +189,7 @@ class LLM:
         if output.finish_reason == "error":
             raise OctavoError(output.error or "the engine failed")
         completion = job.result.outputs[output.index]
-        delta = job.texts[output.index].push(output)
+        delta = job.detokenizers[output.index].push(output)
         completion.text += delta.text
         completion.token_ids += delta.tokens
         if completion.logprobs is not None:
@@ -209,7 +205,7 @@ class LLM:
 class _Job:
     request: Request
     result: RequestOutput
-    texts: list[Detokenizer]
+    detokenizers: list[Detokenizer]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -32,7 +32,11 @@ class RequestError(OctavoError):
 
 
 class QueueFullError(OctavoError):
-    """The waiting queue is full: retry later or on another replica."""
+    """The waiting queue is full: `waiting` sequences wait. Retry later or on another replica."""
+
+    def __init__(self, waiting: int, bound: int) -> None:
+        super().__init__(f"{waiting} sequences wait already, {bound} may; try again later")
+        self.waiting = waiting
 
 
 class DeviceError(OctavoError):

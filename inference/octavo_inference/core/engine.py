@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.common.errors import DeviceLostError, QueueFullError, RequestError
+from octavo_inference.common.errors import DeviceLostError, RequestError
 from octavo_inference.config.cache_policy import POLICIES, PolicyName
 from octavo_inference.core.backend import Backend, RowBackend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
@@ -49,7 +49,7 @@ _CHECK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` sequences may wait.
+    """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` tells the sender how many may wait.
 
     `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`prefill_budget`), None does not.
     `overlap`: the next step is launched before the tokens of the last are here, where the backend can.
@@ -134,18 +134,22 @@ class Engine:
         """A step would do something."""
         return bool(self._flights) or self.scheduler.has_work
 
+    @property
+    def stalled(self) -> bool:
+        """The last step left sequences waiting, for want of rows, blocks or budget, and some of them still do."""
+        return self.scheduler.stalled and len(self.scheduler.queue) > 0
+
     def delay(self) -> float:
         """Seconds until a step has something to compute, if nothing else arrives; 0 nearly always."""
         return 0.0 if self._flights else self.scheduler.delay(self._clock())
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError` when it can never be served, `QueueFullError` when too many wait."""
+        """Queue a request; the sender bounds how many wait. Raises `RequestError` when it can never be served."""
         sampling = request.sampling
         check_sampling(sampling, self.config.vocab)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
-        self._check_queue(sampling.n)
         now = self._clock()
         answer = self.limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
         limit = min(len(prompt) + answer, self.limits.max_model_len)
@@ -245,14 +249,6 @@ class Engine:
     def reset_cache(self) -> None:
         """Forget all prefixes: nothing computed so far is found by a request that comes after."""
         self.scheduler.reset_cache()
-
-    def _check_queue(self, count: int) -> None:
-        scheduler = self.scheduler
-        waiting = len(scheduler.queue) + scheduler.pending_forks
-        # What arrived since the last step only waits if that step left others waiting or the rows run out.
-        room = 0 if scheduler.stalled else self.limits.max_running - len(scheduler.running)
-        if scheduler.has_work and waiting + count > self.limits.max_queued + room:
-            raise QueueFullError(f"{waiting} sequences wait already, {self.limits.max_queued} may; try again later")
 
     def _root(self, salt: str) -> bytes:
         if salt not in self._roots:

@@ -16,8 +16,6 @@ MAX_PRIORITY = 10
 MAX_TIMEOUT = 86400.0
 REFUSED = "refused"
 """`Output.stop_reason` of a request that could never be served."""
-QUEUE_FULL = "queue_full"
-"""`Output.stop_reason` of a request that found the queue full."""
 DEADLINE = "deadline"
 """`Output.stop_reason` of a request that was ended because its time was up."""
 

@@ -1,4 +1,4 @@
-"""The API's end of an engine: in a child process for serving, in a thread for tests. One interface for both."""
+"""The API's end of an engine in a child process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.process import DUMP_SIGNAL
@@ -22,35 +22,21 @@ from octavo_inference.engine.spawn import EngineProcess
 _EXIT_SECONDS = 5.0
 
 
-class EngineClient(Protocol):
-    """What serving needs. Used in the event loop only."""
-
-    hub: OutputRouter
-
-    async def start(self) -> EngineInfo:
-        """Wait until the model is loaded. Raises `EngineDiedError` when it cannot be."""
-        ...
-
-    async def close(self) -> None:
-        """End the engine."""
-        ...
-
-
 class ProcessClient(asyncio.Protocol):
-    """An engine in a child process. The child's end, however it comes, ends every stream with its cause.
+    """Used in the event loop only. The child's end, however it comes, ends every request with its cause.
 
-    `stall_seconds`: with work pending and no word from the child for so long, its stacks are dumped and it is killed.
+    `stall_seconds`: a child with work pending that sends nothing for so long dumps its stacks and is killed.
     """
 
     def __init__(self, child: EngineProcess, *, stall_seconds: float) -> None:
-        self.hub = OutputRouter(self._send, _journal())
+        self.router = OutputRouter(self._send, _kv_event_log())
         self._child = child
         self._stall_seconds = stall_seconds
         self._reader = FrameReader()
         self._outbox: list[Request | Abort | ResetCache] = []
         self._transport: asyncio.WriteTransport | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._last_words: EngineFailure | None = None
+        self._reported: EngineFailure | None = None
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -85,21 +71,21 @@ class ProcessClient(asyncio.Protocol):
         for frame in self._reader.feed(data):
             message = decode_from_engine(frame)
             if isinstance(message, EngineStep):
-                self.hub.deliver(message)
+                self.router.deliver(message)
             elif isinstance(message, Ready):
-                self.hub.loaded(message.stats)
-                if not self._ready.done():  # whoever waited may have given up
+                self.router.loaded(message.stats)
+                if not self._ready.done():  # the caller may have given up
                     self._ready.set_result(message.info)
             elif isinstance(message, EngineFailure):
-                self._last_words = message
+                self._reported = message
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the exit status says more
         """Called by asyncio: the child is gone, or we closed."""
         if not self._closing:
-            self._spawn(self._bury())
+            self._spawn(self._on_exit())
 
     def _send(self, message: Request | Abort | ResetCache) -> None:
-        # All that one turn of the event loop has to say goes in one frame.
+        # All messages of one turn of the event loop go in one frame.
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(message)
@@ -114,11 +100,11 @@ class ProcessClient(asyncio.Protocol):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _bury(self) -> None:
+    async def _on_exit(self) -> None:
         status = await asyncio.to_thread(self._reap)
-        words = self._last_words or EngineFailure(message=_cause(status))
-        error = EngineDiedError(words.message, words.status)
-        self.hub.fail(error)
+        failure = self._reported or EngineFailure(message=_cause(status))
+        error = EngineDiedError(failure.message, failure.status)
+        self.router.fail(error)
         if not self._ready.done():
             self._ready.set_exception(error)
 
@@ -130,29 +116,29 @@ class ProcessClient(asyncio.Protocol):
             return self._child.process.wait()
 
     async def _watch(self, ranks: tuple[int, ...]) -> None:
-        """Count the time without a sign of life while work is pending, in ticks: a suspended host is not a hang.
+        """Count the time without a message while work is pending, in ticks: a suspended host is not a hang.
 
         `ranks` are other processes for which the child may be waiting.
         """
         tick = self._stall_seconds / 10
         quiet = 0.0
-        heartbeat = self.hub.heartbeat
+        heartbeat = self.router.heartbeat
         while True:
             await asyncio.sleep(tick)
-            if self.hub.heartbeat != heartbeat or not self.hub.sequences:
-                heartbeat, quiet = self.hub.heartbeat, 0.0
+            if self.router.heartbeat != heartbeat or not self.router.sequences:
+                heartbeat, quiet = self.router.heartbeat, 0.0
                 continue
             quiet += tick
             if quiet >= self._stall_seconds:
                 break
-        pending = self.hub.sequences
+        pending = self.router.sequences
         self._child.process.send_signal(DUMP_SIGNAL)
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, DUMP_SIGNAL)
         await asyncio.sleep(0.5)  # for the dump to be written
         self._child.process.kill()
-        self.hub.fail(
+        self.router.fail(
             EngineDiedError(
                 f"the engine made no step for {self._stall_seconds:g} s with {pending} sequences pending; "
                 "its stacks are in the log above",
@@ -161,7 +147,7 @@ class ProcessClient(asyncio.Protocol):
         )
 
 
-def _journal() -> KvEventLog:
+def _kv_event_log() -> KvEventLog:
     # Microseconds: no process changes blocks faster than that, so a later one begins above all that it gave out.
     return KvEventLog(time.time_ns() // 1000)
 

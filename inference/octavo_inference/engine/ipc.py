@@ -1,4 +1,4 @@
-"""What the API process and the engine process say to each other, in frames (`common.framing`).
+"""Messages between the API process and the engine process, in frames (`common.framing`).
 
 The API process sends `Start` once and then lists of `Request | Abort | ResetCache`; the engine process answers `Ready`
 once and then a `EngineStep` per step, or `EngineFailure` and exits.
@@ -15,13 +15,13 @@ from octavo_protocol.load import EngineStats
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process loads."""
+    """The settings that the engine process loads."""
 
     settings: ServerSettings
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine made of the settings. Sizes in tokens or bytes; `phases` are (name, seconds).
+    """The settings in effect. Sizes in tokens or bytes; `phases` are (name, seconds).
 
     With a model that is spread over several GPUs, sizes in bytes are those of each, `pid` is rank 0 and `rank_pids` are
     the others.
@@ -60,20 +60,21 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """One turn of the engine: what came out, and its state afterwards. `heartbeat` grows with every turn.
+    """One turn of the engine: what came out, and its state afterwards.
 
-    `known`, `forgotten`: keys (`octavo_protocol.hashing.keys`) of blocks that the prefix cache finds since, or no more.
+    `stalled`: it left sequences waiting that it could not start. `known`, `forgotten`: keys
+    (`octavo_protocol.hashing.keys`) of blocks that the prefix cache finds since, or no more.
     """
 
-    heartbeat: int
     outputs: list[Output]
     stats: EngineStats
+    stalled: bool = False
     known: bytes = b""
     forgotten: bytes = b""
 
 
 class EngineFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """Last words of an engine process; `message` is for people, `status` the exit status the server is to end with."""
+    """The last message of an engine process: a cause for people, and the exit status the server ends with."""
 
     message: str
     status: int = 1

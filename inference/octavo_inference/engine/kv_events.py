@@ -1,4 +1,4 @@
-"""What the engine's prefix cache holds, and what changed in it lately, for whoever asks from wherever they stand."""
+"""KV events: the contents of the engine's prefix cache, and its changes since a reader last asked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class KvEventLog:
     """The keys that can be found now, and in which order the last `limit` changes came.
 
     `first` is the sequence before any change. It must be above all that earlier processes gave out, so that their
-    readers are told everything anew.
+    readers get everything again.
     """
 
     def __init__(self, first: int, limit: int = MAX_CHANGES) -> None:
@@ -36,7 +36,7 @@ class KvEventLog:
         self.sequence += len(added) + len(removed)
 
     def since(self, sequence: int) -> CacheDelta:
-        """What changed after `sequence`; everything when that is too long ago or not of this journal."""
+        """The changes after `sequence`; all contents when that is too long ago or not of this log."""
         missed = self.sequence - sequence
         if not 0 <= missed <= len(self._changes):
             return CacheDelta(sequence=self.sequence, reset=True, added=b"".join(self.known))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from octavo_inference.common.errors import OctavoError, QueueFullError
-from octavo_inference.core.request import QUEUE_FULL, REFUSED, Abort, Output, Request, ResetCache
+from octavo_inference.common.errors import OctavoError
+from octavo_inference.core.request import REFUSED, Abort, Output, Request, ResetCache
 from octavo_inference.engine.ipc import EngineStep
 
 if TYPE_CHECKING:  # the API process reads this module, too, and does without numpy
@@ -18,7 +18,6 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._heartbeat = 0
 
     def pause(self) -> float | None:
         """Seconds until the next turn is due unless a message comes before; None when only a message can bring work."""
@@ -44,22 +43,24 @@ class EngineLoop:
             try:
                 self._engine.submit(message)
             except OctavoError as error:
-                reason = QUEUE_FULL if isinstance(error, QueueFullError) else REFUSED
                 outputs += [
                     Output(
                         id=message.id,
                         index=index,
                         tokens=[],
                         finish_reason="error",
-                        stop_reason=reason,
+                        stop_reason=REFUSED,
                         error=str(error),
                     )
                     for index in range(message.sampling.n)
                 ]
         if self._engine.has_work:
             outputs += self._engine.step()
-        self._heartbeat += 1
         known, forgotten = self._engine.cache_changes()
         return EngineStep(
-            heartbeat=self._heartbeat, outputs=outputs, stats=self._engine.stats(), known=known, forgotten=forgotten
+            outputs=outputs,
+            stats=self._engine.stats(),
+            stalled=self._engine.stalled,
+            known=known,
+            forgotten=forgotten,
         )

@@ -1,11 +1,15 @@
-"""Hands the engine's outputs to the requests that wait for them. Lives in the API's event loop, no I/O."""
+"""Hands requests to the engine and its outputs to those who asked. Lives in the API's event loop, does no I/O.
+
+All requests of the engine pass here, so this is where the queue is bounded: each is counted before the next one comes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from octavo_inference.common.errors import OctavoError
+from octavo_inference.common.errors import OctavoError, QueueFullError
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_inference.engine.ipc import EngineStep
 from octavo_inference.engine.kv_events import KvEventLog
@@ -13,6 +17,8 @@ from octavo_protocol.load import EngineStats
 
 EXIT_ENGINE_DIED = 1
 EXIT_STALLED = 70
+
+Deliver = Callable[[Output], None]
 
 
 class EngineDiedError(OctavoError):
@@ -23,65 +29,25 @@ class EngineDiedError(OctavoError):
         self.status = status
 
 
-class Stream:
-    """The outputs of one or more requests, in the order the engine made them. Close it to free what still runs."""
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request in the engine: `running` of its sequences go on, and of those `stopped` here nothing is wanted."""
 
-    def __init__(self, hub: OutputRouter) -> None:
-        self._hub = hub
-        self._ready: list[Output] = []
-        self._wake: asyncio.Future[None] | None = None
-        self.open: dict[str, int] = {}
-        """Sequences still running, per request id."""
-
-    def submit(self, request: Request) -> None:
-        """Hand a request to the engine; its outputs come out of this stream."""
-        self._hub.submit(request, self)
-
-    def abort(self, request_id: str, index: int) -> None:
-        """One sequence is finished for its reader (a stop string): the engine need not go on with it."""
-        self._hub.abort_sequence(self, request_id, index)
-
-    def close(self) -> None:
-        """Abort everything that still runs."""
-        for request_id in list(self.open):
-            self._hub.abort_request(self, request_id)
-
-    async def outputs(self, patience: float | None = None) -> list[Output]:
-        """All outputs that came since the last call; waits for the first, and `patience` seconds at most."""
-        if not self._ready:
-            # This runs once per token: a timer of its own is a tenth of what `asyncio.timeout` costs.
-            loop = asyncio.get_running_loop()
-            self._wake = loop.create_future()
-            timer = None if patience is None else loop.call_later(patience, self._rouse)
-            try:
-                await self._wake
-            finally:
-                self._wake = None
-                if timer is not None:
-                    timer.cancel()
-        outputs, self._ready = self._ready, []
-        return outputs
-
-    def deliver(self, output: Output) -> None:
-        """Called by the hub."""
-        self._ready.append(output)
-        self._rouse()
-
-    def _rouse(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    deliver: Deliver
+    running: int
+    stopped: set[int] = field(default_factory=set)
 
 
 class OutputRouter:
-    """All streams of a process, what they wait for, and the engine's last word."""
+    """The requests of a process that are in the engine, and the last state and the end of the engine."""
 
     def __init__(self, send: Callable[[Request | Abort | ResetCache], None], cache: KvEventLog) -> None:
         self._send = send
         self.cache = cache
-        self._streams: dict[str, Stream] = {}
-        self._stopped: set[tuple[str, int]] = set()
+        self._open: dict[str, _OpenRequest] = {}
         self._failed: asyncio.Future[EngineDiedError] = asyncio.get_running_loop().create_future()
         self._stats: EngineStats | None = None
+        self._stalled = False
         self.sequences = 0
         """Sequences handed to the engine and not finished."""
         self.heartbeat = 0
@@ -96,41 +62,39 @@ class OutputRouter:
 
     @property
     def failure(self) -> EngineDiedError | None:
-        """Why the engine is gone; every stream, also a new one, ends with it."""
+        """Why the engine is gone; every request, also a new one, ends with it."""
         return self._failed.result() if self._failed.done() else None
-
-    def open_stream(self) -> Stream:
-        """A stream to submit requests to."""
-        return Stream(self)
 
     async def failed(self) -> EngineDiedError:
         """Returns when the engine is gone; waits for ever on a healthy one."""
         return await asyncio.shield(self._failed)
 
-    def submit(self, request: Request, stream: Stream) -> None:
-        """Send a request and remember who waits for it."""
-        self._streams[request.id] = stream
-        stream.open[request.id] = request.sampling.n
-        self.sequences += request.sampling.n
-        if self.failure is not None:
-            self._end(request.id, str(self.failure))
-        else:
-            self._send(request)
+    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
+        """Send requests to the engine, all of them or none; `deliver` gets their outputs in the engine's order.
 
-    def abort_sequence(self, stream: Stream, request_id: str, index: int) -> None:
-        """Stop one of a request's sequences; what the engine still says of it is dropped."""
-        if request_id not in stream.open:
+        Raises `QueueFullError` when too many sequences wait already.
+        """
+        count = sum(request.sampling.n for request in requests)
+        self._check_queue(count)
+        self.sequences += count
+        for request in requests:
+            self._open[request.id] = _OpenRequest(deliver, request.sampling.n)
+            if self.failure is None:
+                self._send(request)
+            else:
+                self._end(request.id, str(self.failure))
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Stop a request, or one of its sequences, and drop what the engine still puts out. Unknown ids are fine."""
+        request = self._open.get(request_id)
+        if request is None:
             return
-        self._stopped.add((request_id, index))
-        if self.failure is None:
-            self._send(Abort(id=request_id, index=index))
-        self._finish(stream, request_id, 1)
-
-    def abort_request(self, stream: Stream, request_id: str) -> None:
-        """Stop a request whole."""
-        if self.failure is None:
-            self._send(Abort(id=request_id))
-        self._finish(stream, request_id, stream.open[request_id])
+        self._send(Abort(id=request_id, index=index))
+        if index is None:
+            self._finish(request_id, request, request.running)
+        else:
+            request.stopped.add(index)
+            self._finish(request_id, request, 1)
 
     def reset_cache(self) -> None:
         """Let no request submitted from now on find what was computed before."""
@@ -142,39 +106,41 @@ class OutputRouter:
         self._stats = stats
 
     def deliver(self, step: EngineStep) -> None:
-        """Sort a step's outputs to their streams."""
-        self._stats = step.stats
+        """Hand a step's outputs to the requests they belong to."""
+        self._stats, self._stalled = step.stats, step.stalled
         self.heartbeat += 1
         if step.known or step.forgotten:
             self.cache.apply(step.known, step.forgotten)
         for output in step.outputs:
-            stream = self._streams.get(output.id)
-            if stream is None or (self._stopped and (output.id, output.index) in self._stopped):
+            request = self._open.get(output.id)
+            if request is None or output.index in request.stopped:
                 continue
-            stream.deliver(output)
+            request.deliver(output)
             if output.finish_reason is not None:
-                self._finish(stream, output.id, 1)
+                self._finish(output.id, request, 1)
 
     def fail(self, error: EngineDiedError) -> None:
-        """The engine is gone: end every stream with an error. Only the first cause counts."""
+        """The engine is gone: end every request with an error. Only the first cause counts."""
         if self._failed.done():
             return
         self._failed.set_result(error)
-        for request_id in list(self._streams):
+        for request_id in list(self._open):
             self._end(request_id, str(error))
 
-    def _end(self, request_id: str, message: str) -> None:
-        stream = self._streams[request_id]
-        stream.deliver(Output(id=request_id, index=0, tokens=[], finish_reason="error", error=message))
-        self._finish(stream, request_id, stream.open[request_id])
+    def _check_queue(self, count: int) -> None:
+        stats = self.stats
+        # What was sent since the last step only waits if that step left others waiting or the rows run out.
+        rows = stats.running if self._stalled else stats.max_running
+        if self.sequences + count > rows + stats.max_waiting:
+            raise QueueFullError(max(0, self.sequences - rows), stats.max_waiting)
 
-    def _finish(self, stream: Stream, request_id: str, sequences: int) -> None:
+    def _end(self, request_id: str, message: str) -> None:
+        request = self._open[request_id]
+        request.deliver(Output(id=request_id, index=0, tokens=[], finish_reason="error", error=message))
+        self._finish(request_id, request, request.running)
+
+    def _finish(self, request_id: str, request: _OpenRequest, sequences: int) -> None:
         self.sequences -= sequences
-        left = stream.open[request_id] - sequences
-        if left:
-            stream.open[request_id] = left
-            return
-        del stream.open[request_id]
-        del self._streams[request_id]
-        if self._stopped:
-            self._stopped = {key for key in self._stopped if key[0] != request_id}
+        request.running -= sequences
+        if not request.running:
+            del self._open[request_id]

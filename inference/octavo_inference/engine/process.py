@@ -1,9 +1,9 @@
 """The engine in a process of its own: `python -m octavo_inference.engine.process FD`, which `client` starts.
 
 The interpreter lock of a busy HTTP loop would starve the step loop (measured: 438 to 2.6 tokens/s), so they do not
-share one. FD is one end of a socket pair: no path, no name, nobody else can connect. Idle, the process waits in `recv`
-and uses no CPU; between steps it takes what has arrived without waiting. When the API process goes, `recv` says so and
-the process ends.
+share one. FD is one end of a socket pair: no path, no name, so no other process can connect. Idle, the process waits
+in `recv` and uses no CPU; between steps it takes the messages that have arrived without waiting. When the API process
+ends, `recv` returns nothing and this process ends, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # what it imports comes while the model is read
     from octavo_inference.core.engine import Engine
 
 _RECEIVE_BYTES = 1 << 20
-_LAST_WORDS_SECONDS = 2.0
+_FAILURE_SECONDS = 2.0
 log = logging.getLogger("octavo.engine")
 
 Loader = Callable[[ServerSettings], "tuple[Engine, EngineInfo]"]
@@ -90,7 +90,7 @@ class Channel:
         """End this process from any thread, whatever the others are doing, and say why."""
         log.error("%s", message)
         # Another thread that sends is done in a moment, or the peer does not read anyway.
-        if self._sending.acquire(timeout=_LAST_WORDS_SECONDS):
+        if self._sending.acquire(timeout=_FAILURE_SECONDS):
             with contextlib.suppress(OSError):
                 self._connection.sendall(encode_frame(EngineFailure(message=message, status=status)))
         os._exit(status)
@@ -107,22 +107,22 @@ def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda
     except _PeerGoneError:
         return 0
     except RankLostError as error:
-        _last_words(channel, str(error), EXIT_RANK_LOST)
+        _send_failure(channel, str(error), EXIT_RANK_LOST)
         return EXIT_RANK_LOST
     except DeviceLostError as error:
         log.exception("the GPU is lost")
-        _last_words(channel, str(error), EXIT_DEVICE_LOST)
+        _send_failure(channel, str(error), EXIT_DEVICE_LOST)
         return EXIT_DEVICE_LOST
     except OctavoError as error:
-        _last_words(channel, str(error))
+        _send_failure(channel, str(error))
     except PoolError as error:
         log.exception("the block pool's books are wrong")
-        _last_words(channel, f"the block pool's books are wrong, so answers could mix: {error}", EXIT_CORRUPT)
+        _send_failure(channel, f"the block pool's books are wrong, so answers could mix: {error}", EXIT_CORRUPT)
         return EXIT_CORRUPT
     except Exception as error:
         # Not foreseen: the peer gets one line, the log the traceback.
         log.exception("the engine failed")
-        _last_words(channel, f"{type(error).__name__}: {error}")
+        _send_failure(channel, f"{type(error).__name__}: {error}")
     return 1
 
 
@@ -133,7 +133,7 @@ def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
     _run(EngineLoop(engine), channel, early)
 
 
-def _last_words(channel: Channel, message: str, status: int = 1) -> None:
+def _send_failure(channel: Channel, message: str, status: int = 1) -> None:
     with contextlib.suppress(_PeerGoneError):
         channel.send(encode_frame(EngineFailure(message=message, status=status)))
 

@@ -31,7 +31,7 @@ class Keys:
         self._checked = clock()
 
     def tenant(self, presented: str | None) -> str | None:
-        """A short stable name of whoever holds `presented`, None when it is not one of the keys. Constant time."""
+        """A short stable name for the holder of `presented`, None when it is none of the keys. Constant time."""
         self._reload()
         digest = hashlib.sha256((presented or "").encode("utf-8", "surrogateescape")).digest()
         known = False

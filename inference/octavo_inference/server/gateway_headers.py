@@ -1,4 +1,4 @@
-"""What a gateway says of a request and wants to know of it, in headers that no client's request carries through it."""
+"""Headers between a gateway and this server. A gateway removes them from the requests of its clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from octavo_inference.core.request import MAX_PRIORITY
 from octavo_inference.engine.ipc import EngineInfo
-from octavo_inference.server.openai.errors import invalid
+from octavo_inference.server.errors import invalid
 from octavo_protocol.hashing import block_hashes, root_hash
 from octavo_protocol.names import HEADER_PRIORITY, HEADER_TENANT, HEADER_WANT_PROMPT
 from octavo_protocol.prompt import describe, encode_prompt
@@ -18,9 +18,9 @@ _PRIORITY = re.compile(r"-?[0-9]{1,2}")
 
 
 def tenant(headers: Headers, key: str) -> str:
-    """Whose request it is: the gateway's word for it, below the holder of this server's own `key` if it has keys.
+    """The tenant of a request: the one that the gateway names, below `key`, the holder of a key of this server.
 
-    Raises `ApiError` for a word no gateway sends.
+    Raises `ApiError` for a name that no gateway sends.
     """
     given = _only(headers, HEADER_TENANT)
     if given is not None and _TENANT.fullmatch(given) is None:
@@ -48,9 +48,9 @@ def priority(headers: Headers, asked: int | None) -> int | None:
 
 
 def salt(tenant: str, given: str | None) -> str:
-    """What separates prefix caches: the tenant, and within it the request's `cache_salt`.
+    """The salt that separates prefix caches: the tenant, and within it the request's `cache_salt`.
 
-    Neither has a slash at its end, so no `cache_salt` of somebody without a tenant equals a tenant's.
+    Neither has a slash at its end, so no `cache_salt` of a request without a tenant equals a tenant's.
     """
     return f"{tenant}/{given or ''}" if tenant else given or ""
 

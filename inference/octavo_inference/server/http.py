@@ -1,4 +1,4 @@
-"""The HTTP shell around the routes: request ids, keys, bodies, error objects, event streams, disconnects."""
+"""The HTTP shell around the endpoints: request ids, keys, error objects, event streams, disconnects."""
 
 from __future__ import annotations
 
@@ -13,26 +13,21 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_inference.server.auth import Keys, presented_key
-from octavo_inference.server.openai.errors import ApiError, internal
+from octavo_inference.server.errors import ApiError, internal
 from octavo_inference.server.sse import event
 from octavo_protocol.names import HEADER_REQUEST_ID
 
 log = logging.getLogger("octavo.http")
 
-MAX_BODY = 8 * 2**20
-BODY_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 15.0
-# A body that is too large is read on, and thrown away, up to this many limits: a connection closed on a client that is
-# still sending loses it the answer.
-_DISCARD = 4
+CLIENT_GONE = 499
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
-# What the routes find in `request.scope` about the request at hand.
+# Keys of `request.scope` that the endpoints read.
 REQUEST_ID = "octavo.request_id"
 TENANT = "octavo.tenant"
 SEND = "octavo.send"
@@ -44,7 +39,7 @@ NOTES = "octavo.notes"
 class RequestGuard:
     """Outermost ASGI layer of a port: no request passes without an id, a key where one is needed, and an answer.
 
-    `open_paths` need no key. Paths are compared literally, so whatever a client does to a path, only these are open.
+    `open_paths` need no key. Paths are compared literally, so no variant of such a path is open.
     """
 
     def __init__(
@@ -127,41 +122,13 @@ async def respond_error(error: ApiError, scope: Scope, receive: Receive, send: S
     await json_response(error.body, error.status, error.headers)(scope, receive, send)
 
 
-async def read_json(request: Request, *, limit: int = MAX_BODY, seconds: float = BODY_SECONDS) -> bytes:
-    """The body, bounded while it is read. Raises `ApiError` 415, 413 or 408."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
-        raise ApiError(
-            415, "Send the body as plain JSON, with 'Content-Type: application/json'.", code="unsupported_type"
-        )
-    too_large = ApiError(
-        413, f"The body is larger than {limit} bytes.", code="request_too_large", headers={"Connection": "close"}
-    )
-    declared = request.headers.get("content-length", "0")
-    chunks: list[bytes] = []
-    size = 0
-    too_much = declared.isdigit() and int(declared) > limit
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                too_much |= size > limit
-                if not too_much:
-                    chunks.append(chunk)
-                elif size > _DISCARD * limit:
-                    raise too_large
-    except TimeoutError:
-        if too_much:
-            raise too_large from None
-        raise ApiError(
-            408, f"The body did not arrive within {seconds:g} s.", code="timeout", headers={"Connection": "close"}
-        ) from None
-    if too_much:
-        raise too_large
-    return b"".join(chunks)
-
-
 Result = TypeVar("Result")
+
+
+async def json_unless_gone(receive: Receive, work: Coroutine[Any, Any, bytes], headers: dict[str, str]) -> Response:
+    """The JSON that `work` makes. When the client goes first, `work` is cancelled, and nobody reads the response."""
+    body = await until_disconnect(receive, work)
+    return Response(status_code=CLIENT_GONE) if body is None else json_response(body, headers=headers)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
@@ -185,7 +152,7 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events: `data: {json}` each, comments while nothing comes, an error event when it ends badly.
 
-    `events` yields one or more events at a time, as they are sent (`api.events`); None asks for a comment, which keeps
+    `events` yields one or more events at a time, as they are sent (`server.sse`); None asks for a comment, which keeps
     proxies from closing a silent connection.
     Headers go out with the first event, so an error before it is still an HTTP error.
     """

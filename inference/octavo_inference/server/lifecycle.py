@@ -23,13 +23,14 @@ from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.server import ServerSettings
-from octavo_inference.core.request import Request, SamplingParams
-from octavo_inference.engine.client import EngineClient, ProcessClient
+from octavo_inference.core.request import Output, Request, SamplingParams
+from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
-from octavo_inference.engine.output_router import EngineDiedError
+from octavo_inference.engine.output_router import EngineDiedError, OutputRouter
 from octavo_inference.engine.spawn import EngineProcess
+from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
-from octavo_inference.server.routes import admin_app, public_app
+from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.server.sockets import Sockets
 from octavo_inference.tokenizer.assets import check_vocabulary, load_words
@@ -66,8 +67,7 @@ async def _main(
     client = ProcessClient(child, stall_seconds=settings.stall_seconds)
     service = Service(
         names=settings.served_model_names or (_default_name(settings.model),),
-        client=client,
-        max_queued_requests=settings.max_queued_requests,
+        router=client.router,
         start_time=time.time() - timeline.now(),
         tenant_header=settings.tenant_header,
     )
@@ -81,7 +81,7 @@ async def _main(
     timeline.mark("HTTP")
     cause: OctavoError | None = None
     try:
-        starting = asyncio.create_task(_start(service, settings, timeline, sockets))
+        starting = asyncio.create_task(_start(service, client, settings, timeline, sockets))
         status = await process.wait(starting)
     except OctavoError as error:
         cause, status = error, error.status if isinstance(error, EngineDiedError) else 1
@@ -110,10 +110,10 @@ class _Process:
             loop.add_signal_handler(number, self._signalled, number)
 
     def drain(self) -> None:
-        """Take no new requests. What runs goes on; the process stays until it is told to end."""
+        """Take no new requests. Running ones go on, and so does the process until a signal ends it."""
         if not self._service.draining:
             self._service.draining = True
-            log.info("draining: %d sequences to finish", self._service.client.hub.sequences)
+            log.info("draining: %d sequences to finish", self._service.router.sequences)
 
     def _signalled(self, number: int) -> None:
         if self._terminate.is_set():
@@ -125,7 +125,7 @@ class _Process:
 
     async def wait(self, starting: asyncio.Task[None]) -> int:
         """Returns after a drain. Raises what ended the start or the engine otherwise."""
-        failed = asyncio.create_task(self._service.client.hub.failed())
+        failed = asyncio.create_task(self._service.router.failed())
         terminate = asyncio.create_task(self._terminate.wait())
         waiting: set[asyncio.Task[Any]] = {starting, failed, terminate}
         try:
@@ -145,23 +145,25 @@ class _Process:
         return 0
 
     async def _finish(self, failed: asyncio.Task[EngineDiedError]) -> None:
-        hub = self._service.client.hub
-        if not await _until(lambda: not hub.sequences or self._now.is_set() or failed.done(), self._drain_timeout):
-            log.warning("drain timeout of %g s: %d sequences are cut", self._drain_timeout, hub.sequences)
+        router = self._service.router
+        if not await _until(lambda: not router.sequences or self._now.is_set() or failed.done(), self._drain_timeout):
+            log.warning("drain timeout of %g s: %d sequences are cut", self._drain_timeout, router.sequences)
         if failed.done():
             raise failed.result()
-        hub.fail(EngineDiedError("The server is shutting down.", 0))
+        router.fail(EngineDiedError("The server is shutting down.", 0))
 
 
-async def _start(service: Service, settings: ServerSettings, timeline: Timeline, sockets: Sockets) -> None:
-    """Load the words here and the weights there, generate one token, be ready."""
+async def _start(
+    service: Service, client: ProcessClient, settings: ServerSettings, timeline: Timeline, sockets: Sockets
+) -> None:
+    """Load the tokenizer here and the weights there, generate one token, be ready."""
     # Both fail on a path that is not there. `gather` raises the first and keeps the second quiet.
     (text, longest), info = await asyncio.gather(
-        asyncio.to_thread(_load_text, settings.model), _start_engine(service.client, timeline)
+        asyncio.to_thread(_load_text, settings.model), _start_engine(client, timeline)
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.model)
     timeline.mark("tokenizer")
-    await _warm_up(service.client, info)
+    await _warm_up(client.router, info)
     timeline.mark("first token")
     service.loaded = Loaded(text, info, longest)
     service.cold_start = timeline.now()
@@ -174,7 +176,7 @@ async def _start(service: Service, settings: ServerSettings, timeline: Timeline,
     _greet(service, settings, info, timeline, sockets)
 
 
-async def _start_engine(client: EngineClient, timeline: Timeline) -> EngineInfo:
+async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo:
     info = await client.start()
     timeline.mark("engine ready")
     for name, seconds in info.phases:
@@ -198,15 +200,15 @@ def _load_text(model: str) -> tuple[ServedModel, int]:
     return text, text.longest_token
 
 
-async def _warm_up(client: EngineClient, info: EngineInfo) -> None:
+async def _warm_up(router: OutputRouter, info: EngineInfo) -> None:
     """One token through the real path: nothing is ready before."""
-    stream = client.hub.open_stream()
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    stream.submit(Request(id="warm-up", tokens=[min(1, info.vocab_size - 1)], sampling=sampling))
-    while stream.open:
-        for output in await stream.outputs():
-            if output.error is not None:
-                raise EngineDiedError(f"the first token could not be generated: {output.error}")
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    request = Request(id="warm-up", tokens=[min(1, info.vocab_size - 1)], sampling=sampling)
+    router.submit([request], outputs.put_nowait)
+    output = await outputs.get()
+    if output.error is not None:
+        raise EngineDiedError(f"the first token could not be generated: {output.error}")
 
 
 def _greet(service: Service, settings: ServerSettings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:

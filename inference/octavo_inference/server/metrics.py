@@ -1,4 +1,4 @@
-"""What the API counts and times of each sequence; `exposition` renders it.
+"""Counts and times of each sequence in the API process; `prometheus` renders them.
 
 Exact: 10 requests of 10 tokens give 10 times to first token, 90 inter-token latencies and 100 generated tokens.
 """
@@ -44,7 +44,7 @@ class Histogram:
 
 
 class ServerMetrics:
-    """What is counted while serving."""
+    """Counters and histograms of a serving process."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0

@@ -18,7 +18,7 @@ from octavo_protocol.load import LoadReport
 PREFIXES = ("octavo:", "vllm:")
 
 
-class _Exposition(Collector):
+class _ServerCollector(Collector):
     def __init__(self, service: Service) -> None:
         self._service = service
         self._model = service.names[0]
@@ -115,8 +115,8 @@ class _Exposition(Collector):
         return family
 
 
-def exposition(service: Service) -> Callable[[], bytes]:
+def renderer(service: Service) -> Callable[[], bytes]:
     """A function that renders all metrics. The label is the name the model is served under."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Exposition(service))
+    registry.register(_ServerCollector(service))
     return lambda: generate_latest(registry)

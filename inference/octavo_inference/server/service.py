@@ -1,4 +1,4 @@
-"""What the routes work with: the engine's client, the model's words, and whether requests may come in."""
+"""State that the endpoints share: the engine, the model's tokenizer and template, and whether requests are taken."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from starlette.requests import Request as HttpRequest
 from tokenizers import Tokenizer
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
-from octavo_inference.engine.client import EngineClient
+from octavo_inference.core.request import Request
 from octavo_inference.engine.ipc import EngineInfo
-from octavo_inference.server.metrics import ServerMetrics
-from octavo_inference.server.openai import errors
-from octavo_inference.server.openai.errors import (
+from octavo_inference.engine.output_router import OutputRouter
+from octavo_inference.server import errors
+from octavo_inference.server.errors import (
     ApiError,
     context_overflow,
     draining,
@@ -27,6 +28,9 @@ from octavo_inference.server.openai.errors import (
     model_not_found,
     not_ready,
 )
+from octavo_inference.server.generation import Generation
+from octavo_inference.server.http import NOTES
+from octavo_inference.server.metrics import ServerMetrics
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not before
@@ -40,7 +44,7 @@ TEXT_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the API process knows of the model: its words, not its weights. `template` None: no chat."""
+    """The model's text side, without its weights. `template` None: no chat."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -56,11 +60,10 @@ class Service:
     """State of a serving process. `names`: the model's name, then its aliases. `start_time` is Unix time."""
 
     names: tuple[str, ...]
-    client: EngineClient
-    max_queued_requests: int
+    router: OutputRouter
     start_time: float
     tenant_header: bool = False
-    """Gateways alone reach this server: what they say of tenants and priorities holds."""
+    """Only gateways reach this server, so their headers of tenants and priorities count."""
     clock: Callable[[], float] = time.monotonic
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TEXT_THREADS, "octavo-text"))
@@ -74,45 +77,40 @@ class Service:
     _sequence: int = 0
 
     def require(self, model: str) -> Loaded:
-        """What a request for `model` needs. Raises `ApiError` when it cannot be taken now or is for another model."""
+        """The model, for a request that names it. Raises `ApiError` for another name, or when none are taken."""
         if self.draining:
             raise self._reject(draining(), "draining")
         if not self.ready or self.loaded is None:
             raise self._reject(not_ready(), "not_ready")
-        failure = self.client.hub.failure
+        failure = self.router.failure
         if failure is not None:
             raise errors.engine_failed(str(failure))
         if model not in self.names:
             raise model_not_found(model, self.names[0])
         return self.loaded
 
-    def admit(self, sequences: int) -> None:
-        """Refuse with 503 what would wait beyond the bound of the queue. Raises `ApiError`."""
-        stats = self.client.hub.stats
-        in_flight = self.client.hub.sequences
-        room = stats.max_running + self.max_queued_requests
-        if in_flight + sequences > room or (self.max_queued_requests and stats.waiting >= self.max_queued_requests):
-            raise self._reject(errors.overloaded(stats.waiting), "queue_full")
+    def generate(self, request: HttpRequest, loaded: Loaded, prompts: list[Request]) -> Generation:
+        """Prompts of an HTTP request as a generation, to be entered."""
+        return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
 
     def report(self, cache_after: int | None = None) -> LoadReport | None:
         """The load report of this pod, with what changed in its cache after a sequence; None while loading."""
         if self.loaded is None:
             return None
         self._sequence += 1
-        stats = msgspec.structs.asdict(self.client.hub.stats) | {"max_waiting": self.max_queued_requests}
         return LoadReport(
-            **stats,
+            **msgspec.structs.asdict(self.router.stats),
             sequence=self._sequence,
             start_time=self.start_time,
             model=self.names[0],
             ready=self.is_ready,
             draining=self.draining,
             cold_start=self.cold_start,
-            cache=None if cache_after is None else self.client.hub.cache.since(cache_after),
+            cache=None if cache_after is None else self.router.cache.since(cache_after),
         )
 
     def settings(self) -> dict[str, str]:
-        """What the engine made of its settings, for people and dashboards; empty while the model is loading."""
+        """The engine's settings in effect, for people and dashboards; empty while the model is loading."""
         if self.loaded is None:
             return {}
         info = self.loaded.info
@@ -161,10 +159,10 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether new requests are welcome."""
-        return self.ready and not self.draining and self.client.hub.failure is None
+        return self.ready and not self.draining and self.router.failure is None
 
     async def work(self, function: Callable[[], Result]) -> Result:
-        """Run a function on text in a thread. Raises `ApiError` for what the text's author did wrong."""
+        """Run a function on text in a thread. Raises `ApiError` for a `RequestError`."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self.executor, function)
         except RequestError as error:

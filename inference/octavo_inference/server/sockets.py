@@ -1,4 +1,4 @@
-"""Listening sockets. Imports nothing large: a port that is taken is told before anything is loaded."""
+"""Listening sockets. Imports nothing large: a taken port is an error before anything is loaded."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 
 
 def command(*flags: str) -> list[str]:
@@ -41,6 +42,23 @@ class Reader:
         self.thread.join(120)
         assert not self.thread.is_alive()
         return self.text
+
+
+def test_a_full_queue_refuses_at_once_and_those_let_in_are_answered(start):
+    server = start("--max-running-requests", "1", "--max-queued-requests", "1")
+    running = Reader(server, max_tokens=300, ignore_eos=True)
+    waiting = threading.Thread(target=server.chat, kwargs={"max_tokens": 4}, daemon=True)
+    waiting.start()
+    eventually(lambda: server.load()["waiting"] == 1)
+    refused = [server.api.post("/v1/chat/completions", json=server.body(stream=stream)) for stream in (False, True)]
+    report = server.load()
+    text = running.finish()
+    waiting.join(120)
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in refused] == [(503, "overloaded")] * 2
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
+    assert (report["running"], report["waiting"]) == (1, 1)
+    assert text.endswith("data: [DONE]\n\n")
+    assert server.load()["requests"] == 3, "warm-up and the two that were let in"
 
 
 def test_sigterm_lets_streams_finish(start):

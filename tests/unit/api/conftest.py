@@ -20,9 +20,10 @@ from octavo_inference.core.request import Output, Request, TokenLogprobs
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.model_loader import TextModel as ModelText
 from octavo_inference.model_loader import load_text
+from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.lifecycle import HttpServer
-from octavo_inference.server.routes import admin_app, public_app
+from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.tokenizer.chat_template import ChatTemplate
 from octavo_protocol.load import EngineStats
@@ -43,13 +44,15 @@ class FakeSequence:
 class FakeEngine:
     """Gives every sequence the tokens of `answer`, one a step, then end-of-sequence.
 
-    `hold` stops it between steps; `pace` is how long a step takes.
+    `hold` stops it between steps; `pace` is how long a step takes; it refuses nothing, however many wait.
     """
 
     tokenizer: Tokenizer
     answer: str = ANSWER
     hold: bool = False
     pace: float = 0.0
+    max_queued: int = 100
+    stalled: bool = False
     fail_at: int | None = None
     steps: int = 0
     rests: int = 0
@@ -136,7 +139,7 @@ class FakeEngine:
             prefix_hit_tokens=0,
             max_running=8,
             max_batched_tokens=64,
-            max_waiting=4,
+            max_waiting=self.max_queued,
         )
 
 
@@ -145,6 +148,7 @@ class Server:
     """A running server: `api` and `admin` are HTTP clients of its two ports."""
 
     engine: FakeEngine
+    client: ThreadClient
     service: Service
     api: httpx.AsyncClient
     admin: httpx.AsyncClient
@@ -153,9 +157,8 @@ class Server:
     def release(self) -> None:
         """Let a held engine go on."""
         self.engine.hold = False
-        client = self.service.client
-        with client._condition:
-            client._condition.notify()
+        with self.client._condition:
+            self.client._condition.notify()
 
     async def chat(self, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
@@ -220,7 +223,6 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         *,
         keys: Keys | None = None,
         ready: bool = True,
-        max_queued: int = 100,
         tenant_header: bool = False,
         prefix_caching: bool = True,
         listen: bool = False,
@@ -243,8 +245,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         client = ThreadClient(engine, info)
         service = Service(
             names=("m", "alias"),
-            client=client,
-            max_queued_requests=max_queued,
+            router=client.router,
             start_time=1.0,
             tenant_header=tenant_header,
         )
@@ -257,7 +258,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         apps = [public_app(service, keys, "1.2.3"), admin_app(service, None, lambda: drained.append(True))]
         try:
             async with (_listening if listen else _called)(apps) as (api, admin):
-                yield Server(engine, service, api, admin, drained)
+                yield Server(engine, client, service, api, admin, drained)
         finally:
             engine.hold = False
             engine.sequences.clear()

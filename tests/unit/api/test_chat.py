@@ -70,7 +70,7 @@ async def test_stop_strings_leave_no_trace(serve, stop):
     async with serve() as server:
         whole = (await server.chat(stop=stop)).json()["choices"][0]
         streamed = events((await server.chat(stop=stop, stream=True)).text)
-        await eventually_async(lambda: server.service.client.hub.stats.blocks_pinned == 0)
+        await eventually_async(lambda: server.service.router.stats.blocks_pinned == 0)
     assert whole["message"]["content"] == ANSWER[:first]
     assert whole["finish_reason"] == "stop"
     assert whole["stop_reason"] in stop

@@ -12,9 +12,9 @@ from octavo_inference.engine import process
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.server.auth import Keys
-from octavo_inference.server.openai.requests import timeout
+from octavo_inference.server.prompts import timeout
 
-from .test_process import INFO, Child, request
+from .test_process import INFO, Child, outputs, request
 
 
 async def test_a_request_says_how_it_is_to_be_handled(serve, tmp_path):
@@ -107,11 +107,8 @@ async def test_wrong_books_end_the_engine_with_a_status_of_their_own(fake_engine
     child = Child(lambda _: (fake_engine, INFO))
     client = ProcessClient(child, stall_seconds=30)
     await client.start()
-    stream = client.hub.open_stream()
-    stream.submit(request("a"))
-    while stream.open:
-        await stream.outputs()
-    error = await client.hub.failed()
+    await outputs(client, request("a"))
+    error = await client.router.failed()
     child.thread.join(5)
     await client.close()
     assert isinstance(error, EngineDiedError)
@@ -127,8 +124,8 @@ async def test_a_lost_gpu_ends_the_engine_with_a_status_of_its_own(fake_engine):
     child = Child(lambda _: (fake_engine, INFO))
     client = ProcessClient(child, stall_seconds=30)
     await client.start()
-    client.hub.open_stream().submit(request("a"))
-    error = await client.hub.failed()
+    client.router.submit([request("a")], lambda _: None)
+    error = await client.router.failed()
     child.thread.join(5)
     await client.close()
     assert (error.status, child.status) == (72, process.EXIT_DEVICE_LOST)

@@ -97,7 +97,7 @@ async def test_while_loading(serve):
 async def test_while_draining(serve):
     async with serve(hold=True) as server:
         running = asyncio.create_task(server.chat())
-        await eventually_async(lambda: server.service.client.hub.stats.running == 1)
+        await eventually_async(lambda: server.service.router.stats.running == 1)
         server.service.draining = True
         status = {path: (await server.api.get(path)).status_code for path in ("/livez", "/readyz", "/startupz")}
         refused = await server.chat()

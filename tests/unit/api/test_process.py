@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from octavo_inference.common.errors import ModelError
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.server import ServerSettings
-from octavo_inference.core.request import Abort, Request, SamplingParams
+from octavo_inference.core.request import Abort, Output, Request, SamplingParams
 from octavo_inference.engine import ipc, process
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo, EngineStep, Ready, Start, decode_from_engine
@@ -64,6 +65,16 @@ def request(name: str, n: int = 1) -> Request:
     return Request(id=name, tokens=[1, 2, 3], sampling=SamplingParams(n=n, max_tokens=40))
 
 
+async def outputs(client: ProcessClient, *requests: Request) -> list[Output]:
+    """Submit requests and wait until all their sequences have ended."""
+    arrived: asyncio.Queue[Output] = asyncio.Queue()
+    client.router.submit(requests, arrived.put_nowait)
+    found = []
+    while client.router.sequences or not arrived.empty():
+        found.append(await arrived.get())
+    return found
+
+
 def test_frames_survive_any_cut():
     messages = [[request("a")], [Abort(id="a"), Abort(id="b", index=1)], []]
     data = b"".join(map(encode_frame, messages))
@@ -82,16 +93,12 @@ async def test_a_conversation(fake_engine):
     child = Child(lambda _: (fake_engine, INFO))
     client = ProcessClient(child, stall_seconds=30)
     info = await client.start()
-    stream = client.hub.open_stream()
-    stream.submit(request("a", n=2))
-    outputs = []
-    while stream.open:
-        outputs += await stream.outputs()
+    found = await outputs(client, request("a", n=2))
     await client.close()
     child.thread.join(5)
     assert info == INFO
-    assert {(o.id, o.index) for o in outputs} == {("a", 0), ("a", 1)}
-    assert [o.finish_reason for o in outputs if o.finish_reason] == ["stop", "stop"]
+    assert {(o.id, o.index) for o in found} == {("a", 0), ("a", 1)}
+    assert [o.finish_reason for o in found if o.finish_reason] == ["stop", "stop"]
     assert child.status == 0, "our end closing ends the engine"
 
 
@@ -99,10 +106,7 @@ async def test_idle_the_engine_waits_in_recv(fake_engine):
     child = Child(lambda _: (fake_engine, INFO))
     client = ProcessClient(child, stall_seconds=30)
     await client.start()
-    stream = client.hub.open_stream()
-    stream.submit(request("a"))
-    while stream.open:
-        await stream.outputs()
+    await outputs(client, request("a"))
 
     def waits_for_ever() -> bool:
         frame = sys._current_frames()[child.thread.ident]
@@ -121,22 +125,21 @@ async def test_a_model_that_cannot_be_loaded_is_told_in_one_line():
         await client.start()
 
 
-async def test_a_killed_engine_ends_every_stream(fake_engine):
+async def test_a_killed_engine_ends_every_request(fake_engine):
     fake_engine.hold = True
     child = Child(lambda _: (fake_engine, INFO))
     client = ProcessClient(child, stall_seconds=30)
     await client.start()
-    streams = [client.hub.open_stream() for _ in range(3)]
-    for i, stream in enumerate(streams):
-        stream.submit(request(f"r{i}"))
+    found: list[Output] = []
+    for i in range(3):
+        client.router.submit([request(f"r{i}")], found.append)
     child.process.kill()
     child.connection.shutdown(socket.SHUT_RDWR)
-    outputs = [await stream.outputs() for stream in streams]
-    late = client.hub.open_stream()
-    late.submit(request("late"))
-    outputs.append(await late.outputs())
-    cause = await client.hub.failed()
-    assert {output.finish_reason for found in outputs for output in found} == {"error"}
+    cause = await client.router.failed()
+    assert [output.id for output in found] == ["r0", "r1", "r2"]
+    client.router.submit([request("late")], found.append)
+    assert [output.id for output in found] == ["r0", "r1", "r2", "late"]
+    assert {output.finish_reason for output in found} == {"error"}
     assert "SIGKILL" in str(cause)
     assert "--kv-memory" in str(cause)
     assert cause.status == 1
@@ -155,10 +158,8 @@ async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
     child = Child(lambda _: (fake_engine, info), (sys.executable, "-c", program, str(log)))
     client = ProcessClient(child, stall_seconds=1.0)
     await client.start()
-    stream = client.hub.open_stream()
-    stream.submit(request("a"))
-    output = (await stream.outputs())[0]
-    cause = await client.hub.failed()
+    [output] = await outputs(client, request("a"))
+    cause = await client.router.failed()
     assert output.finish_reason == "error"
     assert "no step for 1 s" in str(cause)
     assert cause.status == 70

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.support.waiting import eventually_async
 
-from octavo_inference.server.openai.errors import ApiError
-from octavo_inference.server.openai.requests import ChatRequest, CompletionRequest, decode
+from octavo_inference.server.errors import ApiError
+from octavo_inference.server.json_body import decode
+from octavo_inference.server.openai.requests import ChatRequest, CompletionRequest
 
 BIG = 2**63
 
@@ -182,6 +183,17 @@ async def test_a_full_queue_refuses_at_once(serve):
     assert (refused.status_code, refusal(refused)["code"]) == (503, "overloaded")
     assert 0 < int(refused.headers["retry-after"]) <= 120
     assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_prompts_of_one_request_are_taken_together_or_not_at_all(serve):
+    async with serve(max_queued=2) as server:
+        refused = await server.complete(prompt=["x"] * 11)
+        assert server.engine.seen == []
+        taken = await server.complete(prompt=["x"] * 5, n=2)
+        metrics = (await server.admin.get("/metrics")).text
+    assert (refused.status_code, taken.status_code, len(server.engine.seen)) == (503, 200, 5)
+    assert 'octavo:admission_rejections_total{model_name="m",reason="queue_full"} 1.0' in metrics
+    assert 'octavo:prompt_tokens_total{model_name="m"} 5.0' in metrics
 
 
 async def test_request_ids(serve):

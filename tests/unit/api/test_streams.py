@@ -8,7 +8,7 @@ import json
 import pytest
 from tests.support.waiting import eventually_async
 
-from octavo_inference.server.openai import completion_stream
+from octavo_inference.server.openai import completions
 
 
 async def until_text(response) -> None:
@@ -34,7 +34,7 @@ async def test_disconnect_frees_everything_within_two_steps(serve):
         report = (await server.admin.get("/v1/octavo/load")).json()
     assert server.engine.steps <= at_abort + 2
     assert (report["blocks_pinned"], report["running"]) == (0, 0)
-    assert server.service.client.hub.sequences == 0
+    assert server.service.router.sequences == 0
     assert server.service.metrics.finished["abort"] == 3
 
 
@@ -42,12 +42,12 @@ async def test_disconnect_of_a_unary_request_aborts_it_too(serve):
     async with serve(listen=True, hold=True) as server:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(server.chat(), 0.3)
-        await eventually_async(lambda: not server.engine.seen or not server.service.client.hub.sequences)
-    assert server.service.client.hub.sequences == 0
+        await eventually_async(lambda: not server.engine.seen or not server.service.router.sequences)
+    assert server.service.router.sequences == 0
 
 
 async def test_silence_is_filled_with_comments(serve, monkeypatch):
-    monkeypatch.setattr(completion_stream, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(completions, "KEEP_ALIVE_SECONDS", 0.02)
     async with serve(listen=True, hold=True) as server:
         body = {"model": "m", "prompt": "x", "stream": True, "max_tokens": 40}
         async with server.api.stream("POST", "/v1/completions", json=body) as response:

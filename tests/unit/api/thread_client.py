@@ -17,7 +17,7 @@ class ThreadClient:
     """An engine in a thread; the interpreter lock is shared with the event loop."""
 
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
-        self.hub = OutputRouter(self._send, KvEventLog(1))
+        self.router = OutputRouter(self._send, KvEventLog(1))
         self._engine = engine
         self._info = info
         self._inbox: list[Request | Abort | ResetCache] = []
@@ -27,7 +27,7 @@ class ThreadClient:
 
     async def start(self) -> EngineInfo:
         """Start the thread."""
-        self.hub.loaded(self._engine.stats())
+        self.router.loaded(self._engine.stats())
         self._thread = threading.Thread(
             target=self._run, args=(asyncio.get_running_loop(),), name="octavo-engine", daemon=True
         )
@@ -56,9 +56,9 @@ class ThreadClient:
                     return
                 messages, self._inbox = self._inbox, []
             try:
-                event_loop.call_soon_threadsafe(self.hub.deliver, loop.turn(messages))
+                event_loop.call_soon_threadsafe(self.router.deliver, loop.turn(messages))
                 while loop.pause() is None and loop.rest() and not (self._inbox or self._stop):
                     pass
             except Exception as error:  # noqa: BLE001 -- whatever ended the engine ends the streams, with its cause
-                event_loop.call_soon_threadsafe(self.hub.fail, EngineDiedError(f"{type(error).__name__}: {error}"))
+                event_loop.call_soon_threadsafe(self.router.fail, EngineDiedError(f"{type(error).__name__}: {error}"))
                 return

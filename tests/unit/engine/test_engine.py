@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.common.errors import DeviceLostError, QueueFullError, RequestError
+from octavo_inference.common.errors import DeviceLostError, RequestError
 from octavo_inference.core.request import Request, SamplingParams
 
 Make = Callable[..., Any]
@@ -292,38 +292,6 @@ def test_refuses_what_can_never_be_served(runner: Make, tokens: list[int], sampl
     with pytest.raises(RequestError, match=message):
         run.submit("r", tokens, **sampling)
     assert not run.engine.has_work
-
-
-def test_the_queue_is_bounded(runner: Make) -> None:
-    run = runner(max_queued=2, max_running=1)
-    run.submit("a", [1])
-    run.step()
-    run.submit("b", [1])
-    run.submit("c", [1])
-    with pytest.raises(QueueFullError, match="2 sequences wait already, 2 may"):
-        run.submit("d", [1])
-    run.engine.abort("b")
-    run.submit("d", [1])
-
-
-def test_a_burst_that_the_next_step_can_start_is_no_queue(runner: Make) -> None:
-    run = runner(max_queued=0, max_running=3, budget=16)
-    for name in "abc":
-        run.submit(name, [1, 2])
-    with pytest.raises(QueueFullError):
-        run.submit("d", [1])
-    run.step()
-    with pytest.raises(QueueFullError):
-        run.submit("d", [1])
-
-
-def test_what_blocks_keep_waiting_is_a_queue_although_rows_are_free(runner: Make) -> None:
-    run = runner(blocks=8, max_model_len=32, max_queued=1, max_running=8, budget=32)
-    run.submit("a", list(range(20)))
-    run.submit("b", list(range(30, 50)))
-    run.step()
-    with pytest.raises(QueueFullError):
-        run.submit("c", [1])
 
 
 def test_an_id_in_use_is_refused(runner: Make) -> None:

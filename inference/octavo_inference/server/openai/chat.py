@@ -10,10 +10,12 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo_inference.server.http import EventStream, json_response, read_json, until_disconnect
+from octavo_inference.server import json_body
+from octavo_inference.server.errors import invalid
+from octavo_inference.server.generation import Generation
+from octavo_inference.server.http import KEEP_ALIVE_SECONDS, EventStream, json_unless_gone
 from octavo_inference.server.openai import requests
-from octavo_inference.server.openai.completion_stream import Prompts, pieces, usage, whole
-from octavo_inference.server.openai.errors import invalid
+from octavo_inference.server.openai.reply import Reply
 from octavo_inference.server.openai.requests import ChatRequest
 from octavo_inference.server.openai.responses import (
     ChatChoice,
@@ -26,6 +28,7 @@ from octavo_inference.server.openai.responses import (
     Usage,
     chat_logprobs,
 )
+from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.service import Service
 from octavo_inference.server.sse import MARK, event, template
 from octavo_inference.tokenizer.detokenizer import Delta
@@ -33,13 +36,12 @@ from octavo_inference.tokenizer.detokenizer import Delta
 if TYPE_CHECKING:
     from octavo_inference.tokenizer.chat_template import Message
 
-CLIENT_GONE = 499
 _encode = msgspec.json.Encoder().encode
 
 
 async def chat_completions(service: Service, request: HttpRequest) -> Response:
     """Answer a conversation, whole or as a stream."""
-    body = requests.decode(await read_json(request), ChatRequest)
+    body = await json_body.read(request, ChatRequest)
     loaded = service.require(body.model)
     wanted = _wanted_tokens(body)
     logprobs = _logprobs(body)
@@ -51,47 +53,48 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         logprobs=logprobs,
         vocab_size=loaded.info.vocab_size,
     )
-    prompts = Prompts.of(service, loaded, request, body.model, "chatcmpl", [tokens], [sampling], body)
-    headers = await prompts.headers()
+    reply = Reply.new("chatcmpl", body.model, loaded.text.tokenizer, logprobs=logprobs is not None)
+    prompts = engine_requests(service, request, body, reply.id, [tokens], [sampling])
+    headers = await prompt_headers(service, request, loaded, prompts)
+    generation = service.generate(request, loaded, prompts)
     if body.stream:
-        return EventStream(_events(prompts, include_usage=body.include_usage), headers)
-    answer = await until_disconnect(request.receive, _whole(prompts))
-    return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer, headers=headers)
+        return EventStream(_events(generation, reply, include_usage=body.include_usage), headers)
+    return await json_unless_gone(request.receive, _whole(generation, reply), headers)
 
 
-async def _whole(prompts: Prompts) -> bytes:
-    with prompts.running() as generation:
-        answers = await whole(generation, prompts.choices)
-        choices = [
-            ChatChoice(
-                index=index,
-                message=ChatMessage(answer.text),
-                logprobs=_piece_logprobs(prompts, answer),
-                finish_reason=answer.finish_reason or "stop",
-                stop_reason=answer.stop_reason,
-            )
-            for index, answer in enumerate(answers)
-        ]
-        return _encode(ChatResponse(prompts.id, prompts.created, prompts.model, choices, usage(generation)))
+async def _whole(generation: Generation, reply: Reply) -> bytes:
+    with generation:
+        answers = await generation.answers()
+    choices = [
+        ChatChoice(
+            index=index,
+            message=ChatMessage(answer.text),
+            logprobs=_piece_logprobs(reply, answer),
+            finish_reason=answer.finish_reason or "stop",
+            stop_reason=answer.stop_reason,
+        )
+        for index, answer in enumerate(answers)
+    ]
+    return _encode(ChatResponse(reply.id, reply.created, reply.model, choices, Usage.of(generation.counts)))
 
 
-async def _events(prompts: Prompts, *, include_usage: bool) -> AsyncGenerator[bytes | None]:
+async def _events(generation: Generation, reply: Reply, *, include_usage: bool) -> AsyncGenerator[bytes | None]:
     empty = None if include_usage else UNSET
 
-    def chunk(choices: list[ChunkChoice], counts: Usage | UnsetType | None = empty) -> bytes:
-        return _encode(ChatChunk(prompts.id, prompts.created, prompts.model, choices, usage=counts))
+    def chunk(choices: list[ChunkChoice], usage: Usage | UnsetType | None = empty) -> bytes:
+        return _encode(ChatChunk(reply.id, reply.created, reply.model, choices, usage=usage))
 
-    plain = [template(chunk([ChunkChoice(index, ChatDelta(content=MARK))])) for index in range(prompts.choices)]
-    with prompts.running() as generation:
+    plain = [template(chunk([ChunkChoice(index, ChatDelta(content=MARK))])) for index in range(generation.choices)]
+    with generation:
         introduced = False
-        async for ready in pieces(generation):
+        async for ready in generation.pieces(KEEP_ALIVE_SECONDS):
             if ready is None:
                 yield None
                 continue
             events = []
             if not introduced:
                 introduced = True
-                greetings = (ChunkChoice(index, ChatDelta("assistant", "")) for index in range(prompts.choices))
+                greetings = (ChunkChoice(index, ChatDelta("assistant", "")) for index in range(generation.choices))
                 events += [event(chunk([greeting])) for greeting in greetings]
             for index, piece in ready:
                 if piece.finish_reason is None and piece.logprobs is None:
@@ -100,20 +103,20 @@ async def _events(prompts: Prompts, *, include_usage: bool) -> AsyncGenerator[by
                 choice = ChunkChoice(
                     index,
                     ChatDelta(content=piece.text or None),
-                    _piece_logprobs(prompts, piece),
+                    _piece_logprobs(reply, piece),
                     piece.finish_reason,
                     piece.stop_reason if piece.finish_reason else UNSET,
                 )
                 events.append(event(chunk([choice])))
             yield b"".join(events)
         if include_usage:
-            yield event(chunk([], usage(generation)))
+            yield event(chunk([], Usage.of(generation.counts)))
 
 
-def _piece_logprobs(prompts: Prompts, piece: Delta) -> ChatLogprobs | None:
-    if prompts.sampling[0].logprobs is None:
+def _piece_logprobs(reply: Reply, piece: Delta) -> ChatLogprobs | None:
+    if not reply.logprobs:
         return None
-    return ChatLogprobs(chat_logprobs(prompts.loaded.text.tokenizer, piece.tokens, piece.logprobs or []))
+    return ChatLogprobs(chat_logprobs(reply.tokenizer, piece.tokens, piece.logprobs or []))
 
 
 def _template_message(message: requests.Message) -> Message:

@@ -10,11 +10,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo_inference.core.request import SamplingParams
-from octavo_inference.server.http import EventStream, json_response, read_json, until_disconnect
+from octavo_inference.server import json_body
+from octavo_inference.server.errors import invalid
+from octavo_inference.server.generation import Generation
+from octavo_inference.server.http import KEEP_ALIVE_SECONDS, EventStream, json_unless_gone
 from octavo_inference.server.openai import requests
-from octavo_inference.server.openai.chat import CLIENT_GONE
-from octavo_inference.server.openai.completion_stream import Prompts, pieces, usage, whole
-from octavo_inference.server.openai.errors import invalid
+from octavo_inference.server.openai.reply import Reply
 from octavo_inference.server.openai.requests import CompletionRequest
 from octavo_inference.server.openai.responses import (
     CompletionLogprobs,
@@ -23,6 +24,7 @@ from octavo_inference.server.openai.responses import (
     Usage,
     completion_logprobs,
 )
+from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.service import Loaded, Service
 from octavo_inference.server.sse import MARK, event, template
 from octavo_inference.tokenizer.detokenizer import Delta
@@ -34,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def completions(service: Service, request: HttpRequest) -> Response:
     """Continue one or more prompts, whole or as a stream."""
-    body = requests.decode(await read_json(request), CompletionRequest)
+    body = await json_body.read(request, CompletionRequest)
     loaded = service.require(body.model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of: only the value of n is supported.", "best_of")
@@ -43,49 +45,50 @@ async def completions(service: Service, request: HttpRequest) -> Response:
     asked = body.prompts
     tokens = await service.work(lambda: [loaded.prompt_tokens(prompt) for prompt in asked])
     sampling = [_sampling(body, loaded, len(prompt)) for prompt in tokens]
-    prompts = Prompts.of(service, loaded, request, body.model, "cmpl", tokens, sampling, body)
-    heads = _heads(loaded, asked) if body.echo else [""] * len(asked)
-    headers = await prompts.headers()
+    reply = Reply.new("cmpl", body.model, loaded.text.tokenizer, logprobs=body.logprobs is not None)
+    prompts = engine_requests(service, request, body, reply.id, tokens, sampling)
+    heads = [head for head in _heads(body, loaded) for _ in range(sampling[0].n)]
+    headers = await prompt_headers(service, request, loaded, prompts)
+    generation = service.generate(request, loaded, prompts)
     if body.stream:
-        return EventStream(_events(prompts, heads, include_usage=body.include_usage), headers)
-    answer = await until_disconnect(request.receive, _whole(prompts, heads))
-    return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer, headers=headers)
+        return EventStream(_events(generation, reply, heads, include_usage=body.include_usage), headers)
+    return await json_unless_gone(request.receive, _whole(generation, reply, heads), headers)
 
 
-async def _whole(prompts: Prompts, heads: list[str]) -> bytes:
-    with prompts.running() as generation:
-        answers = await whole(generation, prompts.choices)
-        n = prompts.sampling[0].n
-        choices = [
-            TextChoice(
-                index,
-                heads[index // n] + answer.text,
-                _piece_logprobs(prompts, answer, 0),
-                answer.finish_reason,
-                answer.stop_reason,
-            )
-            for index, answer in enumerate(answers)
-        ]
-        return _encode(TextResponse(prompts.id, prompts.created, prompts.model, choices, usage=usage(generation)))
+async def _whole(generation: Generation, reply: Reply, heads: list[str]) -> bytes:
+    with generation:
+        answers = await generation.answers()
+    choices = [
+        TextChoice(
+            index,
+            head + answer.text,
+            _piece_logprobs(reply, answer, 0),
+            answer.finish_reason,
+            answer.stop_reason,
+        )
+        for index, (head, answer) in enumerate(zip(heads, answers, strict=True))
+    ]
+    return _encode(TextResponse(reply.id, reply.created, reply.model, choices, usage=Usage.of(generation.counts)))
 
 
-async def _events(prompts: Prompts, heads: list[str], *, include_usage: bool) -> AsyncGenerator[bytes | None]:
+async def _events(
+    generation: Generation, reply: Reply, heads: list[str], *, include_usage: bool
+) -> AsyncGenerator[bytes | None]:
     empty = None if include_usage else UNSET
-    n = prompts.sampling[0].n
-    lengths = [0] * prompts.choices
+    lengths = [0] * generation.choices
 
-    def chunk(choices: list[TextChoice], counts: Usage | UnsetType | None = empty) -> bytes:
-        return _encode(TextResponse(prompts.id, prompts.created, prompts.model, choices, usage=counts))
+    def chunk(choices: list[TextChoice], usage: Usage | UnsetType | None = empty) -> bytes:
+        return _encode(TextResponse(reply.id, reply.created, reply.model, choices, usage=usage))
 
-    plain = [template(chunk([TextChoice(index, MARK)])) for index in range(prompts.choices)]
-    with prompts.running() as generation:
-        async for ready in pieces(generation):
+    plain = [template(chunk([TextChoice(index, MARK)])) for index in range(generation.choices)]
+    with generation:
+        async for ready in generation.pieces(KEEP_ALIVE_SECONDS):
             if ready is None:
                 yield None
                 continue
             events = []
             for index, piece in ready:
-                head = "" if lengths[index] else heads[index // n]
+                head = "" if lengths[index] else heads[index]
                 text = head + piece.text
                 if piece.finish_reason is None and piece.logprobs is None:
                     events.append(plain[index](text))
@@ -93,7 +96,7 @@ async def _events(prompts: Prompts, heads: list[str], *, include_usage: bool) ->
                     choice = TextChoice(
                         index,
                         text,
-                        _piece_logprobs(prompts, piece, lengths[index]),
+                        _piece_logprobs(reply, piece, lengths[index]),
                         piece.finish_reason,
                         piece.stop_reason if piece.finish_reason else UNSET,
                     )
@@ -101,13 +104,13 @@ async def _events(prompts: Prompts, heads: list[str], *, include_usage: bool) ->
                 lengths[index] += len(text)
             yield b"".join(events)
         if include_usage:
-            yield event(chunk([], usage(generation)))
+            yield event(chunk([], Usage.of(generation.counts)))
 
 
-def _piece_logprobs(prompts: Prompts, piece: Delta, offset: int) -> CompletionLogprobs | None:
-    if prompts.sampling[0].logprobs is None:
+def _piece_logprobs(reply: Reply, piece: Delta, offset: int) -> CompletionLogprobs | None:
+    if not reply.logprobs:
         return None
-    return completion_logprobs(prompts.loaded.text.tokenizer, piece.tokens, piece.logprobs or [], offset)
+    return completion_logprobs(reply.tokenizer, piece.tokens, piece.logprobs or [], offset)
 
 
 def _sampling(body: CompletionRequest, loaded: Loaded, prompt: int) -> SamplingParams:
@@ -119,8 +122,9 @@ def _sampling(body: CompletionRequest, loaded: Loaded, prompt: int) -> SamplingP
     )
 
 
-def _heads(loaded: Loaded, prompts: list[str | list[int]]) -> list[str]:
-    return [
-        prompt if isinstance(prompt, str) else loaded.text.tokenizer.decode(prompt, skip_special_tokens=False)
-        for prompt in prompts
-    ]
+def _heads(body: CompletionRequest, loaded: Loaded) -> list[str]:
+    """With `echo` the text of each prompt, which stands before its answers."""
+    if not body.echo:
+        return [""] * len(body.prompts)
+    decode = loaded.text.tokenizer.decode
+    return [prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=False) for prompt in body.prompts]

@@ -1,23 +1,20 @@
-"""The request bodies: types and bounds of every field that works, and 400 with `param` for everything else.
+"""The request bodies: types and bounds of every field that works; `server.json_body` refuses everything else.
 
-JSON has no NaN or Infinity, and `true`, `"5"` and `5.0` are no integers:
-msgspec is strict about both. Fields typed `None` are known to clients but not supported: only `null` is accepted.
+Fields typed `None` are known to clients but not supported: only `null` is accepted.
 Accepted without effect: `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `store` false,
 `service_tier` auto or default, `response_format` text, `parallel_tool_calls` null.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from octavo_inference.config.cache_policy import PolicyName
-from octavo_inference.core.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_TIMEOUT, SamplingParams
-from octavo_inference.server.openai.errors import ApiError, invalid
-from octavo_protocol.names import HEADER_TIMEOUT
+from octavo_inference.core.request import MAX_LOGPROBS, SamplingParams
+from octavo_inference.server.errors import invalid
+from octavo_inference.server.prompts import SchedulingFields
 
 MAX_PROMPTS = 128
 MAX_STOP = 4
@@ -30,7 +27,7 @@ Label = Annotated[str, Meta(max_length=512)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream carries besides text."""
+    """Additions to a stream's text."""
 
     include_usage: bool | None = None
 
@@ -41,7 +38,7 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["text"]
 
 
-class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Common(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
     """Fields of both endpoints."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -61,9 +58,6 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    cache_policy: PolicyName | None = None
-    cache_salt: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
 
     user: Label | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
@@ -154,19 +148,6 @@ class CompletionRequest(Common):
         return prompts
 
 
-Body = TypeVar("Body", bound=Common)
-
-
-def decode(data: bytes, kind: type[Body]) -> Body:
-    """A request body as its type. Raises `ApiError` 400 naming the field, what was found and what is possible."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise invalid(f"The body is not valid JSON: {error}", None, "invalid_json") from None
-
-
 def sampling(body: Common, *, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
     """The engine's parameters. Raises `ApiError` for values that contradict each other or the model."""
     min_tokens = body.min_tokens or 0
@@ -199,51 +180,8 @@ def sampling(body: Common, *, max_tokens: int, logprobs: int | None, vocab_size:
     )
 
 
-def timeout(header: str | None) -> float | None:
-    """Seconds that a client gives a request. Raises `ApiError`."""
-    if header is None:
-        return None
-    if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", header) is None or not 0.001 <= float(header) <= MAX_TIMEOUT:
-        raise invalid(
-            f"{HEADER_TIMEOUT}: {header[:64]!r} is not a time in seconds from 0.001 to {MAX_TIMEOUT:g}.", HEADER_TIMEOUT
-        )
-    return float(header)
-
-
 Value = TypeVar("Value", int, float)
 
 
 def _or(value: Value | None, default: Value) -> Value:
     return default if value is None else value
-
-
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_AT = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
-_WORDS = {
-    "array": "a list",
-    "object": "an object",
-    "str": "a text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "null": "null",
-}
-
-
-def _explain(text: str) -> ApiError:
-    """The library's message with its path turned into `param`."""
-    if unknown := _UNKNOWN.match(text):
-        param = ".".join(part for part in (unknown[2], unknown[1]) if part)[:128]
-        return invalid(f"{param}: this server knows no such field; leave it out.", param, "unknown_parameter")
-    if missing := _MISSING.match(text):
-        param = ".".join(part for part in (missing[2], missing[1]) if part)
-        return invalid(f"{param}: this field is required.", param, "missing_required_parameter")
-    located = _AT.match(text)
-    if located is None:
-        return invalid(f"The body must be a JSON object: {text}.", None, "invalid_type")
-    problem, param = located[1], located[2][:128]
-    if problem.startswith("Expected `null`, got"):
-        return invalid(f"{param}: not supported by this server yet; leave it out.", param, "unsupported_parameter")
-    problem = re.sub(r"`([a-z |]+)`", lambda m: " or ".join(_WORDS.get(t, t) for t in m[1].split(" | ")), problem)
-    return invalid(f"{param}: {problem[0].lower()}{problem[1:]}.", param, "invalid_value")

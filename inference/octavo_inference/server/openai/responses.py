@@ -1,4 +1,4 @@
-"""The bodies of answers, as the OpenAI API has them."""
+"""The bodies of responses, as the OpenAI API has them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from tokenizers import Tokenizer
 
 from octavo_inference.core.request import TokenLogprobs
+from octavo_inference.server.generation import TokenCounts
 from octavo_inference.tokenizer.detokenizer import token_bytes
 
 
@@ -25,9 +26,9 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptDetails
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
-        """Counts of a finished request."""
-        return cls(prompt, completion, prompt + completion, PromptDetails(cached))
+    def of(cls, counts: TokenCounts) -> Usage:
+        """Counts of a generation so far."""
+        return cls(counts.prompt, counts.completion, counts.prompt + counts.completion, PromptDetails(counts.cached))
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """What the model said."""
+    """The message that the model wrote."""
 
     content: str
     role: str = "assistant"
@@ -94,7 +95,7 @@ class ChatResponse(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a chunk adds."""
+    """The addition of a chunk."""
 
     role: str | None = None
     content: str | None = None

@@ -87,7 +87,7 @@ def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
             f"--tensor-parallel-size {settings.tensor_parallel_size}: tune measures models on one device; leave it out",
             "--tensor-parallel-size",
         )
-    wishes = dataclasses.replace(engine_settings(settings), max_queued_requests=load.concurrency)
+    wishes = engine_settings(settings)
     first = load_engine(wishes)
     default = _candidate(first.settings)
     if load.longest > first.engine.limits.max_model_len:

@@ -1,4 +1,4 @@
-"""What a client sees when a request is not answered: one shape, four keys, always."""
+"""Error objects for clients: one shape, four keys, always."""
 
 from __future__ import annotations
 

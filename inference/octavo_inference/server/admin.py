@@ -1,0 +1,79 @@
+"""The admin port: metrics, load report, drain and the prefix cache."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from octavo_inference.server.auth import Keys
+from octavo_inference.server.endpoint import Endpoint, http_router
+from octavo_inference.server.errors import invalid, not_ready
+from octavo_inference.server.http import RequestGuard, json_response
+from octavo_inference.server.service import Service
+from octavo_protocol import load, names
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) -> ASGIApp:
+    """The port of metrics, load report and drain.
+
+    For the cluster, not for clients: without `keys` anyone who reaches it may use it, so a NetworkPolicy keeps others
+    out.
+    """
+
+    @functools.cache
+    def load_renderer() -> Callable[[], bytes]:
+        from octavo_inference.server.prometheus import renderer  # noqa: PLC0415 -- not before the first token
+
+        return renderer(service)
+
+    async def get_metrics(_: Service, __: Request) -> Response:
+        render = await asyncio.to_thread(load_renderer)
+        return Response(render(), media_type=METRICS_TYPE)
+
+    async def post_drain(_: Service, __: Request) -> Response:
+        drain()
+        return json_response(b'{"draining":true}', 202)
+
+    endpoints = [
+        Endpoint("GET", "/metrics", get_metrics),
+        Endpoint("GET", names.PATH_LOAD, get_load),
+        Endpoint("POST", names.PATH_DRAIN, post_drain),
+        Endpoint("POST", names.PATH_CACHE_RESET, reset_cache),
+    ]
+    return RequestGuard(http_router(service, endpoints), keys=keys)
+
+
+async def get_load(service: Service, request: Request) -> Response:
+    """The load report, with the changes of the prefix cache for a reader that asks for them."""
+    report = service.report(_cache_after(request))
+    if report is None:
+        raise not_ready()
+    return json_response(load.encode(report))
+
+
+async def reset_cache(service: Service, _: Request) -> Response:
+    """Forget all prefixes: no request that comes after this answer finds what was computed before."""
+    if service.loaded is None:
+        raise not_ready()
+    service.router.reset_cache()
+    return json_response(b'{"reset":true}')
+
+
+def _cache_after(request: Request) -> int | None:
+    given = request.query_params.getlist(names.QUERY_CACHE_AFTER)
+    if not given:
+        return None
+    if len(given) > 1 or re.fullmatch(r"[0-9]{1,18}", given[0]) is None:
+        raise invalid(
+            f"{names.QUERY_CACHE_AFTER}: {', '.join(given)[:64]!r} is no sequence; give that of the last report, or 0.",
+            names.QUERY_CACHE_AFTER,
+        )
+    return int(given[0])

@@ -1,0 +1,40 @@
+"""An endpoint: method, path and the function that answers. A group of them is a folder with its own bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from octavo_inference.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`path` as Starlette's routes have it; `respond` may raise `ApiError`."""
+
+    method: str
+    path: str
+    respond: Callable[[Service, Request], Awaitable[Response]]
+
+
+def http_router(service: Service, endpoints: Iterable[Endpoint]) -> Router:
+    """The application of these endpoints. Any other path is a 404 for `RequestGuard`."""
+    routes = [_route(service, endpoint) for endpoint in endpoints]
+    return Router(routes, redirect_slashes=False, default=_not_found)
+
+
+def _route(service: Service, endpoint: Endpoint) -> Route:
+    async def call(request: Request) -> Response:
+        return await endpoint.respond(service, request)
+
+    return Route(endpoint.path, call, methods=[endpoint.method])
+
+
+async def _not_found(_: Scope, __: Receive, ___: Send) -> None:
+    raise HTTPException(404)

@@ -1,0 +1,209 @@
+"""A running generation: prompts in the engine, and the text of their answers as it grows.
+
+    with service.generate(request, loaded, prompts) as generation:
+        async for pieces in generation.pieces(KEEP_ALIVE_SECONDS):
+            ...
+
+Entering submits all prompts or raises. Leaving, however it happens, frees what still runs: the client is gone, a
+sequence failed, the server stops. Neither awaits anything, so no cancellation comes in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from tokenizers import Tokenizer
+
+from octavo_inference.common.errors import QueueFullError
+from octavo_inference.core.request import DEADLINE, REFUSED, Output, Request
+from octavo_inference.engine.output_router import OutputRouter
+from octavo_inference.server.errors import ApiError, deadline_exceeded, engine_failed, invalid, overloaded
+from octavo_inference.server.metrics import SequenceTimer, ServerMetrics
+from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens of a generation so far; `cached` ones of the prompt came from the prefix cache."""
+
+    prompt: int
+    completion: int = 0
+    cached: int = 0
+
+
+@dataclass(slots=True)
+class _Choice:
+    number: int
+    detokenizer: Detokenizer
+    timer: SequenceTimer
+
+
+class Generation:
+    """The answers to prompts, while it is entered. Choices are numbered prompt by prompt: prompt * n + index.
+
+    `notes`, for the access log, gets the token counts at the end.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Request],
+        tokenizer: Tokenizer,
+        router: OutputRouter,
+        metrics: ServerMetrics,
+        clock: Callable[[], float],
+        notes: dict[str, int],
+    ) -> None:
+        self.choices = sum(prompt.sampling.n for prompt in prompts)
+        self.counts = TokenCounts(sum(len(prompt.tokens) for prompt in prompts))
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._router = router
+        self._metrics = metrics
+        self._clock = clock
+        self._notes = notes
+        self._open: dict[tuple[str, int], _Choice] = {}
+        # Prompts of which the cached tokens are counted.
+        self._cached: set[str] = set()
+        self._failure: ApiError | None = None
+        self._arrived: list[Output] = []
+        self._wake: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        self._submit()
+        try:
+            self._add_choices(self._clock())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for prompt in self._prompts:
+            self._router.abort(prompt.id)
+        now = self._clock()
+        for choice in self._open.values():
+            choice.timer.finish("abort" if self._failure is None else "error", now)
+        self._open.clear()
+        self._notes.update(prompt_tokens=self.counts.prompt, completion_tokens=self.counts.completion)
+
+    async def pieces(self, patience: float | None = None) -> AsyncIterator[list[tuple[int, Delta]] | None]:
+        """New pieces as (choice, piece): a piece has text, or is the last. None after `patience` seconds of nothing.
+
+        Raises `ApiError` when the engine could not go on with one of the sequences.
+        """
+        held: dict[int, Delta] = {}
+        while self._open:
+            outputs = await self._outputs(patience)
+            if not outputs:
+                yield None
+                continue
+            for choice, delta in self._deltas(outputs):
+                held[choice] = joined([held[choice], delta]) if choice in held else delta
+            ready = [(choice, piece) for choice, piece in held.items() if piece.text or piece.finish_reason]
+            for choice, _ in ready:
+                del held[choice]
+            if ready:
+                yield ready
+            if self._failure is not None:
+                raise self._failure
+
+    async def answers(self) -> list[Delta]:
+        """All answers, complete, by choice. Raises as `pieces`."""
+        parts: list[list[Delta]] = [[] for _ in range(self.choices)]
+        async for ready in self.pieces():
+            for choice, piece in ready or ():
+                parts[choice].append(piece)
+        return [joined(pieces) for pieces in parts]
+
+    def _submit(self) -> None:
+        try:
+            self._router.submit(self._prompts, self._deliver)
+        except QueueFullError as error:
+            self._metrics.rejected["queue_full"] += 1
+            raise overloaded(error.waiting) from None
+        self._metrics.prompt_tokens += self.counts.prompt
+
+    def _add_choices(self, now: float) -> None:
+        # Stop strings are found here, where the text is; the engine looks at tokens only.
+        for prompt in self._prompts:
+            sampling = prompt.sampling
+            for index in range(sampling.n):
+                text = Detokenizer(self._tokenizer, prompt.tokens, sampling.stop, sampling.min_tokens)
+                self._open[prompt.id, index] = _Choice(len(self._open), text, SequenceTimer(self._metrics, now))
+
+    def _deltas(self, outputs: list[Output]) -> list[tuple[int, Delta]]:
+        """The additions of outputs to their choices, up to the first failure."""
+        now = self._clock()
+        deltas = []
+        for output in outputs:
+            if output.finish_reason in {"error", "abort"}:
+                # Also of a choice that is finished: the engine's end is one output per request.
+                self._failure = _failure(output)
+                break
+            choice = self._open.get((output.id, output.index))
+            if choice is not None:
+                deltas.append((choice.number, self._advance(output, choice, now)))
+        return deltas
+
+    def _advance(self, output: Output, choice: _Choice, now: float) -> Delta:
+        delta = choice.detokenizer.push(output)
+        choice.timer.tokens(len(delta.tokens), now)
+        self.counts.completion += len(delta.tokens)
+        if output.id not in self._cached and delta.tokens:
+            self._cached.add(output.id)
+            self.counts.cached += output.cached_tokens
+            self._metrics.cached_tokens += output.cached_tokens
+        if delta.finish_reason is not None:
+            if output.finish_reason is None:
+                self._router.abort(output.id, output.index)
+            choice.timer.finish(delta.finish_reason, now)
+            del self._open[output.id, output.index]
+        return delta
+
+    async def _outputs(self, patience: float | None) -> list[Output]:
+        """All outputs that came since the last call; waits for the first, and `patience` seconds at most."""
+        if not self._arrived:
+            # This runs once per token: a timer of its own is a tenth of what `asyncio.timeout` costs.
+            loop = asyncio.get_running_loop()
+            self._wake = loop.create_future()
+            timer = None if patience is None else loop.call_later(patience, self._rouse)
+            try:
+                await self._wake
+            finally:
+                self._wake = None
+                if timer is not None:
+                    timer.cancel()
+        outputs, self._arrived = self._arrived, []
+        return outputs
+
+    def _deliver(self, output: Output) -> None:
+        self._arrived.append(output)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+def joined(pieces: Sequence[Delta]) -> Delta:
+    """Consecutive pieces of one choice's answer as one."""
+    logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    return Delta(
+        "".join(piece.text for piece in pieces),
+        [token for piece in pieces for token in piece.tokens],
+        [entry for entries in logprobs for entry in entries] if logprobs else None,
+        pieces[-1].finish_reason,
+        pieces[-1].stop_reason,
+    )
+
+
+def _failure(output: Output) -> ApiError:
+    message = output.error or "The request was aborted."
+    if output.stop_reason == REFUSED:
+        return invalid(message, None)
+    if output.stop_reason == DEADLINE:
+        return deadline_exceeded(message)
+    return engine_failed(message)

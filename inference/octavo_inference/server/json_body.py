@@ -1,0 +1,104 @@
+"""The body of a request: bounded while it is read, and decoded into the type of its endpoint.
+
+What does not fit the type is a 400 that names the field, what was found and what is possible. JSON has no NaN or
+Infinity, and `true`, `"5"` and `5.0` are no integers: msgspec is strict about both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from octavo_inference.server.errors import ApiError, invalid
+
+MAX_BODY = 8 * 2**20
+BODY_SECONDS = 10.0
+# A body that is too large is read on, and thrown away, up to this many limits: a connection closed on a client that is
+# still sending loses it the answer.
+_DISCARD = 4
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The body as its type. Raises `ApiError` 415, 413, 408 or 400."""
+    return decode(await _read(request), kind)
+
+
+def decode(data: bytes, kind: type[Body]) -> Body:
+    """A body as its type. Raises `ApiError` 400."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise invalid(f"The body is not valid JSON: {error}", None, "invalid_json") from None
+
+
+async def _read(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(
+            415, "Send the body as plain JSON, with 'Content-Type: application/json'.", code="unsupported_type"
+        )
+    too_large = ApiError(
+        413, f"The body is larger than {MAX_BODY} bytes.", code="request_too_large", headers={"Connection": "close"}
+    )
+    declared = request.headers.get("content-length", "0")
+    chunks: list[bytes] = []
+    size = 0
+    too_much = declared.isdigit() and int(declared) > MAX_BODY
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                size += len(chunk)
+                too_much |= size > MAX_BODY
+                if not too_much:
+                    chunks.append(chunk)
+                elif size > _DISCARD * MAX_BODY:
+                    raise too_large
+    except TimeoutError:
+        if too_much:
+            raise too_large from None
+        raise ApiError(
+            408, f"The body did not arrive within {BODY_SECONDS:g} s.", code="timeout", headers={"Connection": "close"}
+        ) from None
+    if too_much:
+        raise too_large
+    return b"".join(chunks)
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_AT = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
+_WORDS = {
+    "array": "a list",
+    "object": "an object",
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+}
+
+
+def _explain(text: str) -> ApiError:
+    """The library's message with its path turned into `param`."""
+    if unknown := _UNKNOWN.match(text):
+        param = ".".join(part for part in (unknown[2], unknown[1]) if part)[:128]
+        return invalid(f"{param}: this server knows no such field; leave it out.", param, "unknown_parameter")
+    if missing := _MISSING.match(text):
+        param = ".".join(part for part in (missing[2], missing[1]) if part)
+        return invalid(f"{param}: this field is required.", param, "missing_required_parameter")
+    located = _AT.match(text)
+    if located is None:
+        return invalid(f"The body must be a JSON object: {text}.", None, "invalid_type")
+    problem, param = located[1], located[2][:128]
+    if problem.startswith("Expected `null`, got"):
+        return invalid(f"{param}: not supported by this server yet; leave it out.", param, "unsupported_parameter")
+    problem = re.sub(r"`([a-z |]+)`", lambda m: " or ".join(_WORDS.get(t, t) for t in m[1].split(" | ")), problem)
+    return invalid(f"{param}: {problem[0].lower()}{problem[1:]}.", param, "invalid_value")

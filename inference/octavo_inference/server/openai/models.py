@@ -1,0 +1,30 @@
+"""GET /v1/models."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_inference.server.errors import model_not_found
+from octavo_inference.server.http import json_response
+from octavo_inference.server.openai.responses import ModelList, ModelObject
+from octavo_inference.server.service import Service
+
+
+async def list_models(service: Service, _: Request) -> Response:
+    """All names the model answers to."""
+    return json_response(msgspec.json.encode(ModelList([_model(service, name) for name in service.names])))
+
+
+async def get_model(service: Service, request: Request) -> Response:
+    """One of them."""
+    name = request.path_params["name"]
+    if name not in service.names:
+        raise model_not_found(name, service.names[0])
+    return json_response(msgspec.json.encode(_model(service, name)))
+
+
+def _model(service: Service, name: str) -> ModelObject:
+    limit = service.loaded.info.max_model_len if service.loaded else None
+    return ModelObject(name, int(service.start_time), service.names[0], limit)

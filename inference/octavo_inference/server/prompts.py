@@ -1,0 +1,85 @@
+"""From an HTTP request to the engine's: whose it is, how urgent, which prefixes it shares, how long it may take."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request as HttpRequest
+
+from octavo_inference.config.cache_policy import PolicyName
+from octavo_inference.core.request import MAX_PRIORITY, MAX_TIMEOUT, Request, SamplingParams
+from octavo_inference.server import gateway_headers
+from octavo_inference.server.errors import invalid
+from octavo_inference.server.http import REQUEST_ID, TENANT
+from octavo_inference.server.service import Loaded, Service
+from octavo_protocol.names import HEADER_PROMPT, HEADER_TIMEOUT
+
+
+class SchedulingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Octavo's own fields, for the body of every endpoint that generates."""
+
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache_policy: PolicyName | None = None
+    cache_salt: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
+
+
+def engine_requests(
+    service: Service,
+    request: HttpRequest,
+    body: SchedulingFields,
+    name: str,
+    prompts: list[list[int]],
+    sampling: list[SamplingParams],
+) -> list[Request]:
+    """The prompts of an HTTP request as the engine takes them; `name` is unique, which no request id of a client is.
+
+    Prefix caches are apart per tenant, and within one per `cache_salt`. Raises `ApiError` for headers that no gateway
+    sends.
+    """
+    tenant, priority = request.scope[TENANT], body.priority
+    if service.tenant_header:
+        tenant = gateway_headers.tenant(request.headers, tenant)
+        priority = gateway_headers.priority(request.headers, priority)
+    seconds = timeout(request.headers.get(HEADER_TIMEOUT))
+    return [
+        Request(
+            id=f"{name}-{number}",
+            tokens=tokens,
+            sampling=params,
+            priority=priority or 0,
+            salt=gateway_headers.salt(tenant, body.cache_salt),
+            tenant=tenant,
+            cache_policy=body.cache_policy,
+            timeout=seconds,
+            request_id=request.scope[REQUEST_ID],
+        )
+        for number, (tokens, params) in enumerate(zip(prompts, sampling, strict=True))
+    ]
+
+
+async def prompt_headers(
+    service: Service, request: HttpRequest, loaded: Loaded, prompts: list[Request]
+) -> dict[str, str]:
+    """The response header that describes the prompt, when there is one prompt and a gateway asks for it; else none."""
+    if len(prompts) != 1 or not gateway_headers.wants_prompt(request.headers):
+        return {}
+    [prompt] = prompts
+    return {
+        HEADER_PROMPT: await service.work(
+            lambda: gateway_headers.prompt_header(prompt.tokens, loaded.info, prompt.salt)
+        )
+    }
+
+
+def timeout(header: str | None) -> float | None:
+    """Seconds that a client gives a request. Raises `ApiError`."""
+    if header is None:
+        return None
+    if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", header) is None or not 0.001 <= float(header) <= MAX_TIMEOUT:
+        raise invalid(
+            f"{HEADER_TIMEOUT}: {header[:64]!r} is not a time in seconds from 0.001 to {MAX_TIMEOUT:g}.", HEADER_TIMEOUT
+        )
+    return float(header)

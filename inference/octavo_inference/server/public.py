@@ -1,0 +1,59 @@
+"""The API port: the endpoints of each format, the version and the probes."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from octavo_inference.server.auth import Keys
+from octavo_inference.server.endpoint import Endpoint, http_router
+from octavo_inference.server.errors import ApiError, not_ready
+from octavo_inference.server.http import RequestGuard, json_response
+from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
+from octavo_inference.server.service import Service
+from octavo_protocol import names
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health"})
+
+
+def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
+    """The API port. With `keys`, every path needs one, also one that does not exist; the probes do not."""
+
+    async def get_version(_: Service, __: Request) -> Response:
+        return json_response(msgspec.json.encode({"version": version}))
+
+    endpoints = [
+        *OPENAI,
+        Endpoint("GET", "/version", get_version),
+        Endpoint("GET", "/livez", livez),
+        Endpoint("GET", "/readyz", readyz),
+        Endpoint("GET", "/startupz", startupz),
+        Endpoint("GET", "/health", readyz),
+    ]
+    return RequestGuard(http_router(service, endpoints), keys=keys, open_paths=OPEN_PATHS)
+
+
+async def livez(service: Service, _: Request) -> Response:
+    """Alive: this loop answers and the engine, loading or working, has not ended."""
+    failure = service.router.failure
+    if failure is not None:
+        raise ApiError(500, str(failure), code="engine_error")
+    return json_response(b'{"status":"alive"}')
+
+
+async def readyz(service: Service, _: Request) -> Response:
+    """Ready: the model is loaded, has generated a token, and new requests are welcome."""
+    if service.draining:
+        raise ApiError(503, "Draining.", code="draining", headers={names.HEADER_DRAINING: "1"})
+    if not service.is_ready:
+        raise not_ready()
+    return json_response(b'{"status":"ready"}')
+
+
+async def startupz(service: Service, _: Request) -> Response:
+    """Started: was ready once."""
+    if not service.ready:
+        raise not_ready()
+    return json_response(b'{"status":"started"}')

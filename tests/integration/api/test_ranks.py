@@ -134,7 +134,7 @@ def test_a_rank_that_fails_in_a_step_is_told(start, model):
     server = start("--model", str(model), *SPREAD, environment=INTERPRETED | faults)
     others, failed = processes(server), rank(server)
     answer = ask(server, max_tokens=20)
-    cause = f"tensor-parallel rank 1 (pid {failed.pid}): failpoint rank.call"
+    cause = f"tensor-parallel rank 1 (pid {failed.pid}): InjectedFaultError: failpoint rank.call"
     assert (answer.status_code, cause in answer.text) == (500, True)
     assert cause in ends_as_a_whole(server, others)
 

@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from octavo_inference.checkpoints.resolve import EMBEDDED, find_model
 from octavo_inference.common.errors import ModelError
-from octavo_inference.download.hub import HUB, Hub, Meter, PrefetchError, fetch
-from octavo_inference.download.transfer import Remote, RemoteFile
+from octavo_inference.download.hub import HUB, Hub, Meter, fetch
+from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
 
 BUCKETS = ("s3://", "gs://")
 _NAME = re.compile(

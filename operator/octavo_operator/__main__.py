@@ -28,11 +28,11 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.OperatorOptions, str, json_logs.Form]:
     """Options, log level and log format of a command line."""
-    parser = argparse.ArgumentParser(prog="octavo-operator", description="Serve LLMDeployments of a cluster.")
+    parser = argparse.ArgumentParser(prog="octavo-operator", description="Reconciles the LLMDeployments of a cluster.")
     add = parser.add_argument
-    add("--server-image", required=True, help="image of the server for resources.gpu.count of 1 and more")
-    add("--server-cpu-image", required=True, help="image of the server for resources.gpu.count 0")
-    add("--namespace-scope", default="", help="comma-separated namespaces to serve (default: all)")
+    add("--server-image", required=True, help="server image for resources.gpu.count of 1 and more")
+    add("--server-cpu-image", required=True, help="server image for resources.gpu.count 0")
+    add("--namespace-scope", default="", help="comma-separated namespaces to watch (default: all)")
     add(
         "--namespace", default=_own_namespace(environment), help="namespace of operator and gateways (default: its own)"
     )
@@ -42,7 +42,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Oper
         type=_peers,
         default=(),
         metavar="JSON",
-        help="list of NetworkPolicyPeers that may read the metrics of inference pods",
+        help="JSON list of NetworkPolicyPeers that may scrape the metrics of server pods",
     )
     add(
         "--lease-seconds",
@@ -50,32 +50,32 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Oper
         default=15,
         choices=range(3, 301),
         metavar="3..300",
-        help="without a sign of the leader for so long another replica takes over",
+        help="lease duration: after so many seconds without a renewal another replica takes over (default: 15)",
     )
     add(
         "--resource-profiles",
         type=_profiles,
         default={},
         metavar="JSON",
-        help="profiles that spec.resources.profile may name, by name (default: none)",
+        help="JSON object of the profiles that spec.resources.profile may name (default: none)",
     )
-    add("--gateway-url", help="address of the gateway, shown in status.url (default: each Service's own address)")
+    add("--gateway-url", help="URL of the gateway, shown in status.url (default: the URL of each Service)")
     add(
         "--identity",
         default=environment.get("POD_NAME") or f"{socket.gethostname()}_{os.getpid()}",
-        help="Lease holder",
+        help="holder identity of the Lease (default: POD_NAME, or host name and process id)",
     )
-    add("--host", default="0.0.0.0", help="address of health, metrics and wake calls")  # noqa: S104 - inside the pod
-    add("--port", type=int, default=names.PORT_OPERATOR, help="port of health, metrics and wake calls")
-    add("--workers", type=int, default=4, choices=range(1, 65), metavar="1..64", help="passes at the same time")
+    add("--host", default="0.0.0.0", help="listen address of health, metrics and wake calls")  # noqa: S104 - inside the pod
+    add("--port", type=int, default=names.PORT_OPERATOR, help="listen port of health, metrics and wake calls")
+    add("--workers", type=int, default=4, choices=range(1, 65), metavar="1..64", help="concurrent reconcile passes")
     add(
         "--decision-log",
         type=Path,
         metavar="PATH",
-        help="append every decision of the autoscaler with its inputs, as lines of JSON; at 64 MiB it becomes PATH.1",
+        help="append each autoscaler decision with its inputs as a line of JSON; rotated to PATH.1 at 64 MiB",
     )
-    add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="least level shown")
-    add("--log-format", default="json", choices=["json", "text"], help="one JSON object or one text per line")
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="minimum log level")
+    add("--log-format", default="json", choices=["json", "text"], help="format of log lines")
     arguments = parser.parse_args(argv)
     options = app.OperatorOptions(
         installation=Installation(
@@ -99,22 +99,22 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[app.Oper
 
 
 def main() -> int:
-    """0 after an orderly end, 1 when the lead was lost or something broke."""
+    """Exit status: 0 after an orderly end, 1 after lost leadership or an error."""
     options, level, style = parse(sys.argv[1:], os.environ)
     json_logs.configure(style, level)
-    # kopf says each event twice at these levels; what matters of it is in the passes.
+    # kopf logs each event twice at these levels; the passes log the relevant parts.
     logging.getLogger("kopf").setLevel(max(logging.getLogger().level, logging.WARNING))
     code = 0
     try:
         asyncio.run(app.run(options))
     except* app.LeaseLostError as errors:
-        logger.error("%s", errors.exceptions[0])  # noqa: TRY400 - no traceback: nothing is broken here
+        logger.error("%s", errors.exceptions[0])  # noqa: TRY400 - lost leadership is not a defect: no traceback
         code = 1
     return code
 
 
 def _peers(text: str) -> tuple[dict[str, Any], ...]:
-    """NetworkPolicyPeers; the API server checks what is in them."""
+    """NetworkPolicyPeers; the API server validates their content."""
     try:
         peers = json.loads(text)
     except ValueError as error:

@@ -26,7 +26,7 @@ class Wake(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What the server asks its process. `unhealthy` and `unready` say why, or are empty."""
+    """Callbacks of the HTTP server into the process. `unhealthy` and `unready` return the reason, or ''."""
 
     unhealthy: Callable[[], str]
     unready: Callable[[], str]
@@ -35,28 +35,28 @@ class ProcessState:
     metrics: OperatorMetrics
 
 
-def application(answers: ProcessState) -> web.Application:
-    """The routes."""
+def application(process: ProcessState) -> web.Application:
+    """The aiohttp application with all routes."""
 
     async def healthz(_: web.Request) -> web.Response:
-        return _verdict(answers.unhealthy())
+        return _probe_response(process.unhealthy())
 
     async def readyz(_: web.Request) -> web.Response:
-        return _verdict(answers.unready())
+        return _probe_response(process.unready())
 
     async def metrics(_: web.Request) -> web.Response:
-        # A quarter of a second for thousands of resources: not on the loop that renews the Lease.
-        text = await asyncio.to_thread(answers.metrics.text)
+        # Takes 0.25 s for thousands of resources, so it runs in a thread: the event loop renews the Lease.
+        text = await asyncio.to_thread(process.metrics.text)
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def wake(request: web.Request) -> web.Response:
-        if not answers.leading():
+        if not process.leading():
             return web.Response(status=MISDIRECTED)
         try:
             wanted = msgspec.json.decode(await request.read(), type=Wake)
         except msgspec.MsgspecError as error:
             return web.json_response({"error": f'the body must be {{"namespace": …, "name": …}}: {error}'}, status=400)
-        replicas = answers.wake(Key(wanted.namespace, wanted.name))
+        replicas = process.wake(Key(wanted.namespace, wanted.name))
         if replicas is None:
             return web.json_response({"error": f"no LLMDeployment {wanted.namespace}/{wanted.name}"}, status=404)
         return web.json_response({"replicas": replicas}, status=202)
@@ -73,5 +73,5 @@ def application(answers: ProcessState) -> web.Application:
     return app
 
 
-def _verdict(trouble: str) -> web.Response:
-    return web.Response(text=trouble or "ok", status=503 if trouble else 200)
+def _probe_response(problem: str) -> web.Response:
+    return web.Response(text=problem or "ok", status=503 if problem else 200)

@@ -1,8 +1,8 @@
-"""Leader election with a Lease, as client-go does it: who reconciles is decided by the API server's optimistic locking.
+"""Leader election with a Lease, as in client-go: the API server's optimistic locking decides which replica leads.
 
-A holder that does not renew for `duration` seconds, by the watcher's own clock and not by the times written in the
-Lease, may be replaced; a holder that could not renew for `deadline` < `duration` seconds stops being one, and writes
-nothing from that moment on, whether it has noticed yet or not: `left` is asked before every write.
+Another candidate may take over a Lease that was not renewed for `duration` seconds. The candidate measures this with
+its own clock; the times written in the Lease do not count. A leader that could not renew for `deadline` seconds, which
+is less than `duration`, stops leading. From that moment it writes nothing: every write first checks `left`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds."""
+    """Lease durations in seconds: LeaseDuration, RenewDeadline and RetryPeriod of client-go."""
 
     duration: float = 15.0
     deadline: float = 10.0
@@ -33,21 +33,21 @@ class Timing:
 
 
 def timing(seconds: float) -> Timing:
-    """The proportions of client-go, 15 to 10 to 2, for another duration; asking more often than 2 s is of no use."""
+    """Timing for a lease duration in client-go's proportions 15 : 10 : 2; the retry period is at most 2 s."""
     return Timing(seconds, seconds * 2 / 3, min(2.0, seconds / 7.5))
 
 
 def boottime() -> float:
-    """Seconds that never go back and count on while the machine sleeps, which those of `time.monotonic` do not."""
+    """Monotonic seconds including system suspend, which `time.monotonic` excludes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-# Seconds for one attempt after the time is over: who slept through it may go on when nobody else came.
+# Timeout in seconds of one attempt after the deadline: after a system suspend a leader may renew a Lease that is free.
 _LAST_TRY = 1.0
 
 
 class LeaseLock:
-    """One contender for one Lease. `clock` counts seconds and never goes back."""
+    """One candidate for one Lease. `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class LeaseLock:
         self.last_try = clock()
 
     def left(self) -> float:
-        """Seconds for which the Lease is certainly ours; 0 and less when it may not be."""
+        """Seconds for which this process certainly holds the Lease; 0 or less if another one may hold it."""
         return self._renewed + self._timing.deadline - self._clock()
 
     async def acquire(self) -> None:
-        """Wait until this contender holds the Lease."""
-        while not await self._attempt(self._free):  # noqa: ASYNC110 - it is elsewhere: no event of this process tells
+        """Wait until this candidate holds the Lease."""
+        while not await self._attempt(self._free):  # noqa: ASYNC110 - the Lease is remote: no local event to wait for
             await asyncio.sleep(self._timing.retry)
 
     async def hold(self) -> None:
-        """Renew until it does not work any more; then return."""
+        """Renew the Lease periodically; return when it is lost."""
         while self.left() > 0:
             await asyncio.sleep(self._timing.retry)
             try:
@@ -91,7 +91,7 @@ class LeaseLock:
         self._renewed = float("-inf")
 
     async def release(self) -> None:
-        """Give the Lease up, so that the next one need not wait for it to run out."""
+        """Release the Lease, so that the next leader need not wait for it to expire."""
         self._renewed = float("-inf")
         try:
             body = await self._client.get(LEASES, self._namespace, self._name)
@@ -108,36 +108,36 @@ class LeaseLock:
         return self._holder() == self._identity
 
     def _free(self) -> bool:
-        """Whether the Lease as it was last seen is ours, given up or run out."""
+        """True if the last observed Lease is ours, released or expired."""
         duration = self._seen.get("leaseDurationSeconds") or self._timing.duration
         return self._holder() in ("", self._identity) or self._clock() - self._seen_at >= duration
 
     async def _attempt(self, allowed: Callable[[], bool]) -> bool:
-        """Take or renew the Lease if what is seen of it allows to; whether it worked."""
+        """Acquire or renew the Lease if `allowed` for its current state; return True on success."""
         self.last_try = self._clock()
         try:
-            body = await self._look()
+            body = await self._read()
             if not allowed():
                 return False
-            # Not the time of the answer: others count from the moment of the write.
-            asked = self._clock()
+            # The time of the request, not of the response: other candidates count from the write in between.
+            requested_at = self._clock()
             if body is None:
                 answer = await self._client.create(LEASES, self._lease(None))
             else:
                 answer = await self._client.replace(LEASES, self._lease(body))
         except ConflictError:
-            # Somebody wrote it in between. A holder must know at once who.
+            # Another client wrote the Lease in between: read the new holder at once.
             with contextlib.suppress(KubeError):
-                await self._look()
+                await self._read()
             return False
         except KubeError as error:
-            logger.info("lease not taken: %s", error)
+            logger.info("lease not acquired: %s", error)
             return False
-        self._seen, self._seen_at, self._renewed = answer["spec"], self._clock(), asked
+        self._seen, self._seen_at, self._renewed = answer["spec"], self._clock(), requested_at
         return True
 
-    async def _look(self) -> Json | None:
-        """The Lease as it is. One that somebody deleted still binds those who saw it: its holder makes it again."""
+    async def _read(self) -> Json | None:
+        """The current Lease. A deleted Lease stays valid for those that observed it: its holder creates it again."""
         body = await self._client.get(LEASES, self._namespace, self._name)
         spec = body.get("spec", {}) if body else self._seen
         if spec != self._seen:

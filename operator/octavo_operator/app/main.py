@@ -1,4 +1,4 @@
-"""The operator's process: which parts there are and how they are connected."""
+"""The operator process: creates its parts and connects them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from octavo_protocol import names
 logger = logging.getLogger(__name__)
 
 RESYNC_SECONDS = 300.0
-# Resources that are looked at with one list of each kind: what is in memory at once, and in the address of the list.
-_TOGETHER = 50
-# A pass makes a dozen calls of at most 30 s; one that takes longer hangs.
+# Resources screened with one list per kind of child: bounds memory and the length of the label selector in the URL.
+_SCREEN_BATCH = 50
+# A pass makes about a dozen calls of at most 30 s each; a longer one hangs.
 STUCK_SECONDS = 300.0
-# A watch is asked for anew every five minutes at the latest; one that is not has no task any more.
+# A watch reconnects every five minutes at the latest; one that does not has lost its task.
 WATCH_SILENCE_SECONDS = 420.0
-# After watches have read everything anew: how long to gather the others, and how often at most.
+# After a watch relisted: seconds to wait for other watches to relist too, and the minimum between two resyncs.
 _RELIST_SECONDS = 1.0
 RELISTS_APART = 15.0
 _LEASE_SILENCE_SECONDS = 60.0
@@ -54,12 +54,12 @@ _SAMPLE_TIMEOUT = 1.0
 
 
 class LeaseLostError(Exception):
-    """Another replica may be reconciling: this process must write nothing more."""
+    """Another replica may be the leader: this process must not write any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """What the command line decides. No `scope` means all namespaces."""
+    """Options from the command line. An empty `scope` means all namespaces."""
 
     installation: Installation
     scope: tuple[str, ...]
@@ -73,7 +73,7 @@ class OperatorOptions:
 
 
 class App:
-    """One operator process. All replicas watch and answer; the holder of the Lease reconciles."""
+    """One operator process. All replicas watch and serve HTTP; the leader reconciles."""
 
     def __init__(
         self, options: OperatorOptions, client: KubeClient, http: aiohttp.ClientSession, metrics: OperatorMetrics
@@ -96,7 +96,7 @@ class App:
             time.time,
             options.identity,
             self._version_tracker,
-            # Roles of namespaces cannot grant nodes.
+            # Nodes are cluster-scoped: the Roles of a namespaced installation cannot grant them.
             None if options.scope else NodeGpuReader(client, time.monotonic),
         )
         self._leading = False
@@ -104,16 +104,16 @@ class App:
         self._resynced = time.monotonic()
         self._watching = asyncio.Event()
         self._relisted = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._screened = asyncio.Event()
         self._stop = asyncio.Event()
-        self._pulse = WatchHealth(watches.watches(options.scope), self._watching.set, self._relisted.set)
+        self._watch_health = WatchHealth(watches.watches(options.scope), self._watching.set, self._relisted.set)
 
     def stop(self) -> None:
-        """Have `run` return."""
+        """Make `run` return."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Run until told to end. Raises LeaseLostError when the lead is lost."""
+        """Run until SIGTERM, SIGINT or `stop`. Raises LeaseLostError when this process loses leadership."""
         self._handle_signals()
         async with self._serving():
             await self._wait_for_crd()
@@ -121,7 +121,7 @@ class App:
             watch = asyncio.create_task(self._watch(), name="watch")
             stop = asyncio.create_task(self._stop.wait(), name="stop")
             await asyncio.wait({lead, watch, stop}, return_when=asyncio.FIRST_COMPLETED)
-            # First the writes stop, then another replica may take over, then the watches close.
+            # The order matters: stop writing, release the Lease to another replica, close the watches.
             lead.cancel()
             await asyncio.wait({lead})
             if self._leading and lead.cancelled():
@@ -134,20 +134,20 @@ class App:
 
     async def _watch(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            # kopf handles the signals too, and would close the watches before the Lease is given back.
+            # kopf installs signal handlers that would close the watches before the Lease is released: replace them.
             again = tasks.create_task(self._watching.wait(), name="watching")
             again.add_done_callback(lambda _: self._handle_signals())
-            await watches.watch(self._notice, connection, self._options.scope, self._stop, self._pulse)
+            await watches.watch(self._notice, connection, self._options.scope, self._stop, self._watch_health)
             again.cancel()
 
     def _notice(self, change: ObjectChange) -> None:
-        """An event. Who takes the lead looks at everything, whatever events said before."""
+        """Handle a watch event. Replicas that do not lead ignore events: a new leader screens every resource."""
         if self._leading:
             self._version_tracker.observe(change)
             self._queue.add(change.key)
 
     def _ask(self, key: Key) -> None:
-        """Have `key` reconciled, whether or not events tell something new."""
+        """Reconcile `key` even if no event reported a new version."""
         self._version_tracker.force(key)
         self._queue.add(key)
 
@@ -161,7 +161,7 @@ class App:
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     async def _lead(self) -> None:
-        """Wait for the Lease, then reconcile until it is lost."""
+        """Acquire the Lease, then reconcile until it is lost."""
         await self._lease.acquire()
         logger.info("leading", extra={"identity": self._options.identity})
         self._leading, self._resynced = True, time.monotonic()
@@ -175,52 +175,52 @@ class App:
             raise LeaseLostError(f"lease {self._options.lease_namespace}/{LEASE_NAME} lost")
 
     async def _work(self) -> None:
-        # A few lists tell which of thousands need a pass; the events of the first lists ask for all.
-        await self._looked.wait()
+        # The screening finds the few of thousands of resources that need a pass; the initial events name all of them.
+        await self._screened.wait()
         await self._queue.work(self._reconciler.reconcile)
 
     async def _resync(self) -> None:
-        """Look at everything every few minutes, and whenever a watch has missed something."""
+        """Screen all resources every few minutes, and whenever a watch may have missed events."""
         while True:
             self._relisted.clear()
             try:
-                await self._look_at_everything()
+                await self._screen_all()
             except KubeError as error:
                 logger.warning("resync failed: %s", error)
-                self._looked.set()
+                self._screened.set()
                 await asyncio.sleep(10)
                 continue
-            self._looked.set()
+            self._screened.set()
             await asyncio.sleep(RELISTS_APART)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._relisted.wait(), RESYNC_SECONDS - RELISTS_APART)
                 await asyncio.sleep(_RELIST_SECONDS)
 
-    async def _look_at_everything(self) -> None:
-        # Also what was there before: a list says nothing about what is gone.
+    async def _screen_all(self) -> None:
+        # Known keys that no list contains any more were deleted; they need a pass, too.
         gone = set(self._reconciler.known)
         try:
             for namespace in self._options.scope or (None,):
-                async for page in self._client.pages(LLMDEPLOYMENTS, namespace, size=_TOGETHER):
+                async for page in self._client.pages(LLMDEPLOYMENTS, namespace, size=_SCREEN_BATCH):
                     for key in await self._reconciler.screen(namespace, page):
                         self._ask(key)
                     gone -= {Key(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page}
             self._undefined = False
         except NotFoundError:
-            # Deleted, and with it all that there was of its kind: nothing is left to look at until it is back.
-            self._say_undefined()
+            # The CRD was deleted, and with it all LLMDeployments: nothing to screen until it is created again.
+            self._warn_undefined()
         for key in gone:
             self._ask(key)
         self._resynced = time.monotonic()
 
     async def _wait_for_crd(self) -> None:
-        """Kopf looks once which kinds there are: one that comes later would never be watched."""
+        """Wait until the CRD exists: kopf discovers kinds once at start and would never watch a later one."""
         while not self._stop.is_set():
             try:
                 for namespace in self._options.scope or (None,):
                     await self._client.list(LLMDEPLOYMENTS, namespace, fields="metadata.name=none")
             except NotFoundError:
-                self._say_undefined()
+                self._warn_undefined()
             except KubeError as error:
                 logger.warning("%s", error)
             else:
@@ -228,21 +228,21 @@ class App:
                 return
             await self._stopped_within(_CRD_POLL_SECONDS)
 
-    def _say_undefined(self) -> None:
+    def _warn_undefined(self) -> None:
         if not self._undefined:
-            logger.warning("the CustomResourceDefinition %s.%s is not there", names.PLURAL, names.API_GROUP)
+            logger.warning("the CustomResourceDefinition %s.%s does not exist", names.PLURAL, names.API_GROUP)
         self._undefined = True
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        answers = ProcessState(
+        process = ProcessState(
             unhealthy=self._unhealthy,
-            unready=lambda: "" if self._watching.is_set() else "the watches are not running yet",
+            unready=lambda: "" if self._watching.is_set() else "the watches have not listed all resources yet",
             leading=lambda: self._leading,
             wake=self._loop.wake,
             metrics=self._metrics,
         )
-        runner = web.AppRunner(application(answers), access_log=None)
+        runner = web.AppRunner(application(process), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, self._options.host, self._options.port).start()
         try:
@@ -257,11 +257,11 @@ class App:
         if self._leading and now - self._resynced > 2 * RESYNC_SECONDS + STUCK_SECONDS:
             return f"no resync for {now - self._resynced:.0f} s"
         if self._queue.longest_running() > STUCK_SECONDS:
-            return f"one pass takes {self._queue.longest_running():.0f} s"
+            return f"one reconcile pass has run for {self._queue.longest_running():.0f} s"
         if boottime() - self._lease.last_try > _LEASE_SILENCE_SECONDS:
-            return f"the lease was not looked at for {boottime() - self._lease.last_try:.0f} s"
-        if self._pulse.silence() > WATCH_SILENCE_SECONDS:
-            return f"a watch has asked for nothing for {self._pulse.silence():.0f} s"
+            return f"no attempt on the lease for {boottime() - self._lease.last_try:.0f} s"
+        if self._watch_health.silence() > WATCH_SILENCE_SECONDS:
+            return f"a watch has sent no request for {self._watch_health.silence():.0f} s"
         return ""
 
     async def _gateways(self) -> dict[str, str]:
@@ -275,7 +275,7 @@ class App:
 
 
 async def run(options: OperatorOptions) -> None:
-    """Run one operator process until it is told to end."""
+    """Run one operator process until SIGTERM or SIGINT."""
     metrics = OperatorMetrics()
     client = await KubeClient.connect(metrics.called)
     timeout = aiohttp.ClientTimeout(total=_SAMPLE_TIMEOUT)

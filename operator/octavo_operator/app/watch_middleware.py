@@ -1,8 +1,7 @@
-"""What kopf's watches may hear: of an answer that they would die of, only that they have to read everything anew.
+"""aiohttp middleware: rewrites watch responses that would crash kopf into 410 Gone, so that it relists.
 
-kopf ends, and takes the process along, when a watch reports another error than 410, ends within a line, or gets a
-status that it does not expect: things that API servers, and proxies before them, do. Each is one more reason to list
-again, which is what 410 says.
+kopf exits, and with it the process, when a watch reports an error other than 410, ends within a line, or has an
+unexpected status. API servers and proxies in front of them produce all three. Relisting is the right reaction to each.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from octavo_operator.app.watch_health import WatchHealth
 
 _GONE = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 _EVENT, _ERROR = b'{"type":"', b'{"type":"ERROR"'
-# An event only wakes: all that has to come over the wire is whom it is about, a fraction of a pod or a Deployment. Not
-# of lists: kopf does not understand an empty one of this kind.
+# An event only enqueues a key, so metadata suffices: a fraction of the size of a pod or a Deployment. Watches only:
+# kopf cannot parse an empty list of this kind.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 _ANSWERS_OF_KOPF = (401, 403, 429)
 _NOT_FOUND = 404
 
 
 class _Lines:
-    """The content of a watch, whole events only. Everything but reading it is left to the content itself."""
+    """The content of a watch, cut into complete events; all other attributes are those of the wrapped content."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
@@ -34,7 +33,7 @@ class _Lines:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Events. Half a one at the end is dropped: the next watch goes on after the last whole one."""
+        """Complete events; an incomplete last one is dropped: the next watch resumes after the last complete one."""
         rest = b""
         async for piece in self._content.iter_chunked(size):
             *lines, rest = (rest + piece).split(b"\n")
@@ -48,17 +47,17 @@ class _Gone(_Lines):
         yield _GONE
 
 
-def tamed(plurals: Collection[str], pulse: WatchHealth) -> aiohttp.ClientMiddlewareType:
-    """A middleware for the lists and watches of `plurals`; other requests pass as they are."""
+def watch_middleware(plurals: Collection[str], health: WatchHealth) -> aiohttp.ClientMiddlewareType:
+    """A middleware for the lists and watches of `plurals`; other requests pass unchanged."""
 
-    async def ask(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    async def handle(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         if request.url.name not in plurals:
             return await send(request)
         path, watch = request.url.path, "watch" in request.url.query
-        # The pages of one list are one question.
+        # Only the first page of a list counts as a request.
         first = "continue" not in request.url.query
         if first:
-            await asyncio.sleep(pulse.pause(path, watch=watch))
+            await asyncio.sleep(health.pause(path, watch=watch))
         if watch:
             request.headers["Accept"] = _METADATA
         answer = await send(request)
@@ -66,16 +65,16 @@ def tamed(plurals: Collection[str], pulse: WatchHealth) -> aiohttp.ClientMiddlew
         if answer.status == 200 and watch:
             answer.content = _Lines(answer.content)  # type: ignore[assignment]
         elif answer.status == 200 and first:
-            pulse.read(path)
+            health.read(path)
         elif refused and watch:
             answer.status, answer.content = 200, _Gone(answer.content)  # type: ignore[assignment]
         elif refused:
-            # A definition that is deleted may come back, and a page that has expired is there with a new list: of
-            # all errors kopf begins with a list again at this one alone.
+            # A deleted CRD may be created again, and an expired page needs a new list: kopf relists only after
+            # a ClientPayloadError.
             if answer.status == _NOT_FOUND:
-                pulse.undefined(path)
+                health.undefined(path)
             answer.release()
             raise aiohttp.ClientPayloadError(f"{request.method} {request.url}: {answer.status}")
         return answer
 
-    return ask
+    return handle

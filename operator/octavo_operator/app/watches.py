@@ -1,7 +1,7 @@
-"""kopf as an informer: it tells which object of which resource has changed, no more.
+"""kopf as an informer: it reports which object of which resource changed, and nothing else.
 
-No create or update handlers, timers, daemons or indexes: they write annotations, force finalizers or keep ghosts. This
-is the only module that imports kopf.
+No create or update handlers, timers, daemons or indexes: they write annotations, force finalizers or keep deleted
+objects. This is the only module that imports kopf.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import kopf
 
 from octavo_operator.api.resource import Key
 from octavo_operator.app.watch_health import WatchHealth
-from octavo_operator.app.watch_middleware import tamed
+from octavo_operator.app.watch_middleware import watch_middleware
 from octavo_operator.kube.client import ApiServerConnection
 from octavo_operator.kube.resources import CHILDREN, LLMDEPLOYMENTS, PODS, Resource
 from octavo_operator.reconcile.version_tracker import GONE, ObjectChange, version_of
@@ -31,7 +31,7 @@ _PAGE = 100
 
 
 class JitteredForever:
-    """Delays between attempts to reach the API server: kopf gives up, and ends, where the delays do."""
+    """Endless delays between attempts to reach the API server: when the delays end, kopf exits."""
 
     longest = 15.0
 
@@ -42,7 +42,7 @@ class JitteredForever:
             delay = min(delay * 2, self.longest)
 
 
-def _registry(notice: Notice, connect: Connect, pulse: WatchHealth) -> kopf.OperatorRegistry:
+def _registry(notice: Notice, connect: Connect, health: WatchHealth) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.AiohttpSession:
@@ -60,7 +60,7 @@ def _registry(notice: Notice, connect: Connect, pulse: WatchHealth) -> kopf.Oper
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
             headers=info.as_http_headers(),
-            middlewares=[tamed(_PLURALS, pulse)],
+            middlewares=[watch_middleware(_PLURALS, health)],
         )
         return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
@@ -96,30 +96,30 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 300
     settings.watching.connect_timeout = 10
     settings.watching.chunk_size = _PAGE
-    # kopf keeps an object's last event while its task idles: with the default of 5 s, thousands at the start.
+    # kopf keeps each object's last event while the object's task idles: 5 s, the default, means thousands at start.
     settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = JitteredForever()
     settings.process.ultimate_exiting_timeout = 10
     for child in _CHILDREN:
-        # Filtered by the API server: the label of a handler alone is looked at after everything has been sent.
+        # The API server filters by this selector; a handler's labels filter only after everything was sent.
         settings.watching.label_selectors[_selector(child)] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     return settings
 
 
 def watches(namespaces: Sequence[str]) -> int:
-    """How many watches there are."""
+    """The number of watches."""
     return len(_WATCHED) * max(1, len(namespaces))
 
 
 async def watch(
-    notice: Notice, connect: Connect, namespaces: Sequence[str], stop: asyncio.Event, pulse: WatchHealth
+    notice: Notice, connect: Connect, namespaces: Sequence[str], stop: asyncio.Event, health: WatchHealth
 ) -> None:
-    """Watch until `stop` is set or the process is told to end. Without `namespaces`, all are watched."""
+    """Watch until `stop` is set or the process receives SIGTERM or SIGINT. No `namespaces` means all."""
     await kopf.operator(
-        registry=_registry(notice, connect, pulse),
+        registry=_registry(notice, connect, health),
         settings=_settings(),
-        # Without a name kopf looks for that of the user, which a container need not have.
+        # By default kopf uses the name of the user, which a container may not have.
         identity="octavo-operator",
         standalone=True,
         clusterwide=not namespaces,

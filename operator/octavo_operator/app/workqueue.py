@@ -1,4 +1,4 @@
-"""A work queue with the semantics of client-go: bursts of one key are one item, and a key has one worker at a time."""
+"""A work queue with client-go semantics: equal keys are deduplicated, and a key has at most one worker at a time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Reconcile = Callable[[K], Awaitable[float | None]]
 
 logger = logging.getLogger(__name__)
 
-# Between two passes of one key, unless the first failed: a rollout of five pods makes a hundred events in seconds.
+# Seconds between two passes of one key, unless the first failed: a rollout of five pods causes 100 events in seconds.
 PAUSE = 1.0
 BASE_DELAY = 0.05
-# Also the longest that a key waits after the end of an outage that no watch tells of.
+# Also the longest wait of a key after the end of an outage that no watch reports.
 MAX_DELAY = 60.0
 
 
 class WorkQueue(Generic[K]):
     """Keys to reconcile.
 
-    A key added while it waits is not added twice; one added while it is worked on is worked on once more afterwards,
-    after `pause` seconds: what comes meanwhile is one item. A key that is not `worth` it when its turn comes goes.
-    Failures come back after a delay that doubles per key, and not before the seconds that `patience` reads from the
-    error; success forgets them.
+    A key that waits is not added a second time. A key added during its pass is processed once more, `pause` seconds
+    after the pass; all additions until then are one item. A key for which `worth` is false at its turn is dropped.
+    A failed key is retried with exponential back-off, and not before the seconds that `patience` reads from the error;
+    success resets the back-off.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class WorkQueue(Generic[K]):
         self._working: dict[K, float] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
-        self._said: dict[K, str] = {}
+        self._logged: dict[K, str] = {}
         self._metrics = metrics
         self._patience = patience
         self._worth = worth
@@ -52,7 +52,7 @@ class WorkQueue(Generic[K]):
         metrics.follow(depth=self._ready.qsize, longest=self.longest_running)
 
     def add(self, key: K) -> None:
-        """Have `key` reconciled as soon as a worker is free."""
+        """Reconcile `key` as soon as a worker is free."""
         if key in self._dirty:
             return
         self._dirty[key] = time.monotonic()
@@ -61,7 +61,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, delay: float) -> None:
-        """Add `key` in `delay` seconds; of several delays the earliest counts."""
+        """Add `key` in `delay` seconds; the earliest of several delays wins."""
         loop = asyncio.get_running_loop()
         waiting = self._timers.get(key)
         if waiting is not None:
@@ -71,26 +71,26 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(delay, self._due, key)
 
     def add_rate_limited(self, key: K, least: float = 0.0) -> float:
-        """Add `key` after its back-off, and not before `least` seconds. The delay is returned."""
+        """Add `key` after its back-off, but not before `least` seconds; returns the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        # The exponent is bounded: a number with thousands of digits is no delay.
+        # Bounded exponent: after thousands of failures the power would not fit into a float.
         delay: float = max(least, min(BASE_DELAY * 2 ** min(failures, 20), MAX_DELAY))
         self._metrics.retried()
         self.add_after(key, delay)
         return delay
 
     def forget(self, key: K) -> None:
-        """Start the back-off of `key` afresh."""
+        """Reset the back-off of `key`."""
         self._failures.pop(key, None)
-        self._said.pop(key, None)
+        self._logged.pop(key, None)
 
     def longest_running(self) -> float:
-        """Seconds that the oldest item is being worked on; 0 when none is."""
+        """Seconds since the oldest running pass began; 0 when none runs."""
         return time.monotonic() - min(self._working.values()) if self._working else 0.0
 
     async def work(self, reconcile: Reconcile[K]) -> None:
-        """One worker: reconcile key after key until cancelled. A number returned is when to come back, in seconds."""
+        """One worker: reconciles keys until cancelled. `reconcile` returns the seconds until its next pass, or None."""
         while True:
             key = await self._ready.get()
             now = time.monotonic()
@@ -103,7 +103,7 @@ class WorkQueue(Generic[K]):
                 again = await reconcile(key)
             except Exception as error:
                 delay = self.add_rate_limited(key, self._patience(error))
-                self._tell(key, str(error), delay)
+                self._log(key, str(error), delay)
                 logger.debug("traceback", exc_info=True, extra={"key": str(key)})
             else:
                 self.forget(key)
@@ -119,14 +119,14 @@ class WorkQueue(Generic[K]):
     def _paused(self, key: K) -> None:
         self._pausing.discard(key)
         if key in self._dirty:
-            # What it waited for until now was not a worker.
+            # The queue duration excludes the pause.
             self._dirty[key] = time.monotonic()
             self._ready.put_nowait(key)
 
-    def _tell(self, key: K, text: str, delay: float) -> None:
-        """Log a failure: with the same words as the last one of this key, only for those who debug."""
-        level = logging.DEBUG if self._said.get(key) == text else logging.WARNING
-        self._said[key] = text
+    def _log(self, key: K, text: str, delay: float) -> None:
+        """Log a failure as a warning; at debug level if the last failure of this key had the same text."""
+        level = logging.DEBUG if self._logged.get(key) == text else logging.WARNING
+        self._logged[key] = text
         logger.log(level, "reconcile failed: %s", text, extra={"key": str(key), "retry_seconds": round(delay, 2)})
 
     def _due(self, key: K) -> None:

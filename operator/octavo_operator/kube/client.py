@@ -36,13 +36,13 @@ _TIMEOUT = 30.0
 _PAGE = 500
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
-# Who leads must not hang on how many other calls there are: these few calls wait for nobody.
+# Exempt from the throttle: leader election must not depend on the number of other calls.
 _URGENT = f"/apis/{LEASES.group}/"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServerConnection:
-    """Address and credentials of the API server, for those who speak to it by other means. `token` has no scheme."""
+    """Address and credentials of the API server, for other HTTP clients. `token` has no scheme."""
 
     server: str
     ca_path: str | None
@@ -54,7 +54,7 @@ class ApiServerConnection:
 
 
 async def connection() -> ApiServerConnection:
-    """Where and as whom `KubeClient.connect` connects, read anew: tokens of service accounts rotate."""
+    """The connection of `KubeClient.connect`, read again on each call because service account tokens rotate."""
     configuration = await _configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     return ApiServerConnection(
@@ -78,13 +78,13 @@ async def _configuration() -> Configuration:
 
 
 def _ignore(verb: str, status: int) -> None:
-    """No one is interested in calls."""
+    """The default observer: does nothing."""
 
 
 class KubeClient:
-    """Calls to one API server. Raises the errors of `kube.errors`, nothing else.
+    """Calls to one API server. Raises only the errors of `kube.errors`.
 
-    `observer` is told the verb and the HTTP status (0 without an answer) of every call.
+    `observer` gets the verb and the HTTP status (0 without a response) of every call.
     """
 
     def __init__(self, api: ApiClient, *, observer: Observer = _ignore, environment: Mapping[str, str] = {}) -> None:
@@ -101,13 +101,13 @@ class KubeClient:
         return cls(api, observer=observer, environment=os.environ)
 
     def fenced(self, left: Callable[[], float]) -> Self:
-        """A client for one who writes only while `left`, in seconds, is more than 0.
+        """A client that writes only while `left()`, in seconds, is positive.
 
-        A write is given up when the time is over. One that was sent is waited for even when its caller is cancelled:
-        whoever gives the Lease away afterwards knows that no write is on its way any more.
+        A write times out when `left` ends. A write that was sent is awaited even if its caller is cancelled. So when
+        the Lease is released afterwards, no write is in flight.
         """
         client = copy.copy(self)
-        client._left = left  # noqa: SLF001 - of the same class
+        client._left = left  # noqa: SLF001 - same class
         return client
 
     async def close(self) -> None:
@@ -115,7 +115,7 @@ class KubeClient:
         await self._api.close()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """One object, None when there is none."""
+        """One object; None if it does not exist."""
         try:
             return await self._call("GET", resource.path(namespace, name))
         except NotFoundError:
@@ -136,7 +136,7 @@ class KubeClient:
         fields: str | None = None,
         size: int = _PAGE,
     ) -> AsyncIterator[Sequence[Json]]:
-        """The same in pages of at most `size`. Each object says what it is, which items of a list do not."""
+        """The same in pages of at most `size`. Each object has apiVersion and kind, which list items lack."""
         head = {"apiVersion": resource.api_version, "kind": resource.kind}
         query = {"limit": str(size), "labelSelector": labels, "fieldSelector": fields, "continue": None}
         while True:
@@ -147,23 +147,23 @@ class KubeClient:
                 return
 
     async def create(self, resource: Resource, body: Json) -> Json:
-        """Create an object. Raises ConflictError when it exists."""
+        """Create an object. Raises ConflictError if it exists."""
         return await self._call("POST", resource.path(body["metadata"]["namespace"]), body=body)
 
     async def replace(self, resource: Resource, body: Json) -> Json:
-        """Replace an object. Raises ConflictError when its resourceVersion is not the newest."""
+        """Replace an object. Raises ConflictError if its resourceVersion is outdated."""
         meta = body["metadata"]
         return await self._call("PUT", resource.path(meta["namespace"], meta["name"]), body=body)
 
     async def apply(self, resource: Resource, body: Json) -> Json:
-        """Server-side apply: the fields of `body` become ours, those we no longer mention go."""
+        """Server-side apply: this manager owns the fields of `body`; fields it owned before are removed."""
         meta = body["metadata"]
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         path = resource.path(meta["namespace"], meta["name"])
         return await self._call("PATCH", path, query, body, content_type=_APPLY)
 
     async def apply_status(self, resource: Resource, namespace: str, name: str, status: Json) -> Json:
-        """Server-side apply of the whole status, under a manager of its own."""
+        """Server-side apply of the whole status, under a separate field manager."""
         body = {
             "apiVersion": resource.api_version,
             "kind": resource.kind,
@@ -177,7 +177,7 @@ class KubeClient:
     async def annotate(
         self, resource: Resource, namespace: str, name: str, annotations: Mapping[str, str | None]
     ) -> None:
-        """Set annotations of an object that is not ours as a whole; None removes one. A missing object is fine."""
+        """Set annotations of an object that others own; None removes one. A missing object is ignored."""
         metadata = {"namespace": namespace, "name": name, "annotations": dict(annotations)}
         try:
             await self.merge(resource, {"metadata": metadata})
@@ -191,7 +191,7 @@ class KubeClient:
         return await self._call("PATCH", path, {"fieldManager": MANAGER}, body, content_type=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly this object. One that is gone, or another of its name, is fine."""
+        """Delete the object with this uid. A missing object, or another one of this name, is ignored."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", resource.path(namespace, name), body=body)
@@ -217,7 +217,7 @@ class KubeClient:
         else:
             left = self._left()
             if left <= 0:
-                raise FencedError(0, f"{what}: not sent, the lease has run out")
+                raise FencedError(0, f"{what}: not sent, the lease has expired")
             sent = asyncio.ensure_future(self._send(method, path, query, body, content_type, min(left, _TIMEOUT)))
             try:
                 answer = await asyncio.shield(sent)
@@ -234,7 +234,7 @@ class KubeClient:
         query: Mapping[str, str | None] | None,
         body: Json | None,
         content_type: str,
-        timeout: float,  # noqa: ASYNC109 - that of the HTTP client, which closes the connection
+        timeout: float,  # noqa: ASYNC109 - passed to the HTTP client, which closes the connection
     ) -> Json:
         what = f"{method} {path}"
         url = path + "?" + urlencode({k: v for k, v in (query or {}).items() if v is not None})
@@ -251,7 +251,7 @@ class KubeClient:
             data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._observer(method, 0)
-            raise TransientError(0, f"{what}: no answer from the API server: {error!r}") from error
+            raise TransientError(0, f"{what}: no response from the API server: {error!r}") from error
         self._observer(method, response.status)
         if not 200 <= response.status <= 299:
             failed = from_response(response.status, data, what, response.getheader("Retry-After", ""))
@@ -260,9 +260,9 @@ class KubeClient:
         try:
             answer = json.loads(data)
         except ValueError as error:
-            raise TransientError(response.status, f"{what}: the answer is not JSON") from error
+            raise TransientError(response.status, f"{what}: the response is not JSON") from error
         if not isinstance(answer, dict):
-            raise TransientError(response.status, f"{what}: the answer is not an object")
+            raise TransientError(response.status, f"{what}: the response is not a JSON object")
         return answer
 
 

@@ -1,18 +1,18 @@
-"""What can go wrong with a call to the API server, by what the caller can do about it."""
+"""Errors of calls to the API server, by the reaction that the caller should have."""
 
 from __future__ import annotations
 
 import json
 
-# No server may send us to sleep for longer.
+# The longest Retry-After that is honoured, in seconds.
 RETRY_AFTER_LIMIT = 60.0
 _THROTTLED = 429
 
 
 class KubeError(Exception):
-    """A call failed; the message is the server's.
+    """A call failed; the message is that of the server.
 
-    `status` is 0 when there was no answer; `retry_after` is how long the server asks to be left alone, in seconds.
+    `status` is 0 when there was no response; `retry_after` is the server's Retry-After in seconds, 0 without one.
     """
 
     def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
@@ -23,32 +23,32 @@ class KubeError(Exception):
 
 
 class NotFoundError(KubeError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class ConflictError(KubeError):
-    """The object exists already, or has changed since it was read."""
+    """The object already exists, or has changed since it was read."""
 
 
 class RefusedError(KubeError):
-    """The server understood and says no (invalid, forbidden, quota): trying again the same changes nothing."""
+    """The server rejected the request (invalid, forbidden, quota): a retry of the same request is useless."""
 
 
 class TransientError(KubeError):
-    """No answer, throttled or a server error: trying later can help."""
+    """No response, throttled, or a server error: a later retry may succeed."""
 
 
 class FencedError(TransientError):
-    """A write that was not sent: the Lease has run out, and another replica may be reconciling."""
+    """A write that was not sent, because the Lease has expired and another replica may be the leader."""
 
 
 def retry_after(error: Exception) -> float:
-    """Seconds before another attempt, as the server asked for."""
+    """Seconds that the server asked to wait before a retry; 0 if it did not."""
     return error.retry_after if isinstance(error, KubeError) else 0.0
 
 
 def from_response(status: int, body: bytes, what: str, header: str = "") -> KubeError:
-    """The error of an answer that is not 2xx. `what` is the call, for the message; `header` is its Retry-After."""
+    """The error for a response that is not 2xx. `what` names the call in the message; `header` is Retry-After."""
     try:
         answer = json.loads(body)
         message = str(answer.get("message") or answer)
@@ -65,6 +65,6 @@ def from_response(status: int, body: bytes, what: str, header: str = "") -> Kube
 
 
 def _seconds(header: str, status: int) -> float:
-    """Of a Retry-After in seconds; a date, which no API server sends, counts as none."""
+    """A Retry-After header in seconds, limited; a date counts as none, since no API server sends one."""
     seconds = float(header) if header.isascii() and header.isdigit() else 0.0
     return min(max(seconds, 1.0 if status == _THROTTLED else 0.0), RETRY_AFTER_LIMIT)

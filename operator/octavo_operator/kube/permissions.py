@@ -1,4 +1,4 @@
-"""The rights the operator uses, all of them. `python -m octavo_operator.kube.permissions` prints them as RBAC rules."""
+"""All permissions of the operator. `python -m octavo_operator.kube.permissions` prints them as RBAC rules."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LEASE_NAME = "octavo-operator"
 _READ = ("get", "list", "watch")
 _APPLY = ("create", "patch")
 
-# In every namespace that is served: (API group, resource, verbs).
+# In every watched namespace: (API group, resource, verbs).
 SERVED = (
     (names.API_GROUP, names.PLURAL, _READ),
     (names.API_GROUP, f"{names.PLURAL}/status", ("patch",)),
-    # blockOwnerDeletion in owner references asks for this where OwnerReferencesPermissionEnforcement is on.
+    # The admission plugin OwnerReferencesPermissionEnforcement requires this for blockOwnerDeletion.
     (names.API_GROUP, f"{names.PLURAL}/finalizers", ("update",)),
     (r.DEPLOYMENTS.group, r.DEPLOYMENTS.plural, (*_READ, *_APPLY, "delete")),
     (r.CONTROLLER_REVISIONS.group, r.CONTROLLER_REVISIONS.plural, ("list", "watch", *_APPLY, "delete")),
@@ -33,9 +33,9 @@ SERVED = (
     (r.EVENTS.group, r.EVENTS.plural, ("list",)),
     (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create",)),
 )
-# In the cluster, where the operator serves all of it: what nodes have, for pods that wait for a GPU.
+# Cluster-wide, unless the operator is limited to namespaces: GPUs of nodes, to explain why a pod waits for one.
 CLUSTER = ((r.NODES.group, r.NODES.plural, ("list",)),)
-# In the operator's own namespace: where the gateways are, and its Lease.
+# In the operator's own namespace: the pods of the gateways, and the Lease.
 OWN = (
     (r.PODS.group, r.PODS.plural, ("list",), ()),
     (r.LEASES.group, r.LEASES.plural, ("create",), ()),
@@ -44,7 +44,7 @@ OWN = (
 
 
 def rules() -> dict[str, list[dict[str, Any]]]:
-    """RBAC rules by where they are needed: `served` and `own` namespaces, and the whole `cluster`."""
+    """RBAC rules by scope: `served` namespaces, the operator's `own` namespace, and the whole `cluster`."""
     served, cluster = (
         [{"apiGroups": [g], "resources": [p], "verbs": list(v)} for g, p, v in some] for some in (SERVED, CLUSTER)
     )

@@ -1,4 +1,4 @@
-"""The kinds of objects the operator touches, and their addresses."""
+"""The kinds of objects that the operator reads or writes, and their API paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo_protocol import names
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind. `group` is empty for the core group."""
+    """One kind of object. `group` is empty for the core group."""
 
     group: str
     version: str
@@ -18,11 +18,11 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """As objects spell it."""
+        """The `apiVersion` of an object."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Address of a list (all namespaces when `namespace` is None), of an object or of its subresource."""
+        """API path of a list (of all namespaces if `namespace` is None), an object or a subresource."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [base, f"namespaces/{namespace}" if namespace else "", self.plural, name or "", subresource or ""]
         return "/".join(part for part in parts if part)
@@ -44,7 +44,7 @@ PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "Persist
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENT_RECORDS = Resource("events.k8s.io", "v1", "events", "Event")
 
-# Kinds of children, by the kind an object names.
+# Kinds of children, by `kind`.
 CHILDREN = {
     resource.kind: resource
     for resource in (

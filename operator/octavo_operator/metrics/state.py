@@ -14,18 +14,18 @@ from octavo_operator.status.input import Load
 
 _NAME = ("namespace", "name")
 _LOADS = {
-    "octavo_kv_occupancy_ratio": ("Share of the KV pools that live requests hold, 0..1.", "kv_occupancy"),
-    "octavo_running_requests": ("Sequences being computed.", "running"),
-    "octavo_queued_requests": ("Sequences waiting in replicas.", "queued"),
+    "octavo_kv_occupancy_ratio": ("Share of the KV cache blocks that live requests hold, 0..1.", "kv_occupancy"),
+    "octavo_running_requests": ("Running sequences.", "running"),
+    "octavo_queued_requests": ("Sequences that wait in replicas.", "queued"),
     "octavo_held_requests": ("Requests held by gateways until a replica can take them.", "held"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerEstimates:
-    """What the built-in autoscaler reckons with. `demand` in replicas and `step` in seconds by term, rates per second.
+    """Estimates of the built-in autoscaler: `demand` in replicas and `step` in seconds by term, rates per second.
 
-    `capacity` and `step` are those of one replica, and not there until learned.
+    `capacity` and `step` are those of one replica, and unset until learned.
     """
 
     demand: Mapping[str, float]
@@ -38,15 +38,24 @@ class AutoscalerEstimates:
 
 
 _ESTIMATES = {
-    "octavo_autoscaler_arrivals_per_second": ("Requests per second reckoned with when a replica is ready.", "arrivals"),
-    "octavo_autoscaler_dispersion": ("Variance over mean of the requests of ten seconds; 1 is chance.", "dispersion"),
-    "octavo_autoscaler_cold_start_seconds": ("Seconds that nine of ten starts take at most.", "cold_start"),
-    "octavo_autoscaler_surge": ("1 while the load of the last seconds counts in full.", "surge"),
-    "octavo_autoscaler_replica_requests_per_second": ("Requests per second that one replica takes.", "capacity"),
+    "octavo_autoscaler_arrivals_per_second": (
+        "Forecast requests per second when a replica started now is ready.",
+        "arrivals",
+    ),
+    "octavo_autoscaler_dispersion": ("Index of dispersion of arrivals in 10 s; 1 for a Poisson process.", "dispersion"),
+    "octavo_autoscaler_cold_start_seconds": ("90th percentile of replica start time in seconds.", "cold_start"),
+    "octavo_autoscaler_surge": ("1 during a surge, when the load of the last seconds counts in full.", "surge"),
+    "octavo_autoscaler_replica_requests_per_second": (
+        "Estimated capacity of one replica in requests per second.",
+        "capacity",
+    ),
 }
 _TERMS = {
-    "octavo_autoscaler_demand_replicas": ("Replicas asked for, by what asks.", "demand"),
-    "octavo_autoscaler_step_seconds": ("Seconds of a step: fixed, per prompt token, row and context token.", "step"),
+    "octavo_autoscaler_demand_replicas": ("Replicas needed, by the term that needs them.", "demand"),
+    "octavo_autoscaler_step_seconds": (
+        "Step cost in seconds: fixed, and per prompt token, row and context token.",
+        "step",
+    ),
 }
 
 
@@ -59,10 +68,10 @@ class _State:
 
 
 class StateMetrics(Collector):
-    """One series per condition and per reason of failure that there is now: as many as a status holds, no more.
+    """One series per current condition and per current failure reason.
 
-    Made when asked for, from plain values: thousands of resources cost kilobytes, not a gauge object for each series.
-    Asked in a thread of its own: hence the copies.
+    Series are built at each scrape from plain values: thousands of resources take kilobytes, without a gauge object per
+    series. The scrape runs in its own thread, so `collect` iterates over copies.
     """
 
     def __init__(self) -> None:
@@ -71,7 +80,7 @@ class StateMetrics(Collector):
         self._estimates: dict[tuple[str, str], AutoscalerEstimates] = {}
 
     def status(self, namespace: str, name: str, status: Json) -> None:
-        """The status of one resource as it is now."""
+        """Set the current status of one resource."""
         reasons = [failure["reason"] for failure in status.get("failures", ())]
         self._states[namespace, name] = _State(
             tuple((c["type"], c["status"], c["reason"]) for c in status["conditions"]),
@@ -79,18 +88,18 @@ class StateMetrics(Collector):
         )
 
     def load(self, namespace: str, name: str, load: Load) -> None:
-        """What the replicas of one resource do."""
+        """Set the current load of one resource."""
         self._loads[namespace, name] = load
 
     def estimates(self, namespace: str, name: str, estimates: AutoscalerEstimates | None) -> None:
-        """What the built-in autoscaler reckons with; None where it does not decide."""
+        """Set the estimates of the built-in autoscaler; None in other modes."""
         if estimates is None:
             self._estimates.pop((namespace, name), None)
         else:
             self._estimates[namespace, name] = estimates
 
     def forget(self, namespace: str, name: str) -> None:
-        """The resource is gone."""
+        """Remove the series of a deleted resource."""
         self._states.pop((namespace, name), None)
         self._loads.pop((namespace, name), None)
         self._estimates.pop((namespace, name), None)
@@ -98,9 +107,13 @@ class StateMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All series."""
         conditions = GaugeMetricFamily(
-            "octavo_condition", "1 for each condition as it is now.", labels=(*_NAME, "type", "status", "reason")
+            "octavo_condition",
+            "1 for the current state of each condition.",
+            labels=(*_NAME, "type", "status", "reason"),
         )
-        failures = GaugeMetricFamily("octavo_failures", "What status.failures lists.", labels=(*_NAME, "reason"))
+        failures = GaugeMetricFamily(
+            "octavo_failures", "Failures listed in status.failures, by reason.", labels=(*_NAME, "reason")
+        )
         for key, state in list(self._states.items()):
             for condition in state.conditions:
                 conditions.add_metric((*key, *condition), 1)

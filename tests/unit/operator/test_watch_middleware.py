@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from octavo_operator.app.watch_health import WatchHealth
-from octavo_operator.app.watch_middleware import tamed
+from octavo_operator.app.watch_middleware import watch_middleware
 
 ADDED = b'{"type":"ADDED","object":{"kind":"Pod","metadata":{"name":"x"}}}\n'
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
@@ -21,7 +21,7 @@ Ask = Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]]
 
 
 class Log(WatchHealth):
-    """A pulse that asks for no pause, and remembers what it was asked for."""
+    """A WatchHealth that asks for no pause, and remembers what it was asked for."""
 
     def __init__(self) -> None:
         super().__init__(1, lambda: None, lambda: None)
@@ -41,12 +41,12 @@ class Log(WatchHealth):
 
 
 @pytest.fixture
-def pulse() -> Log:
+def health() -> Log:
     return Log()
 
 
 @pytest.fixture
-async def ask(pulse: Log) -> AsyncIterator[Ask]:
+async def ask(health: Log) -> AsyncIterator[Ask]:
     """Asks a server that answers what the test says."""
 
     @asynccontextmanager
@@ -58,7 +58,7 @@ async def ask(pulse: Log) -> AsyncIterator[Ask]:
         application.router.add_get("/{path:.*}", answer)
         async with (
             TestServer(application) as server,
-            aiohttp.ClientSession(middlewares=[tamed({"pods"}, pulse)]) as session,
+            aiohttp.ClientSession(middlewares=[watch_middleware({"pods"}, health)]) as session,
             session.get(server.make_url(path)) as response,
         ):
             yield response
@@ -103,11 +103,11 @@ async def test_what_refuses_a_list_asks_for_it_from_the_start(status: int, ask: 
 
 
 @pytest.mark.parametrize(("status", "gone"), [(404, ["/api/v1/pods"]), (410, []), (422, [])])
-async def test_a_list_of_what_is_not_defined_is_told_of(status: int, gone: list[str], ask: Ask, pulse: Log) -> None:
+async def test_a_list_of_what_is_not_defined_is_told_of(status: int, gone: list[str], ask: Ask, health: Log) -> None:
     with pytest.raises(aiohttp.ClientPayloadError):
         async with ask("/api/v1/pods", status):
             pytest.fail("there is no answer")
-    assert pulse.gone == gone
+    assert health.gone == gone
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
@@ -116,15 +116,15 @@ async def test_what_kopf_knows_how_to_take_it_gets(status: int, ask: Ask) -> Non
         assert response.status == status
 
 
-async def test_the_pages_of_a_list_are_one_question(ask: Ask, pulse: Log) -> None:
+async def test_the_pages_of_a_list_are_one_question(ask: Ask, health: Log) -> None:
     for query in ("limit=100", "limit=100&continue=a", "limit=100&continue=b"):
         async with ask(f"/api/v1/pods?{query}", 200, b"{}"):
             pass
-    assert pulse.asked == [("/api/v1/pods", False)]
-    assert pulse.lists == ["/api/v1/pods"]
+    assert health.asked == [("/api/v1/pods", False)]
+    assert health.lists == ["/api/v1/pods"]
 
 
-async def test_other_questions_are_nobodys_business(ask: Ask, pulse: Log) -> None:
+async def test_other_questions_are_nobodys_business(ask: Ask, health: Log) -> None:
     async with ask("/api/v1", 404) as response:
         assert response.status == 404
-    assert pulse.asked == []
+    assert health.asked == []

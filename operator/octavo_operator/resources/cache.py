@@ -1,4 +1,4 @@
-"""The cache of downloaded weights: a claim that a Job fills once and pods read."""
+"""The weight cache: a PersistentVolumeClaim that a Job fills once and pods mount read-only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIND = "PersistentVolumeClaim"
 
 
 def claim(owner: LLMDeployment) -> Json | None:
-    """The claim to make; None where none is to be made. One that is kept beyond the resource has no owner."""
+    """The claim to create, or None. With `cache.retain` it has no owner reference, so it outlives the resource."""
     cache = owner.spec.cache
     if not owner.cache_claim or cache.claim_name is not None:
         return None
@@ -28,7 +28,7 @@ def claim(owner: LLMDeployment) -> Json | None:
 
 
 def is_ours(owner: LLMDeployment, body: Json) -> bool:
-    """Whether a claim is the resource's, or one that an earlier resource of its name left behind."""
+    """True for the claim of this resource, or one retained by an earlier resource of the same name."""
     metadata = body["metadata"]
     labels, owners = metadata.get("labels", {}), metadata.get("ownerReferences", [])
     same = labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY and labels.get(names.LABEL_NAME) == owner.name
@@ -36,7 +36,7 @@ def is_ours(owner: LLMDeployment, body: Json) -> bool:
 
 
 def volume(owner: LLMDeployment, *, read_only: bool) -> Json:
-    """The volume `model` of a pod."""
+    """The pod volume `model`."""
     if not owner.cache_claim:
         return source.volume(owner.source)
     reference = {"claimName": owner.cache_claim, **({"readOnly": True} if read_only else {})}

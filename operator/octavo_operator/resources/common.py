@@ -1,4 +1,4 @@
-"""What all children of an LLMDeployment have in common."""
+"""The common parts of all children of an LLMDeployment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ API_VERSION = f"{names.API_GROUP}/{names.API_VERSION}"
 COMPONENT_GATEWAY = "gateway"
 COMPONENT_OPERATOR = "operator"
 
-# On pods and Deployment: the revision of the spec they were made from.
+# Label of pods and Deployment: the revision of the spec that they were built from.
 LABEL_REVISION = f"{names.API_GROUP}/revision"
 
-# What the restricted Pod Security standard asks of pods and containers, and no file system to write to.
+# Required by the restricted Pod Security standard, plus a read-only root file system.
 USER = 65532
 POD_SECURITY: Json = {
     "runAsNonRoot": True,
@@ -29,17 +29,17 @@ SECURITY: Json = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
-# Where NVIDIA's container runtime is a node's default it shows every GPU of the node to a container that asks for none,
-# unless its environment says this. A container that asks for one gets the variable from the device plugin.
+# If NVIDIA's container runtime is the default of a node, a container that requests no GPU sees all GPUs of the node,
+# unless it sets this variable. A container that requests a GPU gets the variable from the device plugin.
 NO_GPUS: Json = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What one installation of the operator adds to every LLMDeployment.
+    """Settings of the operator's installation that apply to every LLMDeployment.
 
-    `namespace` is where operator and gateways run; `gateway_url` is None when there is no gateway to point clients to.
-    `metrics_peers` are the NetworkPolicyPeers that may read the pods' metrics; `profiles` the resource profiles.
+    `namespace` is that of operator and gateways; `gateway_url` is None if clients have no gateway.
+    `metrics_peers` are the NetworkPolicyPeers that may scrape the pods' metrics; `profiles` the resource profiles.
     """
 
     server_image: str
@@ -51,17 +51,17 @@ class Installation:
 
 
 def selector(owner: LLMDeployment) -> dict[str, str]:
-    """Labels that select the pods. They never change: a Deployment's selector is immutable."""
+    """Labels that select the pods. They must never change, as a Deployment's selector is immutable."""
     return {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: names.COMPONENT_SERVER}
 
 
 def canary_name(owner: LLMDeployment) -> str:
-    """Name of the Deployment and of the Service of a canary."""
+    """Name of the canary's Deployment and Service."""
     return f"{owner.name}-canary"
 
 
 def canary_selector(owner: LLMDeployment) -> dict[str, str]:
-    """Labels that select the pods of a canary alone."""
+    """Labels that select only the canary's pods."""
     return {**selector(owner), names.LABEL_TRACK: names.TRACK_CANARY}
 
 
@@ -77,7 +77,7 @@ def labels(owner: LLMDeployment) -> dict[str, str]:
 def child(
     owner: LLMDeployment, api_version: str, kind: str, name: str, annotations: dict[str, str] | None = None
 ) -> Json:
-    """Head of a child object: identity, labels and the owner that takes it along when it goes."""
+    """A child object without spec: identity, labels and an owner reference for garbage collection."""
     metadata: Json = {
         "name": name,
         "namespace": owner.namespace,

@@ -1,4 +1,4 @@
-"""The server's settings: the spec's knobs under the names of octavo-server's flags, in a ConfigMap named by content."""
+"""The server's configuration file: spec fields by octavo-server's flags, in a content-named ConfigMap."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _SUFFIXES = {
 
 
 def quantity(text: str) -> Decimal:
-    """Value of a Kubernetes quantity such as `500m`, `4` or `16Gi`."""
+    """The value of a Kubernetes quantity such as `500m`, `4` or `16Gi`."""
     number = text.rstrip("mkMGTPEKi")
     return Decimal(number) * _SUFFIXES[text[len(number) :]]
 
 
 def threads(spec: Spec) -> int:
-    """Threads of a replica on CPU.
+    """Threads of a CPU replica: `engine.threads`, else the CPU request.
 
-    A container without a CPU limit sees all CPUs of its node: without a bound, two replicas would both use them all.
+    A container without a CPU limit sees all CPUs of its node, so two replicas without a bound would both use all.
     """
     return spec.engine.threads or max(1, int(quantity(spec.resources.cpu)))
 
 
 def server_settings(owner: LLMDeployment) -> Json:
-    """Settings of octavo-server by flag name. What the spec leaves open is left to the server."""
+    """Settings of octavo-server by flag name. Unset fields are omitted: the server's defaults apply."""
     spec, engine, scheduler = owner.spec, owner.spec.engine, owner.spec.engine.scheduler
     on_cpu = spec.resources.gpu.count == 0
     slowdown = scheduler.prefill_slowdown_percent
@@ -49,7 +49,7 @@ def server_settings(owner: LLMDeployment) -> Json:
         "port": names.PORT_API,
         "admin-host": "0.0.0.0",  # noqa: S104
         "admin-port": names.PORT_ADMIN,
-        # Gateways know the clients' keys, and pods take requests from nobody else outside their namespace.
+        # Trusted: from outside their namespace pods accept requests only from gateways, which check the API keys.
         "tenant-header": True,
         "device": "cpu" if on_cpu else "cuda",
         "tensor-parallel-size": engine.parallelism.tensor if engine.parallelism.tensor > 1 else None,
@@ -80,16 +80,16 @@ def server_settings(owner: LLMDeployment) -> Json:
 
 
 def config_map(owner: LLMDeployment) -> Json:
-    """The immutable ConfigMap of these settings; another content has another name, so no running pod sees it change."""
+    """The immutable ConfigMap of these settings. Its name contains their hash, so no running pod sees a change."""
     settings = server_settings(owner)
     return recorded(owner, f"{owner.name}-config-{digest(settings)}", {FILE: _toml(settings)})
 
 
 def recorded(owner: LLMDeployment, name: str, data: Mapping[str, str]) -> Json:
-    """The ConfigMap of an earlier spec, made again."""
+    """The ConfigMap of a recorded revision, rebuilt from its data."""
     return {**child(owner, "v1", "ConfigMap", name), "immutable": True, "data": dict(data)}
 
 
 def _toml(settings: Json) -> str:
-    """Strings, numbers, booleans and lists of strings are written alike in JSON and TOML."""
+    """The settings as TOML. Strings, numbers, booleans and lists of strings have the same syntax as in JSON."""
     return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in settings.items())

@@ -1,4 +1,4 @@
-"""The Deployment and its pods."""
+"""The Deployment and its pod template."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from octavo_protocol import names
 from octavo_protocol.model import ModelReport
 
 SERVER = "server"
-# The pod template as it was applied. While the revision stays, this very template is applied again: an upgrade of
-# the operator, with other images or another way to build pods, restarts nothing.
+# The applied pod template. While the revision stays the same, the operator applies this template again. So an upgrade
+# of the operator, with other images or another pod layout, restarts no pod.
 ANNOTATION_TEMPLATE = f"{names.API_GROUP}/applied-template"
-# After propagation and drain: time for the process to write its last lines and exit.
+# After propagation and drain: seconds for the process to write its last log lines and exit.
 EXIT_SECONDS = 15
-# Compiled kernels, some megabytes: a container that is started again in its pod does not compile them again.
+# Compiled Triton kernels, some megabytes: a container restarted in its pod need not compile them again.
 TRITON_CACHE = "/var/cache/triton"
-# Where NCCL keeps what ranks without a direct way between their GPUs pass to each other. A segment takes 9.2 MiB, and a
-# rank may have one for each of 32 channels to each neighbour in rings and trees; a container has 64 MiB by default.
-# No more is taken than is used, and that counts as memory of the container.
+# NCCL's buffers between ranks whose GPUs have no direct link. A segment takes 9.2 MiB, and a rank may have one for
+# each of 32 channels to each neighbour in rings and trees; a container's default is 64 MiB.
+# Only used pages are allocated, and they count as memory of the container.
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the path is Linux's
 SHARED_MEMORY_MIB = 512
 _STARTUP_PERIOD = 2
@@ -42,7 +42,7 @@ UNKNOWN = ModelReport()
 
 
 def deployment(owner: LLMDeployment, template: Json, replicas: int, strategy: Json, deadline: int) -> Json:
-    """The Deployment that runs `template`; `deadline`: seconds without progress after which it says so."""
+    """The Deployment that runs `template`. `deadline` is `progressDeadlineSeconds`."""
     recorded = json.dumps(template, sort_keys=True, separators=(",", ":"))
     body = child(owner, "apps/v1", "Deployment", owner.name, {ANNOTATION_TEMPLATE: recorded})
     revision = template["metadata"]["labels"][LABEL_REVISION]
@@ -59,10 +59,10 @@ def deployment(owner: LLMDeployment, template: Json, replicas: int, strategy: Js
 
 
 def canary_deployment(owner: LLMDeployment, template: Json, replicas: int, deadline: int) -> Json:
-    """The Deployment beside the other one: the same pods under a label of their own.
+    """The canary's Deployment: the same pods with an additional track label.
 
-    The other one's selector matches these pods too; each Deployment keeps to what it owns, so neither takes the
-    other's, and all that is said of "the pods" (disruption budget, network policy, Service) holds for both.
+    The selector of the stable Deployment matches these pods, too. That is safe, because a Deployment acts only on pods
+    that it owns. And it is wanted: disruption budget, network policy and Service select the pods of both.
     """
     labels = {**template["metadata"]["labels"], names.LABEL_TRACK: names.TRACK_CANARY}
     template = {**template, "metadata": {**template["metadata"], "labels": labels}}
@@ -75,7 +75,7 @@ def canary_deployment(owner: LLMDeployment, template: Json, replicas: int, deadl
 
 
 def applied_template(live: Json) -> Json | None:
-    """The template a live Deployment was last given."""
+    """The template last applied to a live Deployment; None if it has no record of it."""
     recorded = live["metadata"].get("annotations", {}).get(ANNOTATION_TEMPLATE)
     if recorded is None:
         return None
@@ -84,14 +84,14 @@ def applied_template(live: Json) -> Json | None:
 
 
 def memory_limit(template: Json) -> str:
-    """Memory that the server of a template may use, a quantity."""
+    """The memory limit of a template's server container, a quantity."""
     server = next(container for container in template["spec"]["containers"] if container["name"] == SERVER)
     limit: str = server["resources"]["limits"]["memory"]
     return limit
 
 
 def config_name(template: Json) -> str:
-    """Name of the ConfigMap a template (or pod) mounts; empty when it mounts none."""
+    """Name of the ConfigMap that a template (or pod) mounts; empty if none."""
     volumes = template.get("spec", {}).get("volumes", [])
     return next((volume["configMap"]["name"] for volume in volumes if volume["name"] == "config"), "")
 
@@ -104,9 +104,9 @@ def pod_template(
     found: ModelReport = UNKNOWN,
     record: str = "",
 ) -> Json:
-    """The pods of the current spec, within the restricted Pod Security standard.
+    """The pod template of the current spec; it meets the restricted Pod Security standard.
 
-    `found` is what is known of the model, `record` what to remember of it beside the pods.
+    `found` is the inspection's report on the model; `record` goes into the template's annotation of the model.
     """
     spec = owner.spec
     default_image = installation.server_image if spec.resources.gpu.count else installation.server_cpu_image
@@ -142,7 +142,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
     spec = owner.spec
     gpu = spec.resources.gpu
     limits: Json = {"memory": spec.resources.memory}
-    environment = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108 - the container's own volume
+    environment = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108 - a volume of the container
     if gpu.count:
         limits[gpu.resource_name] = str(gpu.count)
         environment.append({"name": "TRITON_CACHE_DIR", "value": TRITON_CACHE})
@@ -182,7 +182,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
     if spec.engine.env_from:
         container["envFrom"] = [entry.model_dump(by_alias=True, exclude_none=True) for entry in spec.engine.env_from]
     if spec.drain.propagation_seconds:
-        # The pod is terminating and still answers, until kube-proxy and gateways everywhere know; then SIGTERM drains.
+        # The terminating pod still serves, until all kube-proxies and gateways removed its endpoint; then it drains.
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": spec.drain.propagation_seconds}}}
     return container
 

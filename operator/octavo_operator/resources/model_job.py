@@ -1,4 +1,4 @@
-"""The Job that looks at a model before any pod is made for it, and what is remembered of what it found."""
+"""The Job that inspects a model before any server pod is created, and the record of its report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from octavo_protocol import names
 
 COMPONENT = "model"
 CONTAINER = "model"
-# On a pod template: which model it was made for, and what was found of that model then.
+# Annotation of a pod template: the model that it was built for, and the inspection's report on it.
 ANNOTATION_MODEL = f"{names.API_GROUP}/model"
-# The kubelet starts the container again after 10 s, 20 s … 5 min, for as long as the spec asks for this model: a Job
-# that gives up would leave nobody to notice that a token, a repository or a network has become right.
+# The kubelet restarts the container after 10 s, 20 s … 5 min, as long as the spec names this model. A Job that gave up
+# would not notice that a token, a repository or a network was fixed.
 _RETRIES = 1_000_000
-# What says where pods may run at all; how servers lie beside each other and what they claim is not about it.
+# The fields that restrict the nodes of a pod; affinity between server pods and their resource claims do not apply.
 _PLACED = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName")
 
 
 def identity(owner: LLMDeployment) -> str:
-    """Ten hex digits over what decides which model is meant, who may read it and where it is kept."""
+    """Ten hex digits, a hash of the model's URI, revision, credentials Secret and claim."""
     model = owner.spec.model
     secret = model.credentials_secret_ref
     parts = {"uri": model.uri, "revision": model.revision, "secret": secret.name if secret else None}
@@ -33,20 +33,20 @@ def identity(owner: LLMDeployment) -> str:
 
 
 def job_name(owner: LLMDeployment) -> str:
-    """Name of the Job for the model that the spec means."""
+    """Name of the Job for the model in the spec."""
     return f"{owner.name}-model-{identity(owner)}"
 
 
 def job_labels(owner: LLMDeployment) -> dict[str, str]:
-    """Labels of the Job and its pods: no Service, budget or Deployment may take these pods for servers."""
+    """Labels of the Job and its pods; no selector of a Service, disruption budget or Deployment matches them."""
     return labels(owner) | {names.LABEL_COMPONENT: COMPONENT}
 
 
 def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
-    """The Job. `pinned` is the revision that was found before; empty when none was.
+    """The Job. `pinned` is the model revision resolved earlier, or an empty string.
 
-    It runs the installation's own image, also where `spec.engine.image` is another: only that one is known to have
-    the program. What another image can serve, it must find out itself.
+    It runs the installation's image even if `spec.engine.image` is set: only that image is known to contain the
+    program. So with another image the Job accepts any architecture, and the server has to check it.
     """
     spec, model = owner.spec, owner.source
     target = source.pinned(owner.spec.model, pinned or owner.spec.model.revision) if model.downloads else model.path
@@ -81,7 +81,7 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
         "containers": [container],
         "volumes": volumes,
     }
-    # Where it runs, volumes are bound and images pulled: that should be where the servers may run.
+    # The Job's node decides where volumes are bound and images pulled, so it must be one on which servers may run.
     pod |= {name: value for name, value in placement.pod_fields(owner).items() if name in _PLACED}
     if node := pod.get("affinity", {}).get("nodeAffinity"):
         pod["affinity"] = {"nodeAffinity": node}
@@ -97,13 +97,13 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
 
 
 def record(owner: LLMDeployment, report: str) -> str:
-    """The annotation that remembers a report (JSON, empty when there was none) on what was made from it."""
+    """The value of the model annotation: the model's identity and the report (JSON, or empty)."""
     found = json.loads(report) if report else None
     return json.dumps({"identity": identity(owner), "report": found}, sort_keys=True, separators=(",", ":"))
 
 
 def recorded(owner: LLMDeployment, template: Json) -> str | None:
-    """The report that a template was made from, if it was for the model that the spec means; "" when it was empty."""
+    """The report in a template's annotation ("" if empty); None if it is about another model or absent."""
     text = template["metadata"].get("annotations", {}).get(ANNOTATION_MODEL)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Where pods may run, and what they claim: the fields of a pod that follow from `scheduling` and `resources.claims`."""
+"""Placement and resource claims of pods: the pod fields for `spec.scheduling` and `spec.resources.claims`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from octavo_operator.resources.common import selector
 from octavo_operator.resources.config import quantity
 
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
-# Set on nodes by NVIDIA's GPU feature discovery; memory of one GPU in MiB.
+# Node labels of NVIDIA's GPU feature discovery; the memory of one GPU in MiB.
 LABEL_GPU_PRODUCT = "nvidia.com/gpu.product"
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def pod_fields(owner: LLMDeployment) -> Json:
-    """Fields of a pod's spec; what is not given is left out."""
+    """Fields of a pod's spec, without empty ones."""
     scheduling, claims = owner.spec.scheduling, owner.spec.resources.claims
     fields: Json = {
         "nodeSelector": scheduling.node_selector,
@@ -37,27 +37,27 @@ def pod_fields(owner: LLMDeployment) -> Json:
 
 
 def container_claims(owner: LLMDeployment) -> Json:
-    """The part of the server container's `resources` that lets it use the pod's claims."""
+    """`resources.claims` of the server container, which gives it access to the pod's claims."""
     claims = [{"name": claim.name} for claim in owner.spec.resources.claims]
     return {"claims": claims} if claims else {}
 
 
 def queue(owner: LLMDeployment) -> dict[str, str]:
-    """The label by which Kueue knows the queue, of the Deployment and of the pods: it looks at either."""
+    """Kueue's queue label, for both Deployment and pods: Kueue manages either."""
     name = owner.spec.scheduling.queue_name
     return {LABEL_QUEUE: name} if name else {}
 
 
 def _plain(block: ApiBlock) -> Json:
-    """A block as a pod spells it, without what was not given."""
+    """A block as JSON of the pod API, without default values."""
     return block.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def _tolerations(owner: LLMDeployment) -> list[Json]:
-    """Those of the spec, and the one for nodes that are kept for pods with GPUs.
+    """The tolerations of the spec, plus that for nodes reserved for GPU pods.
 
-    Such nodes are tainted by the resource's name nearly everywhere. Kubernetes has an admission plugin that adds this
-    very toleration (ExtendedResourceToleration), and many clusters run without it.
+    The usual taint of such nodes has the resource's name as its key. Kubernetes' admission plugin
+    ExtendedResourceToleration adds the same toleration, but many clusters do not enable it.
     """
     found = [_plain(toleration) for toleration in owner.spec.scheduling.tolerations]
     gpu = owner.spec.resources.gpu
@@ -66,7 +66,7 @@ def _tolerations(owner: LLMDeployment) -> list[Json]:
 
 
 def _gpu_requirements(gpu: Gpu) -> list[Json]:
-    """What labels of a node must say of its GPUs."""
+    """Node label requirements for the GPU product and memory."""
     found: list[Json] = []
     if gpu.product is not None:
         found.append({"key": LABEL_GPU_PRODUCT, "operator": "In", "values": [gpu.product]})
@@ -76,12 +76,12 @@ def _gpu_requirements(gpu: Gpu) -> list[Json]:
 
 
 def least_mib(gpu: Gpu) -> int:
-    """`minMemory` in MiB, the unit of the label; 0 when not given."""
+    """`minMemory` in MiB, the unit of the label; 0 if unset."""
     return math.ceil(quantity(gpu.min_memory) / (1 << 20)) if gpu.min_memory else 0
 
 
 def _on_gpu_nodes(node: Json, requirements: list[Json]) -> Json:
-    """A node affinity with requirements in each of its terms: one term that fits is enough for the scheduler."""
+    """The node affinity with `requirements` added to each term, because the scheduler ORs the terms."""
     needed = node.get(_REQUIRED, {"nodeSelectorTerms": [{"matchExpressions": []}]})
     terms = [{"matchExpressions": [*term["matchExpressions"], *requirements]} for term in needed["nodeSelectorTerms"]]
     return {**node, _REQUIRED: {"nodeSelectorTerms": terms}}
@@ -113,5 +113,5 @@ def _pod_terms(owner: LLMDeployment, affinity: PodAffinity) -> Json:
 
 
 def _about_own_pods(owner: LLMDeployment, term: Json) -> Json:
-    """A term without a selector would be about no pod at all: here it is about the resource's own."""
+    """The term with a selector of the resource's own pods, unless it has one: without, it would match no pod."""
     return {"labelSelector": {"matchLabels": selector(owner)}, **term}

@@ -1,4 +1,4 @@
-"""What keeps others from hurting the pods: disruption budget and network policy."""
+"""Protection of the pods: PodDisruptionBudget and NetworkPolicies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo_protocol import names
 
 
 def disruption_budget(owner: LLMDeployment) -> Json:
-    """Evictions take one replica at a time; also right for a single one, which must not block a node drain."""
+    """At most one replica is evicted at a time. A single replica can be evicted, so it does not block a node drain."""
     body = child(owner, "policy/v1", "PodDisruptionBudget", owner.name)
     body["spec"] = {
         "maxUnavailable": 1,
@@ -21,10 +21,10 @@ def disruption_budget(owner: LLMDeployment) -> Json:
 
 
 def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
-    """Only those in that need to, and nothing out.
+    """Ingress from gateways, operator, metrics peers and the own namespace; no egress.
 
-    A policy is about a pod, not about a container: where an init container downloads the weights, the whole pod may
-    reach DNS and the source's port.
+    A policy applies to whole pods. If an init container downloads the weights, the pod may reach DNS and the port of
+    the model source.
     """
     namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": installation.namespace}}}
     gateway = {**namespace, "podSelector": {"matchLabels": {names.LABEL_COMPONENT: COMPONENT_GATEWAY}}}
@@ -37,31 +37,31 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": [] if owner.cache_claim else _way_to_model(owner),
+        "egress": [] if owner.cache_claim else _egress_to_model(owner),
     }
     return body
 
 
 def inspection_policy_name(owner: LLMDeployment) -> str:
-    """Name of the policy for the pods that look at the model."""
+    """Name of the NetworkPolicy for the pods of the inspection Job."""
     return f"{owner.name}-fetch"
 
 
 def inspection_policy(owner: LLMDeployment) -> Json:
-    """Nobody in; out only where the model is."""
+    """No ingress; egress only to the model source."""
     body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", inspection_policy_name(owner))
     selected = {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: model_job.COMPONENT}
     body["spec"] = {
         "podSelector": {"matchLabels": selected},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [],
-        "egress": _way_to_model(owner),
+        "egress": _egress_to_model(owner),
     }
     return body
 
 
-def _way_to_model(owner: LLMDeployment) -> list[Json]:
-    """DNS and the port of the hub or bucket, anywhere but where clouds hand out the credentials of a node."""
+def _egress_to_model(owner: LLMDeployment) -> list[Json]:
+    """DNS, and the port of hub or bucket on any address except clouds' metadata services, which hold credentials."""
     if not owner.source.downloads:
         return []
     anywhere: list[Json] = [
@@ -71,7 +71,7 @@ def _way_to_model(owner: LLMDeployment) -> list[Json]:
     ]
     port = source.download_port(owner)
     return [
-        # Port 53 for name servers outside the cluster's pods; those inside may listen on another one.
+        # Port 53 for name servers outside the cluster; cluster DNS pods may listen on another port.
         {"ports": [_port(53, "UDP"), _port(53)]},
         {"to": [_CLUSTER_DNS]},
         {"to": anywhere, "ports": [_port(port)]},

@@ -1,4 +1,4 @@
-"""The history: what pods were made from, as ControllerRevisions, with notes on how each revision fared."""
+"""The revision history as ControllerRevisions: what pods are built from, and the outcome of each revision."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ANNOTATION_CANARY = f"{names.API_GROUP}/canary-state"
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """Where a canary stands: its step, when that began and since when its pods are all ready (None: not yet).
+    """Progress of a canary: its step, when the step began, and since when all its pods are ready (None: not yet).
 
-    Times are Unix seconds. `falls`: how often in this step a pod that was ready was not any more. Step -1: its objects
-    are to go.
+    Times are Unix seconds. `falls`: how often a ready pod became unready in this step. Step -1: the canary's objects
+    are to be deleted.
     """
 
     step: int
@@ -33,10 +33,10 @@ class CanaryState:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What pods of one revision are made from, once and for all: template, and data of the ConfigMap it mounts.
+    """The immutable source of one revision's pods: the template, and the data of the ConfigMap that it mounts.
 
-    `number` orders revisions by when they were last asked for. `served`: all replicas ran it. `failed`: why it was
-    given up; empty when it was not.
+    `number` orders revisions by the last time that the spec asked for them. `served`: all replicas ran it. `failed`:
+    why its rollout failed; empty if it did not.
     """
 
     name: str
@@ -54,7 +54,7 @@ def object_name(owner: LLMDeployment, revision: str) -> str:
 
 
 def controller_revision(owner: LLMDeployment, revision: Revision) -> Json:
-    """The object. Its data never changes; number and notes do."""
+    """The ControllerRevision. Its data never changes; its number and annotations do."""
     notes = {
         ANNOTATION_SERVED: "true" if revision.served else "",
         ANNOTATION_FAILED: revision.failed,
@@ -68,7 +68,7 @@ def controller_revision(owner: LLMDeployment, revision: Revision) -> Json:
 
 
 def recorded(body: Json) -> Revision:
-    """The revision that an object of ours holds."""
+    """The revision stored in a ControllerRevision of this operator."""
     notes = body["metadata"].get("annotations", {})
     return Revision(
         name=body["metadata"]["labels"][LABEL_REVISION],
@@ -88,7 +88,7 @@ def _state(canary: CanaryState | None) -> str:
 
 
 def _parsed(text: str) -> CanaryState | None:
-    """A state somebody has spoilt starts the canary anew: it can only be asked for more evidence by that."""
+    """The canary state in an annotation. A corrupt one restarts the canary, which only collects more evidence."""
     try:
         state = json.loads(text)
         return CanaryState(int(state["step"]), float(state["begun"]), state["held"], int(state["falls"]))

@@ -1,4 +1,4 @@
-"""How pods are reached, and as whom they run."""
+"""Services and the ServiceAccount of the pods."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from octavo_protocol import names
 
 
 def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step: str = "", stuck: str = "") -> Json:
-    """The stable address of the ready pods; its annotations are all the gateway knows of the resource.
+    """The stable address of the ready pods; through its annotations the gateway learns about the resource.
 
-    `cold_start`: seconds from the creation of a pod to its readiness, None when never measured. `percent` of the
-    requests go to the canary, and what comes of them is counted under `step`; empty when there is none. `stuck`: the
-    reason for which no replica can start, empty while one may.
+    `cold_start`: seconds from the creation of a pod to its readiness, None if never measured. `percent` of the
+    requests go to the canary; their results are counted under `step`, empty without a canary. `stuck`: the reason why
+    no replica can start, empty while one may.
     """
     annotations = {
         names.ANNOTATION_MODELS: ",".join(owner.model_names),
@@ -34,7 +34,7 @@ def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step
 
 
 def _routing(owner: LLMDeployment) -> dict[str, str]:
-    """What differs from the gateways' defaults."""
+    """Annotations for routing fields that differ from the gateways' defaults."""
     routing = owner.spec.routing
     found: dict[str, str] = {}
     if routing.strategy != "PrefixAware":
@@ -47,9 +47,9 @@ def _routing(owner: LLMDeployment) -> dict[str, str]:
 
 
 def _holds(owner: LLMDeployment) -> bool:
-    """Whether waiting makes sense: not where nobody will start a replica."""
-    nobody = owner.spec.autoscaling.mode == "Manual" and owner.spec.replicas == 0
-    return not (owner.spec.suspend or nobody)
+    """True if the gateway should hold requests: false where no controller will start a replica."""
+    manual_zero = owner.spec.autoscaling.mode == "Manual" and owner.spec.replicas == 0
+    return not (owner.spec.suspend or manual_zero)
 
 
 def headless_service(owner: LLMDeployment) -> Json:
@@ -65,7 +65,7 @@ def headless_service(owner: LLMDeployment) -> Json:
 
 
 def canary_service(owner: LLMDeployment) -> Json:
-    """Tells gateways which of the pods are the canary's."""
+    """The Service by which gateways identify the canary's pods."""
     body = child(owner, "v1", "Service", canary_name(owner))
     body["metadata"]["labels"] |= {names.LABEL_TRACK: names.TRACK_CANARY}
     body["spec"] = {"type": "ClusterIP", "selector": canary_selector(owner), "ports": [_API]}
@@ -73,12 +73,12 @@ def canary_service(owner: LLMDeployment) -> Json:
 
 
 def service_account(owner: LLMDeployment) -> Json:
-    """The pods' identity: one without rights and without a token."""
+    """The pods' ServiceAccount, without permissions and without a token."""
     return {**child(owner, "v1", "ServiceAccount", owner.name), "automountServiceAccountToken": False}
 
 
 def address(owner: LLMDeployment, gateway_url: str | None) -> str:
-    """OpenAI base address for clients inside the cluster: the gateway's, or the Service's own."""
+    """OpenAI base URL for clients inside the cluster: that of the gateway, else of the Service."""
     base = gateway_url or f"http://{owner.name}.{owner.namespace}.svc:{names.PORT_API}"
     return f"{base.rstrip('/')}/v1"
 

@@ -1,4 +1,4 @@
-"""Where the weights come from: volumes, mounts and the init container that downloads."""
+"""The source of the weights: volumes, credentials and the init container that downloads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from octavo_operator.resources.common import NO_GPUS, SECURITY
 
 VOLUME = "model"
 PREFETCH = "prefetch"
-# By scheme, the variable that holds the address of a hub or bucket that is not the usual one.
+# By scheme, the variable for a non-default endpoint of hub or bucket.
 ENDPOINTS = {"hf": "HF_ENDPOINT", "s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
-# Of the server's environment, what the download needs too.
+# The variables of the server's environment that the download needs, too.
 DOWNLOAD_ENV = (
     *ENDPOINTS.values(),
     "AWS_REGION",
@@ -31,14 +31,14 @@ DOWNLOAD_ENV = (
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A key of the Secret, and the variable that it becomes."""
+    """A key of the Secret, and the environment variable for it."""
 
     key: str
     variable: str
     optional: bool = False
 
 
-# By scheme; those of buckets have the names that other tools give them.
+# By scheme; the names for buckets are the usual ones of other tools.
 CREDENTIALS = {
     "hf": (Credential("token", "HF_TOKEN"),),
     "s3": (
@@ -51,7 +51,7 @@ CREDENTIALS = {
 
 
 def volume(source: ModelSource) -> Json:
-    """The volume `model` of the pod."""
+    """The pod volume `model`."""
     if source.scheme == "oci":
         return {"name": VOLUME, "image": {"reference": source.reference}}
     if source.scheme == "pvc":
@@ -60,17 +60,17 @@ def volume(source: ModelSource) -> Json:
 
 
 def env_entries(env: tuple[Env, ...]) -> list[Json]:
-    """Environment variables as a pod spells them."""
+    """Environment variables as JSON of the pod API."""
     return [entry.model_dump(by_alias=True, exclude_none=True) for entry in env]
 
 
 def pinned(model: ModelSpec, revision: str | None) -> str:
-    """What a download is told to fetch."""
+    """The argument of a download: the URI, with `@revision` if there is one."""
     return model.uri if revision is None else f"{model.uri}@{revision}"
 
 
 def download_env(owner: LLMDeployment) -> list[Json]:
-    """Variables of a container that downloads: way, and credentials. Empty for models that need no download."""
+    """Variables of a container that downloads: endpoint, proxy and credentials. Empty for models without download."""
     source, model, env = owner.source, owner.spec.model, owner.spec.engine.env
     if not source.downloads:
         return []
@@ -85,7 +85,7 @@ def download_env(owner: LLMDeployment) -> list[Json]:
 
 
 def prefetch(owner: LLMDeployment, image: str, revision: str) -> Json:
-    """The init container that downloads a model into the volume, at `revision` when that was resolved."""
+    """The init container that downloads a model into the volume, at the resolved `revision` if there is one."""
     return {
         "name": PREFETCH,
         "image": image,
@@ -106,10 +106,10 @@ def prefetch(owner: LLMDeployment, image: str, revision: str) -> Json:
 
 
 def download_port(owner: LLMDeployment) -> int:
-    """TCP port of the hub or bucket: 443 unless its variable says otherwise."""
+    """TCP port of the hub or bucket: 443 unless the endpoint variable sets another."""
     variable = ENDPOINTS[owner.source.scheme]
     endpoint = next(
-        (entry.value for entry in owner.spec.engine.env if entry.name == variable and entry.value), "https://usual"
+        (entry.value for entry in owner.spec.engine.env if entry.name == variable and entry.value), "https://default"
     )
     parts = urlsplit(endpoint)
     return parts.port or (80 if parts.scheme == "http" else 443)

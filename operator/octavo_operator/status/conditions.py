@@ -1,4 +1,4 @@
-"""The conditions: each computed afresh from what is observed; only the time of the last change is remembered."""
+"""The conditions. Computed from the observed state alone, but for `lastTransitionTime`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from octavo_operator.rollout.plan import Progress
 from octavo_operator.status.input import StatusInput
 from octavo_protocol.model import ModelReport
 
-# A claim that the scheduler waits for keeps a pod from a node, too.
-_HOMELESS = ("Unschedulable", "ModelVolumeUnavailable")
-# What a rollout may end with other than the spec carried out.
+# Problems that keep a pod from being scheduled; an unbound claim does, too.
+_UNSCHEDULED = ("Unschedulable", "ModelVolumeUnavailable")
+# Ends of a rollout without the new spec.
 _UNMET = frozenset({"RolledBack", "CanaryFailed"})
-
-
-# The built-in autoscaler decides nothing, or nothing that could be carried out.
+# Reasons for which the built-in autoscaler cannot change the number of replicas.
 _CANNOT_SCALE = frozenset({"MetricsUnavailable", "StartsFail"})
 
 
 class ConditionState(NamedTuple):
-    """State of one aspect."""
+    """Status, reason and message of one condition."""
 
     status: Literal["True", "False", "Unknown"]
     reason: str
@@ -32,7 +30,7 @@ class ConditionState(NamedTuple):
 
 
 def conditions(view: StatusInput, previous: Sequence[Condition], now: float) -> tuple[Condition, ...]:
-    """All conditions, in a fixed order. `lastTransitionTime` moves only when `status` does."""
+    """All conditions, in a fixed order. `lastTransitionTime` changes only with `status`."""
     before = {condition.type: condition for condition in previous}
     verdicts = {
         "Ready": _ready(view),
@@ -51,8 +49,8 @@ def conditions(view: StatusInput, previous: Sequence[Condition], now: float) -> 
 
 
 def unreadable(problem: str, previous: Sequence[Condition], generation: int, now: float) -> tuple[Condition, ...]:
-    """The conditions of a spec that does not fit the API's types: all stay but those that are about the spec."""
-    verdict = ConditionState("False", "InvalidSpec", f"{problem}; what runs goes on as it is")
+    """The conditions for a spec that does not match the API types: only `Ready` and `SpecValid` change."""
+    verdict = ConditionState("False", "InvalidSpec", f"{problem}; existing replicas keep running")
     before = {condition.type: condition for condition in previous}
     changed = {name: _condition(name, verdict, before.get(name), generation, now) for name in ("Ready", "SpecValid")}
     return tuple((before | changed).values())
@@ -71,7 +69,7 @@ def _condition(name: str, verdict: ConditionState, before: Condition | None, gen
 
 
 def _counts(view: StatusInput) -> tuple[int, int, int]:
-    """Ready, updated and all active pods."""
+    """The number of ready, of updated and of all active pods."""
     active = view.active
     return (
         sum(pod.ready for pod in active),
@@ -85,47 +83,51 @@ def _ready(view: StatusInput) -> ConditionState:
 
 
 def _ready_without_pods(view: StatusInput) -> ConditionState | None:
-    """What decides whatever the pods do; None when they decide."""
+    """The state of `Ready` where it does not depend on pods; None where it does."""
     invalid = _spec_valid(view)
     if invalid.status == "False":
-        return ConditionState("False", invalid.reason, f"{invalid.message}{_goes_on(view)}")
+        return ConditionState("False", invalid.reason, f"{invalid.message}{_still_serving(view)}")
     if view.owner.spec.suspend:
-        return ConditionState("False", "Suspended", "spec.suspend is true: no replica runs and no request is held")
+        return ConditionState(
+            "False", "Suspended", "spec.suspend is true: no replica runs and the gateway holds no request"
+        )
     if isinstance(view.model, InspectionFailed):
-        return ConditionState("False", view.model.reason, f"{view.model.message}{_goes_on(view)}")
+        return ConditionState("False", view.model.reason, f"{view.model.message}{_still_serving(view)}")
     if view.target == 0:
         return _ready_at_zero(view)
     if isinstance(view.model, Pending):
-        return ConditionState("False", "ResolvingModel", f"{_looking(view)}{_goes_on(view)}")
+        return ConditionState("False", "ResolvingModel", f"{_inspecting(view)}{_still_serving(view)}")
     return None
 
 
 def _ready_with_pods(view: StatusInput) -> ConditionState:
     if view.progress is not None and view.progress.reason == "RolledBack":
-        return _said(view.progress)
+        return _from_rollout(view.progress)
     ready, updated, active = _counts(view)
     if ready and updated == active:
         if ready >= view.target:
             return ConditionState("True", "AllReplicasReady", f"{ready} of {view.target} replicas are ready")
-        return ConditionState("True", "PartiallyReady", f"{ready} of {view.target} replicas are ready{_because(view)}")
+        return ConditionState(
+            "True", "PartiallyReady", f"{ready} of {view.target} replicas are ready{_worst_problem(view)}"
+        )
     if problem := next(iter(view.problems), None):
-        return ConditionState("False", problem.reason, _told(problem))
+        return ConditionState("False", problem.reason, _text(problem))
     rolling = ready and active > updated
-    text = f"{updated} of {active} replicas have the newest spec" if rolling else _starting(view)
+    text = f"{updated} of {active} replicas run the newest spec" if rolling else _starting(view)
     return ConditionState("False", "RollingOut" if rolling else "Starting", text)
 
 
-def _said(progress: Progress) -> ConditionState:
+def _from_rollout(progress: Progress) -> ConditionState:
     return ConditionState(progress.status, progress.reason, progress.message)
 
 
-def _goes_on(view: StatusInput) -> str:
+def _still_serving(view: StatusInput) -> str:
     ready = sum(pod.ready for pod in view.active)
-    return f"; {ready} replicas of the spec before go on serving" if ready else ""
+    return f"; {ready} replicas of the previous spec keep serving" if ready else ""
 
 
-def _looking(view: StatusInput) -> str:
-    return f"a Job looks at {view.owner.spec.model.uri} before pods are made for it"
+def _inspecting(view: StatusInput) -> str:
+    return f"a Job inspects {view.owner.spec.model.uri} before pods are created for it"
 
 
 def _ready_at_zero(view: StatusInput) -> ConditionState:
@@ -134,19 +136,19 @@ def _ready_at_zero(view: StatusInput) -> ConditionState:
     return ConditionState("False", "ScaledToZero", "spec.replicas is 0")
 
 
-def _because(view: StatusInput) -> str:
+def _worst_problem(view: StatusInput) -> str:
     problem = next(iter(view.problems), None)
-    return f"; {_told(problem)}" if problem else ""
+    return f"; {_text(problem)}" if problem else ""
 
 
-def _told(problem: Problem) -> str:
+def _text(problem: Problem) -> str:
     return f"pod {problem.pod}: {problem.message}" if problem.pod else problem.message
 
 
 def _starting(view: StatusInput) -> str:
     active = view.active
     if not active:
-        return f"no pod yet, {view.target} wanted"
+        return f"no pod exists yet, {view.target} replicas are desired"
     if not any(pod.scheduled for pod in active):
         return "waiting for a node"
     if not any(pod.loaded for pod in active):
@@ -163,25 +165,26 @@ def _available(view: StatusInput) -> ConditionState:
 
 def _progressing(view: StatusInput) -> ConditionState:
     if view.progress is not None:
-        return _said(view.progress)
+        return _from_rollout(view.progress)
     ready, updated, active = _counts(view)
     if updated == active == ready == view.target:
-        return ConditionState("False", "RolloutComplete", "all replicas have the newest spec and are ready")
+        return ConditionState("False", "RolloutComplete", "all replicas run the newest spec and are ready")
     deployment = view.deployment or {}
     for condition in deployment.get("status", {}).get("conditions", []):
         if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
-            return ConditionState("False", "ProgressDeadlineExceeded", f"no progress for too long{_because(view)}")
+            text = f"no progress within rollout.progressDeadlineSeconds{_worst_problem(view)}"
+            return ConditionState("False", "ProgressDeadlineExceeded", text)
     if active > updated:
-        return ConditionState("True", "NewRevision", f"{updated} of {active} replicas have the newest spec")
+        return ConditionState("True", "NewRevision", f"{updated} of {active} replicas run the newest spec")
     if active > view.target:
-        return ConditionState("True", "Scaling", f"{active - view.target} of {active} replicas are to go")
+        return ConditionState("True", "Scaling", f"{active - view.target} of {active} replicas are surplus")
     return ConditionState("True", "Scaling", f"{ready} of {view.target} replicas are ready")
 
 
 def _degraded(view: StatusInput) -> ConditionState:
     problem = next(iter(view.problems), None)
     if problem:
-        return ConditionState("True", problem.reason, _told(problem))
+        return ConditionState("True", problem.reason, _text(problem))
     if view.progress is not None and view.progress.reason in _UNMET:
         return ConditionState("True", view.progress.reason, view.progress.message)
     return ConditionState("False", "AsExpected", "no pod reports a failure")
@@ -191,12 +194,12 @@ def _spec_valid(view: StatusInput) -> ConditionState:
     if view.conflict:
         return ConditionState("False", "NameConflict", view.conflict)
     if refusal := view.owner.refusal:
-        return ConditionState("False", refusal.reason, f"{refusal.message}; what runs goes on")
+        return ConditionState("False", refusal.reason, f"{refusal.message}; existing replicas keep running")
     if view.refused:
-        return ConditionState("False", "ApplyRefused", f"the API server refuses what the spec asks for: {view.refused}")
+        return ConditionState("False", "ApplyRefused", f"the API server rejects an object of the spec: {view.refused}")
     if view.too_large:
         return ConditionState("False", "ModelTooLarge", view.too_large)
-    return ConditionState("True", "Valid", "the spec can be carried out")
+    return ConditionState("True", "Valid", "the spec is valid")
 
 
 def _model_resolved(view: StatusInput, before: Condition | None) -> ConditionState:
@@ -206,21 +209,21 @@ def _model_resolved(view: StatusInput, before: Condition | None) -> ConditionSta
     if isinstance(view.model, InspectionFailed):
         return ConditionState("False", view.model.reason, view.model.message)
     if isinstance(view.model, Pending):
-        return ConditionState("Unknown", "ResolvingModel", _looking(view))
+        return ConditionState("Unknown", "ResolvingModel", _inspecting(view))
     if view.model is not None and view.model.found.architecture:
-        return ConditionState("True", "Resolved", _found(view.owner.spec.model.uri, view.model.found))
+        return ConditionState("True", "Resolved", _resolved(view.owner.spec.model.uri, view.model.found))
     current = [pod for pod in view.active if pod.revision == view.owner.revision]
     if any(pod.loaded for pod in current):
         return ConditionState("True", "Loaded", f"{view.owner.spec.model.uri} is on the node of a replica")
     if not current and before is not None:
         return ConditionState(before.status, before.reason, before.message)
-    return ConditionState("Unknown", "Pending", f"no replica has {view.owner.spec.model.uri} yet")
+    return ConditionState("Unknown", "Pending", f"no replica has loaded {view.owner.spec.model.uri} yet")
 
 
 def _cache_ready(view: StatusInput) -> ConditionState:
     model, name = view.owner.source, view.owner.cache_claim
     if model.scheme == "oci":
-        return ConditionState("True", "ImageVolume", "each node keeps the model as an image")
+        return ConditionState("True", "ImageVolume", "each node stores the model as an OCI image")
     if not model.downloads:
         return ConditionState("True", "Volume", f"the model is on PersistentVolumeClaim {model.reference!r}")
     if not name:
@@ -229,26 +232,26 @@ def _cache_ready(view: StatusInput) -> ConditionState:
         return ConditionState("False", view.model.reason, view.model.message)
     if isinstance(view.model, Pending):
         return ConditionState(
-            "False", "Downloading", f"a Job downloads into PersistentVolumeClaim {name!r}; its log has figures"
+            "False", "Downloading", f"a Job downloads into PersistentVolumeClaim {name!r}; its log shows the progress"
         )
     return ConditionState("True", "Complete", f"the model is on PersistentVolumeClaim {name!r}")
 
 
-def _found(uri: str, found: ModelReport) -> str:
+def _resolved(uri: str, found: ModelReport) -> str:
     commit = f" at {found.revision}" if found.revision else ""
     size = f", {found.parameters / 1e6:,.0f} million parameters" if found.parameters else ""
     return f"{uri}{commit} is a {found.architecture} model{size}"
 
 
 def _scheduled(view: StatusInput) -> ConditionState:
-    homeless = next((p for p in view.problems if p.reason in _HOMELESS or not p.pod), None)
-    if homeless:
-        return ConditionState("False", homeless.reason, _told(homeless))
+    problem = next((p for p in view.problems if p.reason in _UNSCHEDULED or not p.pod), None)
+    if problem:
+        return ConditionState("False", problem.reason, _text(problem))
     if not view.active:
         return ConditionState("Unknown", "NoPods", "there is no pod to schedule")
     if all(pod.scheduled for pod in view.active):
-        return ConditionState("True", "AllPodsScheduled", "all pods have a node")
-    return ConditionState("Unknown", "Pending", "the scheduler has not looked at every pod yet")
+        return ConditionState("True", "AllPodsScheduled", "all pods are scheduled")
+    return ConditionState("Unknown", "Pending", "the scheduler has not placed every pod yet")
 
 
 def _scaling_active(view: StatusInput) -> ConditionState:
@@ -256,14 +259,14 @@ def _scaling_active(view: StatusInput) -> ConditionState:
     if spec.suspend:
         return ConditionState("False", "Suspended", "spec.suspend is true")
     if spec.autoscaling.mode == "Manual":
-        return ConditionState("False", "Manual", "spec.replicas decides")
+        return ConditionState("False", "Manual", "spec.replicas sets the number of replicas")
     if spec.autoscaling.mode == "External":
-        return ConditionState("True", "ExternalController", "spec.replicas decides, written through /scale")
+        return ConditionState("True", "ExternalController", "an external controller sets spec.replicas through /scale")
     if view.scaling is None:
-        return ConditionState("Unknown", "NoDecision", "the autoscaler has not looked at this resource yet")
+        return ConditionState("Unknown", "NoDecision", "the autoscaler has made no decision for this resource yet")
     most = spec.autoscaling.max_replicas
     if view.scaling.notice:
         reason, message = view.scaling.notice
         return ConditionState("False" if reason in _CANNOT_SCALE else "True", reason, message)
-    # What it thinks from one look to the next stands in status.autoscaling: a condition is a state that lasts.
+    # A condition is a lasting state: the reason of each single decision is in status.autoscaling instead.
     return ConditionState("True", "Deciding", f"between {spec.autoscaling.min_replicas} and {most} replicas")

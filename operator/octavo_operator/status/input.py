@@ -1,4 +1,4 @@
-"""What a status is made of: the resource, its pods, and what the autoscaler knows of them."""
+"""The input of the status: the resource, its pods, and the autoscaler's view of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from octavo_operator.rollout.plan import Progress
 class Load:
     """Sums over the sampled replicas. `kv_occupancy` is 0..1, None without a sample.
 
-    `work`: tokens each pod still has in hand, by pod name. `kv_tokens`, `cold_start`: measured, None when not (yet).
-    `evidence`: what gateways counted at a step of a canary, by the step's name.
+    `work`: outstanding tokens of each pod, by pod name. `kv_tokens` of a replica and `cold_start` seconds are measured;
+    None until then. `evidence`: the gateways' counts for a step of a canary, by the step's name.
     """
 
     kv_occupancy: float | None = None
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChange:
-    """One change of the wanted replicas by the autoscaler, at Unix second `time`."""
+    """One change of the desired replicas by the autoscaler, at Unix second `time`."""
 
     time: float
     before: int
@@ -48,7 +48,7 @@ class ReplicaChange:
 class Scaling:
     """The autoscaler's latest decision, and its changes since the operator started.
 
-    `notice`: a state that lasts, as a word and a sentence.
+    `notice`: a lasting state, as condition reason and message.
     """
 
     desired: int
@@ -60,7 +60,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class StatusInput:
-    """All that a status is made of. `model` is None where pods were made without a look at it."""
+    """The complete input of the status. `model` is None for pods that were created without model inspection."""
 
     owner: LLMDeployment
     pods: tuple[Pod, ...]
@@ -80,14 +80,14 @@ class StatusInput:
 
     @property
     def active(self) -> list[Pod]:
-        """Pods that count as replicas."""
+        """The pods that count as replicas."""
         return [pod for pod in self.pods if pod.active]
 
     @property
     def problems(self) -> list[Problem]:
-        """What is wrong with pods, or keeps them from being created, worst first.
+        """Problems of pods, or of their creation, worst first.
 
-        A pod that has ended stays until Kubernetes tidies up: it is history once there are replicas enough without it.
+        A finished pod exists until garbage collection: it is left out once enough other replicas are ready.
         """
         enough = sum(pod.ready for pod in self.active) >= self.target
         shown = [pod for pod in self.pods if not (pod.terminating or (pod.finished and enough))]

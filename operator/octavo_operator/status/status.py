@@ -1,4 +1,4 @@
-"""The status: counts, conditions with reasons and messages, load, capacity and the autoscaler's diary."""
+"""The status: counts, conditions, load, capacity and the autoscaler's history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from octavo_operator.resources.common import selector
 from octavo_operator.status.conditions import conditions, unreadable
 from octavo_operator.status.input import Load, StatusInput
 
-# Status churn is the commonest load that operators make: figures are written when they moved, and not more often.
+# Status updates are the most common load of operators on the API server. So the load is written at most every
+# LOAD_SECONDS, and only when it changed (KV occupancy by LOAD_POINTS percentage points).
 LOAD_SECONDS = 30.0
 LOAD_POINTS = 5
 HISTORY = 10
@@ -34,7 +35,7 @@ MESSAGE = 1024
 
 
 def next_status(view: StatusInput, now: float) -> Json:
-    """The status to show now; equal to the previous one when nothing worth a write has changed."""
+    """The new status; equal to the previous one if no change justifies a write."""
     owner, active = view.owner, view.active
     previous = _previous(owner.status)
     status = LLMDeploymentStatus(
@@ -59,7 +60,7 @@ def next_status(view: StatusInput, now: float) -> Json:
 
 
 def unreadable_status(body: Json, problem: str, now: float) -> Json:
-    """The status of a resource whose spec does not fit the API's types, as one from before a change of the CRD."""
+    """The status for a spec that does not match the API types, for example from before a change of the CRD."""
     previous = _previous(body.get("status") or {})
     generation = body["metadata"].get("generation", 0)
     found = unreadable(problem, previous.conditions, generation, now)
@@ -76,7 +77,7 @@ def _shown(status: LLMDeploymentStatus) -> Json:
 
 
 def _listed(value: object) -> object:
-    """Tuples as the lists that an API object has."""
+    """The value with tuples as lists, as in an API object."""
     if isinstance(value, (list, tuple)):
         return [_listed(item) for item in value]
     if isinstance(value, dict):
@@ -85,16 +86,16 @@ def _listed(value: object) -> object:
 
 
 def _failures(previous: tuple[PodFailure, ...], problems: Sequence[Problem]) -> tuple[PodFailure, ...]:
-    """What is wrong now. Counts alone are renewed now and then: what fails again and again is not news each time."""
+    """The current failures. A change of counts alone is written at most once a minute, as a crash loop adds many."""
     fresh = tuple(map(_failure, problems))
-    if [_what(failure) for failure in fresh] != [_what(failure) for failure in previous]:
+    if [_identity(failure) for failure in fresh] != [_identity(failure) for failure in previous]:
         return fresh
     newest = max((problem.last for problem in problems), default=0.0)
     shown = max((seconds(failure.last_time) or 0.0 for failure in previous), default=0.0)
     return fresh if newest - shown >= COUNT_SECONDS else previous
 
 
-def _what(failure: PodFailure) -> tuple[str | None, str | None, str, str]:
+def _identity(failure: PodFailure) -> tuple[str | None, str | None, str, str]:
     return failure.pod, failure.container, failure.reason, failure.message
 
 
@@ -136,7 +137,7 @@ def _load(previous: LoadStatus | None, load: Load | None, now: float) -> LoadSta
 
 
 def _capacity(previous: CapacityStatus | None, load: Load | None, estimate: Estimate | None) -> CapacityStatus | None:
-    """What was measured last, without a measurement of today that of yesterday; and what was to be expected."""
+    """The latest measured capacity, else that of the previous status; plus the estimate."""
     before, now = previous or CapacityStatus(), load or Load()
     capacity = CapacityStatus(
         estimated_kv_tokens_per_replica=estimate.kv_tokens if estimate else None,
@@ -148,12 +149,12 @@ def _capacity(previous: CapacityStatus | None, load: Load | None, estimate: Esti
 
 
 def _model(previous: ModelStatus | None, view: StatusInput) -> ModelStatus | None:
-    """What is known of the model that the spec means; of another one, nothing."""
+    """The status of the model in the spec; that of an earlier model is dropped."""
     identity = model_job.identity(view.owner)
     if not isinstance(view.model, Resolved):
         return previous if previous and previous.identity == identity else None
     found, engine = view.model.found, view.owner.spec.engine
-    # What a look reports is of numbers as the checkpoint or `dtype` has them.
+    # An inspection reports sizes for the dtype of the checkpoint or `dtype`: not valid with another quantization.
     weights = found.weights.get(engine.dtype) if engine.quantization in (None, "auto") else None
     kv_bytes = found.kv_elements_per_token * kv_element_bytes(engine.dtype) if engine.kv.dtype in (None, "auto") else 0
     return ModelStatus(
@@ -189,7 +190,7 @@ def _autoscaling(previous: AutoscalingStatus | None, view: StatusInput) -> Autos
         if int(change.time) > newest
     )
     history = history[-HISTORY:]
-    # The message holds figures that change with every look: it is renewed with what it explains.
+    # The message contains figures that change with every decision: it is written only together with reason or number.
     same = previous and previous.reason == scaling.reason and previous.recommended == scaling.desired
     return AutoscalingStatus(
         reason=scaling.reason,

@@ -103,5 +103,5 @@ def test_what_serves_goes_on_when_the_next_spec_cannot_fit(make_owner: Make, ins
     decided = world.pass_()
     assert not [action for action in decided.actions if isinstance(action, Apply)]
     ready = condition(decided, "Ready")
-    assert ready["message"].endswith("; 1 replicas of the spec before go on serving")
+    assert ready["message"].endswith("; 1 replicas of the previous spec keep serving")
     assert len(world.pods) == 1

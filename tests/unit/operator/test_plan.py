@@ -232,7 +232,7 @@ def test_a_refusal_is_shown(make_world: Callable[..., World]) -> None:
         "type": "Ready",
         "status": "False",
         "reason": "ApplyRefused",
-        "message": "the API server refuses what the spec asks for: quota exceeded",
+        "message": "the API server rejects an object of the spec: quota exceeded",
         "observedGeneration": 1,
         "lastTransitionTime": "",
     }

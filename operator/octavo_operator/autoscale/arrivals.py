@@ -1,4 +1,4 @@
-"""Requests per second: the mean, what is sure to be more than chance, and what the trend makes of it. Pure."""
+"""Arrival rates in requests per second: mean, lower confidence bound and linear trend. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from math import ceil, copysign, exp, floor, sqrt
 
 BUCKET_SECONDS = 10.0
 BUCKETS = 60
-# The mean covers a minute at least, and as much more as keeps chance from moving it by this many replicas.
+# The mean covers at least a minute, and so much more that its standard deviation is at most NOISE replicas.
 LEAST_BUCKETS = 6
 NOISE = 0.15
-# The rate of the last moments is an exponential mean over about this long.
+# The fast rate is an exponential mean over about this many seconds.
 FAST_SECONDS = 6.0
-# A rise that the mean has not followed counts as far as chance would hardly make it: standard deviations.
+# Standard deviations subtracted from a rate, or from a slope, to get a lower confidence bound.
 _SURE_MINUTE = 2.0
 _SURE_FAST = 3.0
 _TREND_BUCKETS = 30
 _SURE_TREND = 1.0
 _SURE_FALL = 1.5
-# Variance around a line, of that of chance.
+# A line fits if the variance around it is at most this many times that of random arrivals.
 _LINE = 2.0
 _DISPERSION_BUCKETS = 6
 _DISPERSION_MOST = 50.0
-# Largest differences that are left out, of those of ten minutes.
+# The number of largest differences, per ten minutes, that the dispersion ignores.
 _STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Requests by buckets of 10 s, newest last: the newest is the one that Unix time `index * 10` begins.
+    """Requests in buckets of 10 s, newest last; the newest bucket begins at Unix time `index * 10`.
 
-    `begun` is when counting began, `fast` the rate of about the last 6 s.
+    `begun`: when counting began. `fast`: the rate of about the last 6 s.
     """
 
     buckets: tuple[float, ...] = ()
@@ -42,7 +42,7 @@ class Arrivals:
 
 
 def count(arrivals: Arrivals, rate: float, elapsed: float, now: float) -> Arrivals:
-    """Requests came at `rate` for the last `elapsed` seconds."""
+    """Add arrivals at `rate` per second for the last `elapsed` seconds."""
     if elapsed <= 0:
         return arrivals
     kept = exp(-2 * elapsed / FAST_SECONDS) if arrivals.buckets else 0.0
@@ -62,16 +62,16 @@ def count(arrivals: Arrivals, rate: float, elapsed: float, now: float) -> Arriva
 
 
 def mean_rate(arrivals: Arrivals, now: float, buckets: int) -> float:
-    """Requests per second over the newest `buckets` full ones and the one that fills."""
+    """Requests per second over the newest `buckets` full buckets and the current one."""
     newest = arrivals.buckets[-buckets - 1 :]
     seconds = min(now - arrivals.begun, now - (arrivals.index - len(newest) + 1) * BUCKET_SECONDS)
     return sum(newest) / seconds if newest and seconds > 0 else 0.0
 
 
 def dispersion(arrivals: Arrivals) -> float:
-    """Variance of the counts of 10 s over their mean, between 1 (chance) and 50.
+    """Index of dispersion of the counts in 10 s: variance over mean, between 1 (a Poisson process) and 50.
 
-    From differences of neighbours, without the largest: a load that slowly rises, or rose once, is not bursty.
+    Computed from differences of neighbours without the largest: a slow rise, or a single step, is not bursty.
     """
     full = arrivals.buckets[1:-1]
     total = sum(full)
@@ -82,9 +82,9 @@ def dispersion(arrivals: Arrivals) -> float:
 
 
 def forecast(arrivals: Arrivals, spread: float, capacity: float, ahead: float, now: float) -> float:
-    """Requests per second to reckon with in `ahead` seconds, for replicas that do `capacity` per second each.
+    """Forecast requests per second in `ahead` seconds, for replicas with `capacity` requests per second each.
 
-    `spread` is the dispersion of the arrivals.
+    `spread`: the dispersion of the arrivals.
     """
     minute = mean_rate(arrivals, now, LEAST_BUCKETS)
     # The variance of a mean over w seconds is rate * spread / w: solved for the w that gives NOISE replicas.
@@ -97,12 +97,12 @@ def forecast(arrivals: Arrivals, spread: float, capacity: float, ahead: float, n
 
 
 def sure(rate: float, spread: float, seconds: float, deviations: float = _SURE_FAST) -> float:
-    """What is left of a rate counted over `seconds` when chance has made that many deviations of it."""
+    """Lower confidence bound of a rate counted over `seconds`: the rate minus `deviations` standard deviations."""
     return max(0.0, rate - deviations * sqrt(rate * spread / seconds))
 
 
 def _trend(arrivals: Arrivals, spread: float, ahead: float) -> float:
-    """The rate of a straight line through five minutes, as far ahead as half of them; 0 if it does not surely rise."""
+    """Linear extrapolation of the last five minutes, at most half their length ahead; 0 without a significant rise."""
     full = arrivals.buckets[-_TREND_BUCKETS - 1 : -1]
     slope = _slope(full, spread, _SURE_TREND)
     if slope <= 0:
@@ -112,18 +112,18 @@ def _trend(arrivals: Arrivals, spread: float, ahead: float) -> float:
 
 
 def _fallen(arrivals: Arrivals, spread: float, buckets: int) -> float:
-    """How far a load that surely falls has fallen since the middle of the newest `buckets`: requests per second.
+    """The decrease of a significantly falling load since the middle of the newest `buckets`, in requests per second.
 
-    By a straight line through these, or through five minutes if that is more.
+    From a linear fit over these buckets, or over five minutes if that is longer.
     """
     full = arrivals.buckets[-max(buckets, _TREND_BUCKETS) - 1 : -1]
     return max(0.0, -_slope(full, spread, _SURE_FALL)) * buckets / 2 / BUCKET_SECONDS
 
 
 def _slope(full: Sequence[float], spread: float, deviations: float) -> float:
-    """Requests per bucket that each bucket has more than the one before, less that many deviations of chance; or 0.
+    """Slope of a linear fit in requests per bucket, reduced by `deviations` standard deviations; 0 if not significant.
 
-    Only where a line is what the counts lie around: a step is steep too, and is over.
+    0 also where a line does not fit the counts: a step has a slope, too, but does not continue.
     """
     size, total = len(full), sum(full)
     if size < _TREND_BUCKETS or total <= 0:

@@ -1,7 +1,7 @@
-"""What one replica can do, in closed form from the step model and the size of requests. Pure.
+"""The capacity of one replica, in closed form from the step model and the request sizes. Pure.
 
-A replica computes n rows at a time; each needs O steps for its answer and shares them with the uncached prompt tokens
-that come in its place, u/O per row and step. Little's law turns rows and step time into requests per second.
+A replica runs n rows at a time. Each row needs O steps for its output, and the steps also prefill the u uncached prompt
+tokens of its successor: u/O per row and step. Little's law turns rows and step time into requests per second.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from math import inf, sqrt
 
 from octavo_common.step_cost import StepCost
 
-# While an answer is made, prompts of about as many requests as there are rows come by, by chance and of all sizes: for
-# nine of ten answers and more it is to be no more than this many standard deviations above the mean.
+# While a row decodes, the number and the sizes of the prompts in its steps are random; their mean number is that of the
+# rows. The TPOT target must hold this many standard deviations above the mean, so for more than 90 % of the outputs.
 TAIL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSizes:
-    """Means of a request: prompt and answer tokens, share of the prompt found in the cache, KV tokens a row holds."""
+    """Mean request: prompt and output tokens, prefix cache hit share of the prompt, KV tokens that a row holds."""
 
     prompt: float
     answer: float
@@ -27,13 +27,13 @@ class RequestSizes:
 
     @property
     def uncached(self) -> float:
-        """Prompt tokens that have to be computed."""
+        """Prompt tokens to prefill."""
         return self.prompt * (1.0 - self.hit)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLimits:
-    """Of one replica: KV tokens it holds, rows, tokens per step; target seconds per token, 0 for none."""
+    """Limits of one replica: KV tokens, rows, tokens per step, and target seconds per token (0 for none)."""
 
     tokens: float
     rows: int
@@ -45,7 +45,7 @@ class ReplicaLimits:
 class ReplicaCapacity:
     """`rate` requests and `prefill` uncached prompt tokens per second, at `rows` rows and `step` seconds per step.
 
-    `service` is the mean time of an answer in seconds; `feasible` is false when one row alone misses the target.
+    `service`: mean seconds of a request's decode; `feasible`: false if a single row already misses the TPOT target.
     """
 
     rate: float
@@ -57,7 +57,7 @@ class ReplicaCapacity:
 
 
 def capacity(model: StepCost, sizes: RequestSizes, limits: ReplicaLimits) -> ReplicaCapacity | None:
-    """What a replica does within its limits; None while too little is known to say."""
+    """The capacity of a replica within its limits; None while too little is known."""
     answer = max(1.0, sizes.answer)
     share = sizes.uncached / answer
     attended = sizes.prompt + answer / 2
@@ -81,7 +81,7 @@ def capacity(model: StepCost, sizes: RequestSizes, limits: ReplicaLimits) -> Rep
 
 
 def _timed(left: float, per_row: float, spread: float) -> float:
-    """The most rows n with n*per_row + sqrt(n)*spread seconds in those that are left."""
+    """The largest n with n*per_row + sqrt(n)*spread <= left, all in seconds."""
     if left <= 0:
         return 0.0
     if per_row <= 0:

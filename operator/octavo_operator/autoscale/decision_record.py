@@ -1,7 +1,7 @@
-"""Decisions as lines of JSON: all that went in and what came out, so that they can be taken again elsewhere. Pure.
+"""Decisions as lines of JSON with all inputs and the outcome, for replay. Pure.
 
-A line carries the state before the decision only where it is not what the line before it, of the same key, has led to:
-at the beginning, after a restart of the operator, and where a log was cut off.
+A line contains the previous state only if it does not follow from the preceding line of the same key: at the beginning,
+after a restart of the operator, and after a truncation of the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo_operator.autoscale.types import Decision, Demand, Observation, Polic
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A decision without the state it leads to: that follows from the inputs."""
+    """A decision without its new state, which follows from the inputs."""
 
     desired: int
     reason: str
@@ -42,7 +42,7 @@ class DecisionLine:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The decision that is recorded in line `number`, counted from 1, and the one taken again; what differs of them."""
+    """A recorded decision, in line `number` counted from 1, whose replay gave another outcome."""
 
     number: int
     line: DecisionLine
@@ -50,16 +50,16 @@ class Difference:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of what differs."""
+        """Names of the fields that differ."""
         names = (field.name for field in fields(Outcome))
         return tuple(name for name in names if getattr(self.line.decision, name) != getattr(self.again, name))
 
 
 class Recorder:
-    """Lines of decisions, in the order they are taken."""
+    """Encodes decisions as lines, in the order of the decisions."""
 
     def __init__(self) -> None:
-        self._led_to: dict[str, PolicyState] = {}
+        self._latest: dict[str, PolicyState] = {}
 
     def line(
         self,
@@ -70,22 +70,21 @@ class Recorder:
         now: float,
         decision: Decision,
     ) -> bytes:
-        """One line, with its end."""
-        follows = self._led_to.get(key) is state
-        self._led_to[key] = decision.state
-        told = DecisionLine(key, now, settings, observation, outcome(decision), None if follows else state)
-        return encode(told)
+        """One line of JSON with its newline."""
+        follows = self._latest.get(key) is state
+        self._latest[key] = decision.state
+        return encode(DecisionLine(key, now, settings, observation, outcome(decision), None if follows else state))
 
     def forget(self, key: str | None = None) -> None:
-        """The next line, of `key` or of all, cannot build on one before it."""
+        """Make the next line, of `key` or of every key, contain its state."""
         if key is None:
-            self._led_to.clear()
+            self._latest.clear()
         else:
-            self._led_to.pop(key, None)
+            self._latest.pop(key, None)
 
 
 def outcome(decision: Decision) -> Outcome:
-    """What a decision says."""
+    """The recorded part of a decision."""
     return Outcome(
         decision.desired,
         decision.reason,
@@ -98,29 +97,29 @@ def outcome(decision: Decision) -> Outcome:
 
 
 def encode(line: DecisionLine) -> bytes:
-    """One line of JSON, with its end."""
+    """One line of JSON with its newline."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def decode(data: bytes) -> DecisionLine:
-    """A line. Raises `msgspec.MsgspecError` naming the field when it is none."""
+    """Decode a line. Raises `msgspec.MsgspecError`, which names the field, if it is invalid."""
     return msgspec.json.decode(data, type=DecisionLine)
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[Difference | None]:
-    """Take every recorded decision again; None for each that comes out the same.
+    """Repeat every recorded decision; yields None for an equal outcome.
 
-    Raises `ValueError` naming the line that is none or builds on one that is not there.
+    Raises `ValueError`, which names the line, for an invalid line or one whose previous state is not in the log.
     """
     states: dict[str, PolicyState] = {}
     for number, data in enumerate(lines, 1):
         try:
             line = decode(data)
         except msgspec.MsgspecError as error:
-            raise ValueError(f"line {number} is no decision: {error}") from error
+            raise ValueError(f"line {number} is not a decision: {error}") from error
         state = line.state if line.state is not None else states.get(line.key)
         if state is None:
-            raise ValueError(f"line {number} ({line.key}) builds on a decision that is not in the log")
+            raise ValueError(f"line {number} ({line.key}) needs the state of a decision that is not in the log")
         again = decide(line.settings, state, line.observation, line.now)
         states[line.key] = again.state
         yield None if outcome(again) == line.decision else Difference(number, line, outcome(again))

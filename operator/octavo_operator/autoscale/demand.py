@@ -1,8 +1,8 @@
-"""How many replicas the load asks for, as sums divided by what one replica takes. Pure.
+"""The demand in replicas: sums over the deployment divided by the capacity of one replica. Pure.
 
-Each term sees what the others miss: the rate leads and knows nothing of a wrong guess; stock, queue and prompts are
-facts, and come late. What waits is gone once the rate has its replicas, so that it may ask for little more than these:
-while they start, the queue grows, and would start others that have nothing to do when they are ready.
+The terms complement each other. The rate is a forecast, early but possibly wrong; stock, queue and prompts are
+measured, but late. Waiting requests may add only a little to the rate's replicas, because these will serve them, too.
+Otherwise the queue, which grows while replicas start, would start more that are idle once they are ready.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from octavo_operator.autoscale.estimators import cold_start
 from octavo_operator.autoscale.signals import Signals
 from octavo_operator.autoscale.types import Demand, Learned, ScalingSettings
 
-# This share of the requests may wait longer than the target.
+# The share of the requests that may wait longer than the target.
 MISSES = 0.01
 _MOST_DEVIATIONS = 4.0
 _HALVINGS = 30
-# Replicas that work off what waits, beyond those that the rate asks for: a share of them, and one.
+# Extra replicas for waiting requests, beyond those for the rate: a share of them, plus one.
 BACKLOG_SHARE = 0.1
 BACKLOG_REPLICAS = 1.0
-# More than this many times the replicas that serve, surely: the load of the last seconds counts in full.
+# A surge begins when the lower bound of the recent load needs at least this many times the ready replicas.
 SURGE = 2.0
 _SOON_FULL_SECONDS = 5.0
 
 
 def demand(settings: ScalingSettings, known: Learned, signals: Signals, now: float, surge_arrivals: float) -> Demand:
-    """Replicas by term; `surge_arrivals` is the most that the last seconds had while they have counted in full."""
+    """Replicas by term. `surge_arrivals`: the maximum rate of the running surge, 0 without one."""
     ahead = cold_start(settings, known)
     spread = max(dispersion(known.arrivals), known.spread)
     pool = settings.kv_target * signals.pod_tokens
@@ -60,7 +60,7 @@ def demand(settings: ScalingSettings, known: Learned, signals: Signals, now: flo
 
 
 def _rate(settings: ScalingSettings, known: Learned, rate: float, spread: float) -> tuple[float, float]:
-    """Arrivals by what a replica does, and the room for chance: the least with which few enough wait too long."""
+    """Arrival rate over capacity, and the minimum headroom with which at most `MISSES` requests wait too long."""
     if known.capacity is None:
         return 0.0, 0.0
     capacity = known.capacity
@@ -71,12 +71,12 @@ def _rate(settings: ScalingSettings, known: Learned, rate: float, spread: float)
 
 
 def _spare_rows(offered: float, spread: float, patience: float) -> float:
-    """Rows to keep beyond the `offered` ones, so that a share `MISSES` of requests waits longer than it may.
+    """Spare rows beyond the `offered` ones with which a share `MISSES` of the requests waits longer than allowed.
 
-    `offered` requests are in work on average, their variance is `spread` times that; one may wait `patience` times as
-    long as an answer takes. With s rows to spare, beta = s/sqrt(offered*spread), a request finds all rows taken with
-    the probability 1/(1 + beta*Phi(beta)/phi(beta)), and exp(-s*patience/spread) of these wait longer (Halfin and
-    Whitt, Operations Research 29, 1981, for many servers).
+    The number of requests in service has mean `offered` and variance `spread` times that; a request may wait `patience`
+    service times. With s spare rows and beta = s/sqrt(offered*spread), a request finds all rows busy with probability
+    1/(1 + beta*Phi(beta)/phi(beta)), and exp(-s*patience/spread) of these wait longer (Halfin and Whitt, Operations
+    Research 29, 1981, for many servers).
     """
     if offered <= 0:
         return 0.0
@@ -94,11 +94,11 @@ def _spare_rows(offered: float, spread: float, patience: float) -> float:
 
 
 def _ttft(settings: ScalingSettings, known: Learned, signals: Signals, arrivals: float, ahead: float) -> float:
-    """Replicas that compute all prompts in time, from a start now on; 0 while those there are and to come suffice.
+    """Replicas needed to prefill all prompts in time; 0 while ready and starting replicas suffice.
 
-    Until a replica started now has served for the target time: what is there and what comes, less what those that
-    serve and those that start compute by then. One that has just been started has the target time left, which is what
-    it was asked for: it is not asked for again.
+    The horizon is a cold start plus the target time. The backlog at its end is the prompts that wait and arrive until
+    then, minus those that ready and starting replicas prefill. A replica that has just been started has the target time
+    left within the horizon, so it is not requested twice.
     """
     if settings.ttft <= 0 or known.capacity is None or known.sizes is None or known.capacity.prefill <= 0:
         return 0.0
@@ -114,9 +114,9 @@ def _ttft(settings: ScalingSettings, known: Learned, signals: Signals, arrivals:
 
 
 def _surge(settings: ScalingSettings, known: Learned, signals: Signals, lately: float) -> str:
-    """Why the load of the last seconds is to count in full, in words; empty when it is not."""
+    """Why there is a surge, so that the load of the last seconds counts in full, as text; empty if there is none."""
     if lately >= SURGE * max(1, signals.ready):
-        return f"the last seconds ask for {lately:.1f} replicas, {signals.ready} serve"
+        return f"the last seconds need {lately:.1f} replicas, {signals.ready} are ready"
     if 0 < settings.ttft < 2 * signals.oldest_hold:
         return f"a request has been held for {signals.oldest_hold:.1f} s"
     seconds = known.capacity.step if known.capacity else inf
@@ -125,4 +125,4 @@ def _surge(settings: ScalingSettings, known: Learned, signals: Signals, lately: 
         < _SOON_FULL_SECONDS * (load.running + load.waiting)
         for load in signals.reports.values()
     )
-    return f"{full} pools are full within {_SOON_FULL_SECONDS:g} s" if signals.many(full) else ""
+    return f"{full} KV pools will be full within {_SOON_FULL_SECONDS:g} s" if signals.many(full) else ""

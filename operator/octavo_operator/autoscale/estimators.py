@@ -1,7 +1,6 @@
-"""What is learned from one look to the next: how many requests come, their sizes, step times, cold starts. Pure.
+"""Estimators: arrival rate, request sizes, step times and cold starts. Pure.
 
-No single pod is believed beyond what the others make likely: of three or more, one that is far from the middle counts
-as the nearest value that is not, or not at all.
+Estimates are robust against a single pod: of three or more pods, a value far from the median is clipped or ignored.
 """
 
 from __future__ import annotations
@@ -27,42 +26,42 @@ from octavo_operator.autoscale.types import (
 )
 from octavo_protocol.load import LoadReport
 
-# Sizes of five minutes ago count for a third, and those before the last few hundred requests: of as many the mean is
-# known within some percent, and a mix that changes is followed within a minute where there is much of it.
+# Forgetting of request sizes: weight 1/e after five minutes or after 400 requests, whichever is first. So many requests
+# determine the mean within some percent, and under high load a changing mix is followed within a minute.
 SIZES_SECONDS = 300.0
 SIZES_REQUESTS = 400.0
-# However long ago they were.
+# Forgetting stops at this many requests.
 SIZES_LEAST = 20.0
-LESSON_SECONDS = 10.0
-# From this many requests on there is a mean size, from this many steps on a step time.
+UPDATE_SECONDS = 10.0
+# The minimum requests for a mean size, and the minimum steps for a step time.
 LEAST_REQUESTS = 3.0
 LEAST_STEPS = 20.0
-# A gateway that is not heard is taken to go on as before for this long.
+# The last rate of a gateway that does not respond is used for this many seconds.
 SILENT_SECONDS = 60.0
-# More requests per second than one process can take are no count.
+# Plausibility limit: no process handles more requests per second.
 RATE_MOST = 1e5
 COLD_STARTS = 20
-# Clients that came in bursts come back: their dispersion fades to a third within this long.
+# Time constant of the dispersion's decay: bursty clients return.
 SPREAD_SECONDS = 1800.0
-# Of its pool a full replica holds as much: what gateways fill it to.
+# The share of its KV pool that a full replica uses: gateways fill it up to this.
 POOL_SHARE = 0.9
-# A pod that was there before it was seen to start has started for nobody knows how long.
+# The start time of a pod is only known if it was first observed at most this many seconds after its creation.
 _SEEN_SECONDS = 10.0
-# How far from the middle of the others a pod may be.
+# Values are clipped to this factor around the median; counts may exceed it by _CHANCE.
 _FAR = 2.0
 _CHANCE = 3.0
-# A queue has to stay for about so long before it is believed that the model is wrong, and is believed so far.
-_SLOWER_SECONDS = 60.0
-_SLOWEST = 0.25
+# Time constant of `model_ratio`: a queue must persist for about so long before the model counts as wrong; its minimum.
+_RATIO_SECONDS = 60.0
+_RATIO_LEAST = 0.25
 _FULL = 0.9
-# The clock of a step that began before the interval.
+# Tolerance in seconds: a step that began before the interval counts in it.
 _LONG_STEP = 30.0
 
 
 def learned(
     settings: ScalingSettings, known: Learned, observation: Observation, signals: Signals, now: float
 ) -> Learned:
-    """What is known after this look."""
+    """The estimates after this observation."""
     elapsed = 0.0 if known.at is None else now - known.at
     gateways = _gateways(known.gateways, observation, now)
     rate = _arrival_rate(known, gateways, observation, now)
@@ -75,20 +74,20 @@ def learned(
         starting=starting,
         cold_starts=cold_starts,
     )
-    if known.taught is not None and now - known.taught < LESSON_SECONDS:
+    if known.learned_at is not None and now - known.learned_at < UPDATE_SECONDS:
         return known
-    return _lesson(settings, known, observation.pods, signals, now)
+    return _update(settings, known, observation.pods, signals, now)
 
 
 def cold_start(settings: ScalingSettings, known: Learned) -> float:
-    """Seconds that nine of ten starts of a replica took at most."""
+    """The 90th percentile of replica start times, in seconds."""
     if not known.cold_starts:
         return settings.cold_start
     return sorted(known.cold_starts)[ceil(0.9 * len(known.cold_starts)) - 1]
 
 
 def sizes(totals: RequestTotals) -> RequestSizes | None:
-    """Mean sizes of requests; None when too few were seen."""
+    """Mean sizes of requests; None after too few requests."""
     if totals.requests < LEAST_REQUESTS or totals.finished < LEAST_REQUESTS:
         return None
     prompt, answer = totals.prompt / totals.requests, totals.generated / totals.finished
@@ -98,7 +97,7 @@ def sizes(totals: RequestTotals) -> RequestSizes | None:
 
 
 def _gateways(before: tuple[GatewayCounters, ...], observation: Observation, now: float) -> tuple[GatewayCounters, ...]:
-    """Counters of the gateways there are, with the rates that their differences make."""
+    """Counters of the current gateways, with the rates from their differences."""
     known = {gateway.name: gateway for gateway in before}
     after = []
     for gateway in observation.gateways:
@@ -122,10 +121,10 @@ def _gateways(before: tuple[GatewayCounters, ...], observation: Observation, now
 def _arrival_rate(
     known: Learned, gateways: Sequence[GatewayCounters], observation: Observation, now: float
 ) -> float | None:
-    """Requests per second now: what gateways count; what pods count, if more, where a gateway is not heard."""
+    """Requests per second now: the gateways' counts; if a gateway does not respond, the pods' counts if higher."""
     rates = [gateway.rate for gateway in gateways if gateway.rate is not None]
-    heard = bool(observation.gateways) and all(answering(gateway, now) for gateway in observation.gateways)
-    if heard and rates:
+    complete = bool(observation.gateways) and all(answering(gateway, now) for gateway in observation.gateways)
+    if complete and rates:
         return sum(rates)
     counted = known.pod_rate if known.counted is not None and now - known.counted < SILENT_SECONDS else None
     if not rates and counted is None:
@@ -136,7 +135,7 @@ def _arrival_rate(
 def _starts(
     settings: ScalingSettings, known: Learned, pods: Iterable[PodSample], now: float
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Pods that were seen to start and do not serve yet, and how long the others took."""
+    """Names of the pods observed while they start, and the start times of those that became ready."""
     before = set(known.starting)
     new = now if known.at is None else known.at - _SEEN_SECONDS
     starting = tuple(p.name for p in pods if p.phase == "pending" and (p.name in before or p.created > new))
@@ -147,7 +146,7 @@ def _starts(
 
 @dataclass(slots=True)
 class _Share:
-    """What one pod did since the last lesson."""
+    """The change of one pod's counters since the last update."""
 
     load: LoadReport
     before: LoadReport
@@ -157,10 +156,10 @@ class _Share:
     pace: float = 0.0
 
 
-def _lesson(
+def _update(
     settings: ScalingSettings, known: Learned, pods: Iterable[PodSample], signals: Signals, now: float
 ) -> Learned:
-    """Learn sizes and step times from what the pods did since the last lesson."""
+    """Update sizes and step times with the changes of the pods' counters since the last update."""
     before = {totals.name: totals for totals in known.pods}
     after: list[PodTotals] = []
     shares: list[_Share] = []
@@ -173,14 +172,14 @@ def _lesson(
         after.append(PodTotals(pod.name, pod.sampled_at, load))
         if last is not None and (share := _share(load, last.load, pod.sampled_at - last.at)):
             shares.append(share)
-    elapsed = 0.0 if known.taught is None else now - known.taught
+    elapsed = 0.0 if known.learned_at is None else now - known.learned_at
     faded = 1.0 + (known.spread - 1.0) * exp(-elapsed / SPREAD_SECONDS)
     spread = max(dispersion(known.arrivals), faded)
     totals = _totals(known.totals, shares, signals, elapsed)
     fitted = _fitted(known.fit, shares, elapsed)
-    known = replace(known, taught=now, pods=tuple(after), totals=totals, fit=fitted, spread=spread)
+    known = replace(known, learned_at=now, pods=tuple(after), totals=totals, fit=fitted, spread=spread)
     if shares:
-        # A replica's worth more than twice the middle one: where most are idle, one may have all there is.
+        # At most twice the median plus one replica's capacity: where most pods are idle, one may have the whole load.
         most = _FAR * median(s.requests / s.elapsed for s in shares) + (known.capacity.rate if known.capacity else inf)
         rates = [min(s.requests / s.elapsed, most) if len(shares) >= FEW else s.requests / s.elapsed for s in shares]
         known = replace(known, pod_rate=sum(rates), counted=now)
@@ -193,37 +192,37 @@ def _lesson(
         budget=signals.budget,
         tpot=settings.tpot,
     )
-    told = capacity(fitted.model, found, limits)
-    if told is None:
+    modelled = capacity(fitted.model, found, limits)
+    if modelled is None:
         return known
-    slower = _slower(known.slower, fitted, shares, elapsed, held=signals.held > 0)
-    told = replace(told, rate=told.rate * slower, prefill=told.prefill * slower)
-    return replace(known, sizes=found, slower=slower, capacity=told)
+    ratio = _model_ratio(known.model_ratio, fitted, shares, elapsed, held=signals.held > 0)
+    corrected = replace(modelled, rate=modelled.rate * ratio, prefill=modelled.prefill * ratio)
+    return replace(known, sizes=found, model_ratio=ratio, capacity=corrected)
 
 
-def _slower(known: float, fitted: step_cost.Fit, shares: Sequence[_Share], elapsed: float, *, held: bool) -> float:
-    """What replicas do that have more than they can, as a share of what the model says that they could; 1 at most.
+def _model_ratio(known: float, fitted: step_cost.Fit, shares: Sequence[_Share], elapsed: float, *, held: bool) -> float:
+    """Throughput of overloaded replicas relative to the model's prediction; at most 1.
 
-    Time that passes outside of steps, or in ways that the model does not know of, is found where a queue stays.
+    A queue that persists reveals time outside of steps, and costs that the model does not have.
     """
     full = [s for s in shares if all(load.waiting or (held and _no_room(load)) for load in (s.load, s.before))]
     if 2 * len(full) <= len(shares):
         return 1.0 - (1.0 - known) * exp(-elapsed / step_cost.MEMORY_SECONDS)
-    explained = _near(
+    explained = _clipped(
         [step_cost.expected(fitted, step_cost.between(s.load.steps, s.before.steps)[0]) / s.elapsed for s in full]
     )
-    share = min(max(sum(explained) / len(explained), _SLOWEST), 1.0)
-    kept = exp(-elapsed / _SLOWER_SECONDS)
+    share = min(max(sum(explained) / len(explained), _RATIO_LEAST), 1.0)
+    kept = exp(-elapsed / _RATIO_SECONDS)
     return kept * known + (1 - kept) * share
 
 
 def _no_room(load: LoadReport) -> bool:
-    """Whether gateways rather hold a request than send it there."""
+    """True if gateways hold requests rather than send them to this replica."""
     return load.running >= _FULL * load.max_running or load.blocks_pinned >= _FULL * load.blocks_total
 
 
 def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | None:
-    """The difference of two reports of one process; None when it cannot be one."""
+    """The difference of two reports of one process; None if it is implausible."""
     requests = load.requests - before.requests
     finished = requests - (load.running + load.waiting - before.running - before.waiting)
     grown = (
@@ -236,7 +235,7 @@ def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | Non
     possible = load.start_time == before.start_time and elapsed > 0 and min(grown) >= 0
     if not possible or requests > RATE_MOST * elapsed:
         return None
-    # No prompt and no answer is longer than the pool.
+    # No prompt and no output is longer than the KV pool.
     longest = load.blocks_total * load.block_size
     if max(grown[1], grown[2]) > longest * (requests + before.running + before.waiting):
         return None
@@ -244,25 +243,25 @@ def _share(load: LoadReport, before: LoadReport, elapsed: float) -> _Share | Non
 
 
 def _totals(totals: RequestTotals, shares: Sequence[_Share], signals: Signals, elapsed: float) -> RequestTotals:
-    """Sums that forget, but only while there is something new."""
+    """The sums with exponential forgetting, which pauses while there is no new request."""
     if not signals.running and not any(s.requests or s.finished for s in shares):
         return totals
     weights, ends = _counts([s.requests for s in shares]), _counts([s.finished for s in shares])
     kept = exp(-max(elapsed / SIZES_SECONDS, sum(weights) / SIZES_REQUESTS))
     if totals.requests > 0:
         kept = min(1.0, max(kept, SIZES_LEAST / totals.requests))
-    came = [(s, weight) for s, weight in zip(shares, weights, strict=True) if s.requests]
-    prompt = _near([(s.load.prompt_tokens - s.before.prompt_tokens) / s.requests for s, _ in came])
-    hits = _near([(s.load.prefix_hit_tokens - s.before.prefix_hit_tokens) / s.requests for s, _ in came])
-    # Tokens come long before the end of a long answer, and rows make them equally fast.
-    rows = _near([max(1.0, (s.load.running + s.before.running) / 2) for s in shares])
+    busy = [(s, weight) for s, weight in zip(shares, weights, strict=True) if s.requests]
+    prompt = _clipped([(s.load.prompt_tokens - s.before.prompt_tokens) / s.requests for s, _ in busy])
+    hits = _clipped([(s.load.prefix_hit_tokens - s.before.prefix_hit_tokens) / s.requests for s, _ in busy])
+    # Output tokens per row, not per finished request: a long output produces tokens long before it ends.
+    rows = _clipped([max(1.0, (s.load.running + s.before.running) / 2) for s in shares])
     made = [(s.load.generation_tokens - s.before.generation_tokens) for s in shares]
-    speeds = _near([tokens / row for tokens, row in zip(made, rows, strict=True)], least=0.0)
+    speeds = _clipped([tokens / row for tokens, row in zip(made, rows, strict=True)], least=0.0)
     return RequestTotals(
         requests=kept * totals.requests + sum(weights),
         finished=kept * totals.finished + sum(ends),
-        prompt=kept * totals.prompt + _product([weight for _, weight in came], prompt),
-        hits=kept * totals.hits + _product([weight for _, weight in came], hits),
+        prompt=kept * totals.prompt + _product([weight for _, weight in busy], prompt),
+        hits=kept * totals.hits + _product([weight for _, weight in busy], hits),
         generated=kept * totals.generated + _product(rows, speeds),
         pinned=kept * totals.pinned + signals.pinned_tokens,
         running=kept * totals.running + signals.running,
@@ -270,7 +269,7 @@ def _totals(totals: RequestTotals, shares: Sequence[_Share], signals: Signals, e
 
 
 def _fitted(known: step_cost.Fit, shares: Sequence[_Share], elapsed: float) -> step_cost.Fit:
-    """The step time after this lesson."""
+    """The step cost fit after this update."""
     timed = []
     for share in shares:
         gram, moment = step_cost.between(share.load.steps, share.before.steps)
@@ -287,8 +286,8 @@ def _fitted(known: step_cost.Fit, shares: Sequence[_Share], elapsed: float) -> s
     return step_cost.solve(known, elapsed)
 
 
-def _near(values: list[float], least: float = 1 / _FAR) -> list[float]:
-    """The values, none further from the middle of three or more than it may be: from `least` times it to twice."""
+def _clipped(values: list[float], least: float = 1 / _FAR) -> list[float]:
+    """The values, if three or more, clipped to `least` times the median and twice the median."""
     if len(values) < FEW:
         return values
     middle = median(values)
@@ -296,7 +295,7 @@ def _near(values: list[float], least: float = 1 / _FAR) -> list[float]:
 
 
 def _counts(values: list[float]) -> list[float]:
-    """Counts, none much larger than the middle of three or more; a few more may be chance."""
+    """The counts, if three or more, clipped to twice the median plus `_CHANCE`, as small counts vary randomly."""
     if len(values) < FEW:
         return values
     most = _FAR * median(values) + _CHANCE

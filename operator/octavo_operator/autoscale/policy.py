@@ -1,11 +1,11 @@
-"""The scaling policy: stock of KV tokens and depth of the queue against what the pods can hold.
+"""The scaling policy: compares demand (arrival rate, KV tokens, queue) with the capacity of the pods.
 
-Up at once, down only after a window and only if the remaining pods would hold what is there. Pending pods are supply
-until their start is overdue; draining pods are neither supply nor demand (their streams end where they are). A
-terminating pod cannot be revived through a Deployment, so a rise during a drain starts a new one.
+Scale-up is immediate. Scale-down waits for a window and requires that the remaining pods can hold the current load.
+Pending pods count as supply until their start is overdue. Draining pods are neither supply nor demand, as their streams
+end on them. A Deployment cannot revive a terminating pod, so a rise during a drain starts a new one.
 
-Pure: the same settings, state, observation and time always give the same decision, so that the operator, the tests and
-a replay of recorded inputs run one and the same code.
+Pure: equal settings, state, observation and time give equal decisions. So the operator, the tests and a replay of
+recorded inputs run the same code.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from octavo_operator.autoscale.types import (
 
 # Rows the remaining pods may fill after a scale-down, as a share of `max_running`.
 ROWS_TARGET = 0.9
-# A wake stands until the replica it asked for is seen, even if no gateway's report confirms it in between.
+# Seconds that a wake call is valid: until its replica is observed, even if no gateway report confirms it meanwhile.
 WAKE_SECONDS = 10.0
 TICK_SECONDS = 2.0
 HELD_TICK_SECONDS = 1.0
 ZERO_TICK_SECONDS = 10.0
-# At the most replicas demand moves around what they can do: it is said to be limited until it was not for this long.
+# At maxReplicas demand fluctuates around the capacity: ScalingLimited stays for this long after it last applied.
 LIMITED_SECONDS = 60.0
 
 
 def decide(settings: ScalingSettings, state: PolicyState, observation: Observation, now: float) -> Decision:
-    """How many replicas there should be now."""
-    state, observation = current(state, now), _named_once(observation)
+    """The desired number of replicas at `now`."""
+    state, observation = current(state, now), _deduplicated(observation)
     signals = measure(settings, state, observation, now)
     known = learned(settings, state.learned, observation, signals, now)
     surging = state.surge_until is not None and now < state.surge_until
@@ -77,8 +77,8 @@ def decide(settings: ScalingSettings, state: PolicyState, observation: Observati
     )
 
 
-def _named_once(observation: Observation) -> Observation:
-    """The observation with the first of those that have the same name."""
+def _deduplicated(observation: Observation) -> Observation:
+    """The observation with only the first pod, and the first gateway, of each name."""
     pods: dict[str, PodSample] = {}
     gateways: dict[str, GatewaySample] = {}
     for pod in observation.pods:
@@ -104,7 +104,7 @@ def _choose(inputs: DecisionInput) -> _Choice:
     unknown = _missing(inputs) if signals.blind else None
     if unknown and (unknown[0] > replicas or not signals.gateways_answering):
         return unknown
-    # What gateways say is enough to go up, and not to go down.
+    # Gateway reports alone suffice for scale-up, but not for scale-down.
     raised = _up(inputs)
     if raised:
         return raised
@@ -116,7 +116,7 @@ def _choose(inputs: DecisionInput) -> _Choice:
 
 
 def _missing(inputs: DecisionInput) -> _Choice:
-    """What most pods' silence leads to."""
+    """The decision while most pods give no report: hold, or scale up to `fallbackReplicas`."""
     replicas, fallback = inputs.observation.current, inputs.settings.fallback
     reason = "MetricsPartial" if inputs.signals.gateways_answering else "MetricsUnavailable"
     if replicas < fallback:
@@ -125,11 +125,11 @@ def _missing(inputs: DecisionInput) -> _Choice:
 
 
 def _wake(inputs: DecisionInput) -> _Choice:
-    """0 -> n: edge-triggered by the first held request, past every stabilisation."""
+    """0 -> n: triggered by the first held request, without stabilization."""
     settings, signals = inputs.settings, inputs.signals
     if not signals.held and not _within(inputs.state.woken, WAKE_SECONDS, inputs.now):
         return 0, "Idle", "no replicas and no request held"
-    # The rate of a load that has just begun is chance: what is held is what there is.
+    # The arrival rate of a load that has just begun is noise: only held requests count.
     need = max(1, ceil(max(inputs.demand.stock, inputs.demand.queue) - EPSILON))
     desired = min(need, max(1, budget(inputs.state.changes, settings.up_max_step, settings.up_period, inputs.now)))
     return (
@@ -140,38 +140,38 @@ def _wake(inputs: DecisionInput) -> _Choice:
 
 
 def _up(inputs: DecisionInput) -> _Choice | None:
-    """More replicas at once, if those there are and those on their way do not suffice; None if they do."""
+    """Scale up at once if ready and pending replicas do not suffice; None if they do."""
     settings, state, signals, replicas = inputs.settings, inputs.state, inputs.signals, inputs.observation.current
     supply = max(0, replicas - signals.broken)
     need = state.lows[0][1]
     reason, message = dominant(inputs)
     if signals.many(inputs.preempting) and need <= supply < signals.ready + 1 and not signals.pending and signals.ready:
-        # Past the cliff whatever the other signals say: preempted work is computed twice, which keeps the pool full.
+        # Overload, whatever the other signals are: preempted work is computed twice, which keeps the KV pool full.
         need = supply + 1
-        reason, message = "Preemptions", "a pool ran full and preempted running requests"
+        reason, message = "Preemptions", "a KV pool ran full and preempted running requests"
     if need <= supply:
         return None
-    # A broken replica is made up for one at a time: a bad image must not start max_replicas pods.
+    # Broken replicas are replaced one at a time: a bad image must not start max_replicas pods.
     wanted = need + min(1, signals.broken)
     allowed = replicas + budget(state.changes, settings.up_max_step, settings.up_period, inputs.now)
     desired = min(wanted, allowed, settings.max_replicas)
     if desired > replicas and signals.failed_starts >= FAILED_STARTS:
-        return replicas, "StartsFail", f"{failing(signals)}: no more are added until one does"
+        return replicas, "StartsFail", f"{failing(signals)}: no replica is added until one starts"
     if desired > replicas:
         return desired, reason, message
     if wanted <= replicas:
         return None
     if replicas == settings.max_replicas:
-        return replicas, "ScalingLimited", f"{message}: {wanted} replicas needed, maxReplicas is {replicas}"
+        return replicas, "ScalingLimited", f"{message}: {wanted} replicas are needed, maxReplicas is {replicas}"
     return (
         replicas,
         "StepLimited",
-        (f"{message}: {wanted} replicas needed, at most {settings.up_max_step} more per {settings.up_period:g} s"),
+        (f"{message}: {wanted} replicas are needed, at most {settings.up_max_step} more per {settings.up_period:g} s"),
     )
 
 
 def _down(inputs: DecisionInput) -> _Choice:
-    """Fewer replicas, if the whole window agrees and the remaining ones hold what is there."""
+    """Scale down if the whole window agrees and the remaining replicas can hold the current load."""
     settings, state, replicas = inputs.settings, inputs.state, inputs.observation.current
     floor = max(1, settings.min_replicas)
     if inputs.cautious_need > replicas - 1 or replicas <= floor:
@@ -189,17 +189,17 @@ def _down(inputs: DecisionInput) -> _Choice:
         return replicas, "StepLimited", f"at most {settings.down_max_step} fewer per {settings.down_period:g} s"
     desired = _consolidated(inputs, desired)
     if desired >= replicas:
-        return replicas, "ConsolidationRefused", "the remaining replicas would not hold what is running"
+        return replicas, "ConsolidationRefused", "the remaining replicas could not hold the running requests"
     return desired, "LoadLow", f"{desired} replicas hold the load with a margin"
 
 
 def _to_zero(inputs: DecisionInput) -> _Choice:
-    """1 -> 0, only when nothing has happened for long and a gateway confirms that it will hold the next request."""
+    """1 -> 0: only after `idle_to_zero` seconds without a request, and if every gateway would hold the next one."""
     settings, signals = inputs.settings, inputs.signals
     if settings.min_replicas > 0:
         return 1, "Steady", "one replica, the minimum"
     if signals.busy or signals.missing:
-        return 1, "Steady", "the last replica is in use or did not report"
+        return 1, "Steady", "the last replica is in use or gave no report"
     idle = inputs.now - max(inputs.state.last_active, signals.last_arrival)
     if idle < settings.idle_to_zero:
         return 1, "Steady", f"idle for {max(idle, 0.0):.0f} of {settings.idle_to_zero:g} s"
@@ -212,7 +212,7 @@ def _to_zero(inputs: DecisionInput) -> _Choice:
 
 
 def _blocked(inputs: DecisionInput) -> tuple[str, str] | None:
-    """What forbids any scale-down now, or None."""
+    """Reason and message of a condition that forbids any scale-down now, or None."""
     settings, state, signals, now = inputs.settings, inputs.state, inputs.signals, inputs.now
     if signals.queueing:
         return "RequestsWaiting", f"{signals.waiting:.0f} requests wait and {signals.held} are held"
@@ -229,9 +229,9 @@ def _blocked(inputs: DecisionInput) -> tuple[str, str] | None:
 
 
 def _consolidated(inputs: DecisionInput, desired: int) -> int:
-    """The fewest replicas from `desired` up that hold the pinned KV and the running rows, and are fast enough for them.
+    """The fewest replicas, at least `desired`, that can hold the pinned KV tokens and running rows fast enough.
 
-    Pods without a sample are taken to be full, and the smallest pools are taken to remain.
+    Assumes that pods without a sample are full, and that the pods with the smallest pools remain.
     """
     settings, signals, capacity = inputs.settings, inputs.signals, inputs.state.learned.capacity
     pinned = signals.pinned_tokens + signals.missing * settings.kv_target * signals.pod_tokens
@@ -246,7 +246,7 @@ def _consolidated(inputs: DecisionInput, desired: int) -> int:
 
 
 def _within(at: float | None, seconds: float, now: float) -> bool:
-    """Whether that was within the last `seconds`."""
+    """True if `at` is within the last `seconds`."""
     return at is not None and now - at < seconds
 
 

@@ -1,4 +1,4 @@
-"""The fewest replicas at a time: `autoscaling.minReplicas`, or more while a schedule is open. Time is given."""
+"""The minimum replicas at a given time: `autoscaling.minReplicas`, or more while a schedule is active. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from octavo_operator.api.v1alpha1 import Autoscaling
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The fewest replicas, and the field that says so."""
+    """The minimum replicas, and the field that sets them."""
 
     replicas: int
     field: str
 
 
 def floor(scaling: Autoscaling, now: float) -> Floor:
-    """The largest of minReplicas and of what the open schedules ask for, at Unix time `now`."""
+    """The maximum of minReplicas and the active schedules' minReplicas, at Unix time `now`."""
     best = Floor(scaling.min_replicas, "minReplicas")
     for number, schedule in enumerate(scaling.schedules):
         if schedule.min_replicas > best.replicas and is_open(
@@ -32,10 +32,10 @@ def floor(scaling: Autoscaling, now: float) -> Floor:
 
 @lru_cache(maxsize=16384)
 def is_open(start: str, duration: int, zone: str, minute: int) -> bool:
-    """Whether one of the times `start` lies within the last `duration` minutes before Unix minute `minute`, inclusive.
+    """True if a time of the cron expression `start` is within `duration` minutes up to Unix minute `minute`, inclusive.
 
-    A time of the wall clock that is skipped when clocks go forward counts as if they had not; one that comes twice when
-    they go back counts the first time.
+    Daylight saving time: a skipped wall-clock time counts as if clocks had not changed; of a repeated one the first
+    counts.
     """
     times, clock = cron.parse(start), ZoneInfo(zone)
     day = datetime.fromtimestamp(minute * 60, clock).date() + timedelta(days=1)
@@ -48,7 +48,7 @@ def is_open(start: str, duration: int, zone: str, minute: int) -> bool:
 
 
 def _minutes(times: cron.Cron, day: date, clock: ZoneInfo) -> list[int]:
-    """The times of one day, in Unix minutes."""
+    """The start times of one day, in Unix minutes."""
     return [
         int(datetime(day.year, day.month, day.day, hour, minute, tzinfo=clock).astimezone(UTC).timestamp() // 60)
         for hour in times.hours

@@ -1,10 +1,10 @@
-"""From samples to signals: sums of tokens and requests, with missing and impossible samples set aside.
+"""From samples to signals: sums of tokens and requests; missing and impossible samples are excluded.
 
-Demand is a sum over pods divided by what one pod can hold, never an average times the replica count: the sum needs no
-correction for pods that are still starting, and lets them count as supply.
+Demand is a sum over pods divided by the capacity of one pod, never an average times the replica count. The sum needs no
+correction for pods that are still starting, so they can count as supply.
 
-No single pod is believed beyond what the others make likely: of three or more, each adds at most what the middle one
-does and one replica's worth. A queue in one pod of many is that pod's, and another replica would not shorten it.
+Values are robust against a single pod: of three or more, each pod adds at most the median plus one replica's worth.
+Another replica would not shorten the queue of a single overloaded pod.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from statistics import median_low
 from octavo_operator.autoscale.types import GatewaySample, Observation, PodSample, PolicyState, ScalingSettings
 from octavo_protocol.load import LoadReport, ModelTraffic
 
-# Pods are sampled every 2 s. A sample of a few seconds is true enough; an older one is compared with what gateways have
-# sent there since; one of half a minute says nothing.
+# Pods are sampled every 2 s. A sample is used as it is for FRESH_SECONDS. An older one is combined with the tokens that
+# gateways have in flight to the pod. After STALE_SECONDS it is discarded.
 FRESH_SECONDS = 5.0
 STALE_SECONDS = 30.0
-# No pool and no queue has as many tokens, no counter gets there.
+# Plausibility limits: no pool or queue holds so many tokens, no counter reaches so high.
 _TOKENS_MOST = 10**12
 _COUNT_MOST = 10**15
-# From this many on there is a middle that one of them does not make.
+# From this many pods on a single one cannot determine the median.
 FEW = 3
 
 
@@ -32,11 +32,11 @@ FEW = 3
 class Signals:
     """Sums over the deployment. Tokens are KV tokens; `pools` are the KV tokens of each sampled ready pod, ascending.
 
-    `reports` by pod are those that can be true. `missing`: ready pods without a usable sample. `broken`: replicas that
-    cannot be counted on (failed, or pending for too long); `failed_starts`: how many of the newest, without one that
-    serves among them. `starting`: ages in seconds of the pods that start. `pinned_tokens` of missing pods are what
-    gateways have in flight there; `stock` adds what the waiting sequences will pin. `prompts`: uncached prompt tokens.
-    `crowded`: pods in which requests wait.
+    `reports`: the plausible ones, by pod. `missing`: ready pods without a usable sample. `broken`: replicas that are
+    failed or pending for too long; `failed_starts`: those of them that are newer than every ready pod.
+    `starting`: ages in seconds of the pending pods. `pinned_tokens` of missing pods are the gateways' in-flight tokens;
+    `stock` adds the tokens that waiting sequences will pin. `prompts`: uncached prompt tokens. `crowded`: pods with
+    waiting requests.
     """
 
     ready: int
@@ -69,26 +69,26 @@ class Signals:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is known to be waiting, running or on its way."""
+        """True if any known request waits, runs or is in flight."""
         return bool(self.running or self.waiting or self.pinned_tokens or self.held or self.in_flight)
 
     @property
     def queueing(self) -> bool:
-        """Whether requests wait for replicas: held, or waiting in more pods than one odd one."""
+        """True if requests wait for replicas: held by gateways, or waiting in more than a few pods."""
         return bool(self.held) or self.many(self.crowded)
 
     @property
     def blind(self) -> bool:
-        """Whether most ready pods say nothing."""
+        """True if most ready pods give no report."""
         return 2 * self.missing > self.ready
 
     def many(self, pods: int) -> bool:
-        """Whether so many pods are more than a few odd ones."""
+        """True if `pods` are too many to be outliers: more than a third of the reporting pods."""
         return pods > len(self.reports) // FEW
 
 
 def measure(settings: ScalingSettings, state: PolicyState, observation: Observation, now: float) -> Signals:
-    """Sum up one observation."""
+    """The signals of one observation."""
     pods = observation.pods
     ready = [pod for pod in pods if pod.phase == "ready"]
     starting = [pod for pod in pods if pod.phase == "pending"]
@@ -96,7 +96,7 @@ def measure(settings: ScalingSettings, state: PolicyState, observation: Observat
     broken = [*overdue, *(pod for pod in pods if pod.phase == "failed")]
     traffic = [t for gateway in observation.gateways if (t := answering(gateway, now))]
     sent = _sent(traffic)
-    # A pod that flapped to not ready keeps its demand: its requests will come back through another pod.
+    # The demand of a pod that became unready still counts: its requests will return through another pod.
     reports = {pod.name: load for pod in (*ready, *starting) if (load := usable(pod, now))}
     sampled = [reports[pod.name] for pod in ready if pod.name in reports]
     pools = tuple(sorted(load.blocks_total * load.block_size for load in sampled))
@@ -133,13 +133,13 @@ def measure(settings: ScalingSettings, state: PolicyState, observation: Observat
         budget=median_low(load.max_batched_tokens for load in sampled) if sampled else 0,
         pod_tokens=pod_tokens,
         starting=tuple(max(0.0, now - pod.created) for pod in starting if pod not in overdue),
-        pinned_tokens=_together(pinned, replica),
+        pinned_tokens=_robust_sum(pinned, replica),
         pinned_blocks=sum(load.blocks_pinned for load in reports.values()),
         total_blocks=sum(load.blocks_total for load in reports.values()),
-        running=_together(running, median_low(load.max_running for load in sampled) if sampled else 0),
-        waiting=_together(waiting, settings.queued_per_replica),
-        stock=_together(stock, replica),
-        prompts=_together(prompts, replica),
+        running=_robust_sum(running, median_low(load.max_running for load in sampled) if sampled else 0),
+        waiting=_robust_sum(waiting, settings.queued_per_replica),
+        stock=_robust_sum(stock, replica),
+        prompts=_robust_sum(prompts, replica),
         crowded=sum(count > 0 for count in waiting),
         held=sum(t.held for t in traffic),
         held_tokens=sum(t.held_prompt_tokens for t in traffic),
@@ -152,7 +152,7 @@ def measure(settings: ScalingSettings, state: PolicyState, observation: Observat
 
 
 def usable(pod: PodSample, now: float) -> LoadReport | None:
-    """The pod's report, or None when it is too old or cannot be true."""
+    """The pod's report, or None if it is stale or implausible."""
     load = pod.load
     if load is None or abs(now - pod.sampled_at) > STALE_SECONDS:
         return None
@@ -169,7 +169,7 @@ def usable(pod: PodSample, now: float) -> LoadReport | None:
 
 
 def answering(gateway: GatewaySample, now: float) -> ModelTraffic | None:
-    """What the gateway says of the deployment, or None when that is too old or cannot be true."""
+    """The gateway's traffic report on the deployment, or None if it is stale or implausible."""
     traffic = gateway.traffic
     if traffic is None or abs(now - gateway.sampled_at) > STALE_SECONDS / 2:
         return None
@@ -180,16 +180,16 @@ def answering(gateway: GatewaySample, now: float) -> ModelTraffic | None:
 
 
 def _sent(traffic: Sequence[ModelTraffic]) -> dict[str, int]:
-    """Tokens that gateways have in flight, by pod."""
+    """In-flight tokens of all gateways, by pod."""
     sent: dict[str, int] = {}
-    for told in traffic:
-        for name, tokens in told.pods.items():
+    for report in traffic:
+        for name, tokens in report.pods.items():
             sent[name] = sent.get(name, 0) + min(max(0, tokens), _TOKENS_MOST)
     return sent
 
 
-def _together(values: Sequence[float], replica: float) -> float:
-    """The sum, with no value above the middle one by more than `replica`."""
+def _robust_sum(values: Sequence[float], replica: float) -> float:
+    """The sum of the values, each clipped to the median plus `replica`."""
     if len(values) < FEW:
         return sum(values)
     most = median_low(values) + replica

@@ -1,4 +1,4 @@
-"""What the policy remembers from one decision to the next: windows, changes, counters. Pure."""
+"""The policy's state between decisions: windows, changes, counters. Pure."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from octavo_operator.autoscale.types import (
 )
 from octavo_protocol.load import LoadReport
 
-# The rate is an estimate: a replica more only when it asks for a quarter of one beyond those there are, and half of the
-# room for chance is left. One less only without that quarter: a demand near a whole number must not flap.
+# Hysteresis in replicas for the rate, which is an estimate: scale up only when it exceeds the current replicas by this
+# much, or by half of its headroom if that is less; scale down without it. So a demand near a whole number cannot flap.
 UP_MARGIN = 0.25
-# What is there now moves more than the rate: one less only when it would leave a quarter of a pod free.
+# Stock and queue fluctuate more than the rate: scale down only if this part of a replica stays free.
 FACTS_MARGIN = 0.25
-# The load of the last seconds counts in full for this long at least after it last had to.
+# The minimum duration of a surge, in seconds.
 SURGE_SECONDS = 60.0
-# After so long without a look, or a clock that went back, times that are remembered mean nothing.
+# After this many seconds without a decision, or after a clock step backwards, the stored times are invalid.
 GAP_SECONDS = 120.0
 _BACK_SECONDS = 1.0
-# Replicas that did not start, without one that did since: another one would not either.
+# So many consecutive failed starts mean that the next replica would not start, either.
 FAILED_STARTS = 3
 EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionInput:
-    """All that a decision is made from. `preempting`: pods that ran full and preempted since the last look."""
+    """The complete input of a decision. `preempting`: the number of pods that preempted since the last decision."""
 
     settings: ScalingSettings
     state: PolicyState
@@ -48,38 +48,38 @@ class DecisionInput:
 
     @property
     def odd(self) -> int:
-        """1 when a few pods of many preempt: they are more loaded than the rest, or say so, and get one replica."""
+        """1 if only a few of many pods preempt: they are, or claim to be, more loaded; they add one replica."""
         return int(bool(self.preempting) and not self.signals.many(self.preempting))
 
     @property
     def rate(self) -> float:
-        """Replicas that the rate asks for when there are fewer."""
+        """Replicas that the rate demands, with the hysteresis for scale-up."""
         return self.demand.rate - min(UP_MARGIN, self.demand.room / 2)
 
     @property
     def need(self) -> float:
-        """Replicas needed for what is known; pods without a sample add nothing."""
+        """Replicas needed by the known load; pods without a sample add nothing."""
         asked = self.demand
         return max(self.rate, asked.stock, asked.queue, asked.ttft) + self.odd
 
     @property
     def cautious_need(self) -> float:
-        """Replicas needed if every pod without a sample is exactly at target: the view for scaling down."""
+        """Replicas needed for scale-down: assumes that every pod without a sample is exactly at its target."""
         asked = self.demand
         facts = max(asked.stock + self.signals.missing, asked.queue, asked.ttft)
         return max(asked.rate, facts + FACTS_MARGIN) + self.odd
 
 
 def current(state: PolicyState, now: float) -> PolicyState:
-    """The state, with all times forgotten when they mean nothing at `now`; what was learned of replicas stays."""
+    """The state, without its times if they are invalid at `now`."""
     last = state.learned.at
     if last is None or -_BACK_SECONDS <= now - last <= GAP_SECONDS:
         return state
-    return afresh(state)
+    return without_times(state)
 
 
-def afresh(state: PolicyState) -> PolicyState:
-    """A state that remembers no times, only what was learned of replicas and requests."""
+def without_times(state: PolicyState) -> PolicyState:
+    """The state with only its estimates for replicas and requests, which hold at any time."""
     known = state.learned
     kept = Learned(
         totals=known.totals,
@@ -87,21 +87,21 @@ def afresh(state: PolicyState) -> PolicyState:
         cold_starts=known.cold_starts,
         sizes=known.sizes,
         capacity=known.capacity,
-        slower=known.slower,
+        model_ratio=known.model_ratio,
     )
     return PolicyState(pod_tokens=state.pod_tokens, learned=kept)
 
 
 def window(settings: ScalingSettings, known: Learned) -> float:
-    """Seconds that decide whether a replica may go: as configured, and no less than a start was seen to take.
+    """The scale-down window in seconds: as configured, but at least the observed cold start.
 
-    What goes too soon has to start again, and is missing for as long.
+    A replica removed too early has to start again and is missing for that time.
     """
     return max(settings.down_stabilization, cold_start(settings, known) if known.cold_starts else 0.0)
 
 
 def remember(inputs: DecisionInput) -> PolicyState:
-    """The state after this observation: windows moved on, counters taken over."""
+    """The state after this observation, with updated windows and counters."""
     settings, state, observation, signals, now = (
         inputs.settings,
         inputs.state,
@@ -122,7 +122,7 @@ def remember(inputs: DecisionInput) -> PolicyState:
     if difference:
         changes = (*changes, (now, difference))
     active = signals.busy or signals.pending or difference or observation.wake or state.started is None
-    active = active or _requests_came(state.counters, signals.reports)
+    active = active or _requests_arrived(state.counters, signals.reports)
     panic = signals.many(inputs.preempting)
     asked = inputs.demand
     surge_until = now + max(SURGE_SECONDS, asked.cold_start) if asked.surge else state.surge_until
@@ -146,7 +146,7 @@ def remember(inputs: DecisionInput) -> PolicyState:
 
 
 def preempting(state: PolicyState, signals: Signals) -> int:
-    """Pods that preempted running requests since the last look."""
+    """The number of pods that preempted running requests since the last decision."""
     known = {(counters.name, counters.start_time): counters for counters in state.counters}
     return sum(
         load.preemptions > counters.preemptions
@@ -156,7 +156,7 @@ def preempting(state: PolicyState, signals: Signals) -> int:
 
 
 def budget(changes: tuple[tuple[float, int], ...], max_step: int, period: float, now: float) -> int:
-    """Replicas that may still be added (or removed, with a negative `max_step`) within the current period."""
+    """Replicas that may still be added within the period, or removed if `max_step` is negative."""
     sign = 1 if max_step > 0 else -1
     used = sum(sign * change for at, change in changes if sign * change > 0 and now - at < period)
     return max(0, abs(max_step) - used)
@@ -165,7 +165,7 @@ def budget(changes: tuple[tuple[float, int], ...], max_step: int, period: float,
 def _counters(
     before: tuple[PodCounters, ...], pods: tuple[PodSample, ...], reports: Mapping[str, LoadReport]
 ) -> tuple[PodCounters, ...]:
-    """Counters of the pods that are there; one that gave no usable report keeps those it had."""
+    """Counters of the current pods; a pod without a usable report keeps its previous ones."""
     known = {counters.name: counters for counters in before}
     after: list[PodCounters] = []
     for pod in pods:
@@ -177,8 +177,8 @@ def _counters(
     return tuple(after)
 
 
-def _requests_came(before: tuple[PodCounters, ...], reports: Mapping[str, LoadReport]) -> bool:
-    """Whether a pod served a request between two samples, short enough to be seen by neither."""
+def _requests_arrived(before: tuple[PodCounters, ...], reports: Mapping[str, LoadReport]) -> bool:
+    """True if a pod served a request since the last sample, even one too short to appear in a sample."""
     known = {(counters.name, counters.start_time): counters for counters in before}
     return any(
         load.requests > counters.requests

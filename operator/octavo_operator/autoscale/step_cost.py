@@ -1,7 +1,7 @@
-"""How long a step of the engine takes, learned from the sums that pods report. Pure.
+"""The cost of an engine step, learned from the sums that pods report. Pure.
 
-Non-negative least squares on normal equations that forget. A ridge pulls each coefficient towards what it
-was: a direction that the data says nothing of (rows and context move together under one kind of load) stays as it is.
+Non-negative least squares on normal equations with exponential forgetting. A ridge pulls each coefficient towards its
+previous value. So directions without data keep their value; under a uniform load rows and context are collinear.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from octavo_common.least_squares import Matrix, Vector, non_negative
 from octavo_common.step_cost import StepCost, equations, values
 from octavo_protocol.load import StepSums
 
-# Steps of half an hour ago count for a third.
+# Time constant of forgetting: steps of half an hour ago have weight 1/e.
 MEMORY_SECONDS = 1800.0
-# Share of a coefficient's own evidence that speaks for what it was before.
+# Weight of the previous value, relative to the coefficient's diagonal in the normal equations.
 _RIDGE = 1e-3
-# A server does not become another one: what was learned for some minutes changes by 10 % a minute at the most.
+# A server's speed is stable: after some minutes of learning the step time changes by at most 10 % a minute.
 CHANGE_PER_MINUTE = 0.1
 _LEARNING_SECONDS = 300.0
 
@@ -27,7 +27,7 @@ _ZERO: Vector = (0.0, 0.0, 0.0, 0.0)
 class Fit:
     """Normal equations `gram * coefficients = moment` over (1, prefill, rows, context), and their solution.
 
-    `age` is the time that steps were seen for, seconds.
+    `age`: seconds of observed steps.
     """
 
     gram: Matrix = (_ZERO, _ZERO, _ZERO, _ZERO)
@@ -37,7 +37,7 @@ class Fit:
 
 
 def learn(fit: Fit, gram: Matrix, moment: Vector, forget: float) -> Fit:
-    """Add the steps of one pod; `forget` is the factor that older ones keep."""
+    """Add the steps of one pod; `forget` is the remaining weight of older ones."""
     rows = zip(fit.gram, gram, strict=True)
     total = tuple(tuple(forget * a + b for a, b in zip(old, new, strict=True)) for old, new in rows)
     sums = tuple(forget * a + b for a, b in zip(fit.moment, moment, strict=True))
@@ -45,7 +45,7 @@ def learn(fit: Fit, gram: Matrix, moment: Vector, forget: float) -> Fit:
 
 
 def solve(fit: Fit, elapsed: float) -> Fit:
-    """Fit the model anew after another `elapsed` seconds of steps."""
+    """Fit the model again after another `elapsed` seconds of steps."""
     before = fit.model
     prior = (before.base, before.prefill, before.row, before.context) if before else _ZERO
     found = non_negative(fit.gram, fit.moment, prior, _RIDGE)
@@ -56,19 +56,19 @@ def solve(fit: Fit, elapsed: float) -> Fit:
 
 
 def expected(fit: Fit, gram: Matrix) -> float:
-    """Seconds that steps with these sums take by the model; their number while there is none."""
+    """The modelled seconds of steps with these sums; without a model their number."""
     count, prefill, rows, context = gram[0]
     return fit.model.seconds(prefill, rows, context, count) if fit.model else count
 
 
 def between(new: StepSums, old: StepSums) -> tuple[Matrix, Vector]:
-    """Normal equations of the steps between two reports of one process."""
+    """Normal equations for the steps between two reports of one process."""
     before = values(old)
     return equations({name: value - before[name] for name, value in values(new).items()})
 
 
 def _bounded(values: list[float], prior: Vector, gram: Matrix, elapsed: float) -> list[float]:
-    """No more than the allowed change of a step as they were lately: the whole step moves, in the same proportions."""
+    """The values with the change of the mean recent step limited: all coefficients move by the same share."""
     lately = gram[0]
     old = sum(x * v for x, v in zip(lately, prior, strict=True))
     new = sum(x * v for x, v in zip(lately, values, strict=True))

@@ -1,6 +1,6 @@
-"""What the scaling policy is given and what it answers. Values only: no cluster, no clock.
+"""Input and output types of the scaling policy. Values only: no cluster, no clock.
 
-All times are Unix seconds, all spans seconds.
+All times are Unix seconds, all durations seconds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Phase = Literal["pending", "ready", "draining", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class PodSample:
-    """One server pod as last seen.
+    """One server pod at its last sample.
 
-    `draining`: terminating or marked for it, no longer one of the Deployment's replicas.
-    `failed`: still one of the Deployment's replicas, but cannot serve (crash loop, image that cannot be pulled).
+    `draining`: terminating or annotated for it, no longer one of the Deployment's replicas.
+    `failed`: still one of the Deployment's replicas, but unable to serve (crash loop, failed image pull).
     """
 
     name: str
@@ -33,10 +33,10 @@ class PodSample:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySample:
-    """What one gateway replica last said of this deployment.
+    """The last report of one gateway replica on this deployment.
 
-    `traffic` is None when it did not answer or does not list the deployment: it will not hold a request for it. Its
-    counters begin anew with another `start_time`.
+    `traffic` is None if the gateway did not respond or does not list the deployment: it would hold no request for it.
+    The counters restart at 0 with another `start_time`.
     """
 
     name: str
@@ -49,11 +49,11 @@ class GatewaySample:
 class ScalingSettings:
     """`spec.autoscaling` (and `spec.probes.startupTimeoutSeconds`) of one LLMDeployment.
 
-    `minimum` is the field that says `min_replicas`; `fallback` the fewest replicas while most give no report, 0 to keep
-    as many as there are.
+    `minimum` is the field that sets `min_replicas`; `fallback` the minimum while most pods give no report, 0 to
+    keep the current number.
     `kv_target` is a share of the pool, 0..1; `overdue_seconds` the age from which a pending pod is no longer supply.
-    `ttft`, `tpot` are target seconds to the first token and per token, 0 for none; `cold_start` is how long a replica
-    takes to start as long as none was seen to.
+    `ttft`, `tpot` are target seconds to the first token and per token, 0 for none; `cold_start` is the assumed start
+    time of a replica until one was observed.
     """
 
     min_replicas: int
@@ -77,10 +77,9 @@ class ScalingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at the world.
+    """One observation of the deployment.
 
-    `current` is the child Deployment's `spec.replicas`; `wake` is set when a gateway asked for the deployment since the
-    last decision.
+    `current` is the child Deployment's `spec.replicas`; `wake`: a gateway made a wake call since the last decision.
     """
 
     current: int
@@ -91,7 +90,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class PodCounters:
-    """The growing counters of one pod at the previous decision; another `start_time` starts them afresh."""
+    """The counters of one pod at the previous decision; they restart at 0 with another `start_time`."""
 
     name: str
     start_time: float
@@ -101,7 +100,7 @@ class PodCounters:
 
 @dataclass(frozen=True, slots=True)
 class GatewayCounters:
-    """Requests one gateway had counted at time `at`, and their rate per second then; None before a difference."""
+    """The request counter of one gateway at time `at`, and the rate per second; None before a second sample."""
 
     name: str
     start_time: float
@@ -112,7 +111,7 @@ class GatewayCounters:
 
 @dataclass(frozen=True, slots=True)
 class PodTotals:
-    """What one pod said at the last lesson."""
+    """The report of one pod at the last update of the estimates."""
 
     name: str
     at: float
@@ -121,9 +120,9 @@ class PodTotals:
 
 @dataclass(frozen=True, slots=True)
 class RequestTotals:
-    """Sums of the last minutes, older ones counting less: requests that came and that ended, and their tokens.
+    """Exponentially decaying sums over the last minutes: requests arrived and finished, and their tokens.
 
-    `pinned` KV tokens over `running` rows, both at the moments of the lessons.
+    `pinned` KV tokens and `running` rows are summed over the samples at each update.
     """
 
     requests: float = 0.0
@@ -137,15 +136,15 @@ class RequestTotals:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was learned of load and replicas. `at` is the last look, `taught` the last lesson from the pods.
+    """Estimates of load and replicas. `at`: the last decision; `learned_at`: the last update from the pods' reports.
 
-    `pod_rate`: requests per second that pods counted, at time `counted`. `starting`: pods seen to start; `cold_starts`:
-    seconds that the last ones took. `capacity` is that of the model times `slower`, what full replicas were seen to do
-    of it. `spread` is the largest dispersion of arrivals lately, fading.
+    `pod_rate`: requests per second that pods counted, at time `counted`. `starting`: pods observed while they start;
+    `cold_starts`: the latest start times in seconds. `capacity`: that of the step model times `model_ratio`, the share
+    of the model's throughput that full replicas reach. `spread`: the maximum dispersion of arrivals, decaying.
     """
 
     at: float | None = None
-    taught: float | None = None
+    learned_at: float | None = None
     gateways: tuple[GatewayCounters, ...] = ()
     arrivals: Arrivals = field(default_factory=Arrivals)
     pods: tuple[PodTotals, ...] = ()
@@ -157,21 +156,21 @@ class Learned:
     cold_starts: tuple[float, ...] = ()
     sizes: RequestSizes | None = None
     capacity: ReplicaCapacity | None = None
-    slower: float = 1.0
+    model_ratio: float = 1.0
     spread: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What the policy remembers from one decision to the next. A restart begins with `PolicyState()`.
+    """The policy's state between decisions. After a restart it is `PolicyState()`.
 
     `highs`/`lows`: recommendations of the down/up window as (time, replicas), kept as monotone queues: the first one is
-    the window's maximum/minimum and the length stays small. `changes`: (time, difference) of `current` as observed.
-    `pod_tokens`: KV tokens of one pod, kept so that the size of the first pod is known while there is none.
-    `panic_until`: no scale-down after preemptions. `surge_until`: the load of the last seconds counts in full,
-    at its most so far, `surge_arrivals`.
-    `woken`: when a gateway last asked. `limited`: when more than the allowed replicas were last needed.
-    `missing_since`: since when some ready pod gives no report. None is never.
+    the window's maximum/minimum and the length stays small. `changes`: (time, difference) of the observed `current`.
+    `pod_tokens`: KV tokens of one pod, kept so that the size is known while there is no pod.
+    `panic_until`: no scale-down after preemptions. `surge_until`: end of the surge, in which the load of the last
+    seconds counts in full; `surge_arrivals` is its maximum so far.
+    `woken`: time of the last wake call. `limited`: when the demand last exceeded maxReplicas.
+    `missing_since`: since when some ready pod gives no report. None means never.
     """
 
     started: float | None = None
@@ -193,13 +192,13 @@ class PolicyState:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Replicas that are asked for, by what asks for them, not rounded; a term that is not known is 0.
+    """Replicas needed by each term, not rounded; an unknown term is 0.
 
-    `rate`: requests that come. `stock`: KV tokens pinned, waiting and held. `queue`: requests waiting and held.
-    `ttft`: prompts that would still be there when a replica started now is ready.
-    `arrivals` per second are reckoned with when a replica started now is ready, after `cold_start` seconds.
-    `surge`: why the load of the last seconds counts in full, in words; `lately`: their requests per second, surely.
-    `room`: the part of `rate` that is there for chance.
+    `rate`: arriving requests. `stock`: KV tokens pinned, waiting and held. `queue`: requests waiting and held.
+    `ttft`: prompts that would still wait when a replica started now is ready.
+    `arrivals`: forecast requests per second when a replica started now is ready, after `cold_start` seconds.
+    `surge`: why the load of the last seconds counts in full, as text; `lately`: lower confidence bound of their rate.
+    `room`: the headroom for random variation in `rate`.
     """
 
     rate: float = 0.0
@@ -216,11 +215,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Replicas to write, why, and what was known.
+    """The desired replicas, with reason and inputs.
 
-    `reason` is CamelCase for conditions and metrics, `message` a sentence, `inputs` the figures it was made from.
-    `requeue`: seconds until the next look. `notice`: a state that lasts and is worth a condition, as a word and a
-    sentence.
+    `reason` is CamelCase for conditions and metrics, `message` a sentence, `inputs` a line with the input figures.
+    `requeue`: seconds until the next decision. `notice`: reason and message of a lasting state, for a condition.
     """
 
     desired: int

@@ -1,1 +1,1 @@
-"""The autoscaler: polls replicas, keeps what was learned, and applies the decisions of `autoscale`."""
+"""The autoscaler: polls replicas, keeps the policy's state, and applies the decisions of `autoscale`."""

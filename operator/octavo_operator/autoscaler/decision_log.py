@@ -1,4 +1,4 @@
-"""The file of decisions: bounded, and never a reason not to scale."""
+"""The decision log: a file of bounded size whose failure never stops scaling."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from octavo_operator.autoscale.types import Decision, Observation, PolicyState, 
 
 logger = logging.getLogger(__name__)
 
-# When the file is as large as this it becomes PATH.1, in place of the one before, and a new one begins.
+# At this size the file is renamed to PATH.1, which replaces the previous one.
 LIMIT_BYTES = 64 << 20
 
 
 class DecisionLog:
-    """Appends each decision to `path`. A disk that is full or gone ends the log, with one line in the other one."""
+    """Appends each decision to `path`. After a disk error it stops, with one error in the operator's log."""
 
     def __init__(self, path: Path, limit: int = LIMIT_BYTES) -> None:
         self._path = path
@@ -48,10 +48,10 @@ class DecisionLog:
             self._file.write(self._recorder.line(key, settings, state, observation, now, decision))
         except OSError as error:
             self._broken = True
-            logger.error("decisions are not recorded any more: %s", error)  # noqa: TRY400 - the message says it all
+            logger.error("decision log stopped: %s", error)  # noqa: TRY400 - a disk error needs no traceback
 
     def forget(self, key: str) -> None:
-        """The resource is gone."""
+        """Drop the state of a deleted resource."""
         self._recorder.forget(key)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The sampling loop: asks pods and gateways every two seconds, lets the policy decide, and enqueues what changed.
+"""The sampling loop: polls pods and gateways every two seconds, runs the policy, and enqueues changed resources.
 
-It writes nothing. What it knows is lost with the process: the child Deployment keeps the replicas, and a new leader
-learns the rest within seconds.
+It writes nothing to the cluster. Its state is lost with the process: the child Deployment keeps the replicas, and a new
+leader rebuilds the rest within seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zlib import crc32
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import Key, LLMDeployment
 from octavo_operator.autoscale.policy import decide
-from octavo_operator.autoscale.state import afresh
+from octavo_operator.autoscale.state import without_times
 from octavo_operator.autoscale.types import PolicyState
 from octavo_operator.autoscaler.decision_log import DecisionLog
 from octavo_operator.autoscaler.observation import estimates, observation, policy_settings, summary
@@ -28,25 +28,26 @@ from octavo_operator.status.status import LOAD_SECONDS
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 2.0
-# Pods sampled in a second: of those whose replicas are decided here, and of the others, whose load is only shown. With
-# more pods than that fit into a tick, each is asked more rarely.
+# Pods sampled per second: with the built-in autoscaler (True), and in other modes, for the status alone (False).
+# With more pods than that, the sampling interval grows.
 _PER_SECOND = {True: 500.0, False: 100.0}
-# Loads of all resources that are told in a second: each costs a pass, and thousands that serve move all the time.
-TELLINGS_PER_SECOND = 5.0
+# Load updates enqueued per second over all resources: each costs a pass, and the load of thousands changes constantly.
+LOAD_UPDATES_PER_SECOND = 5.0
 _LEAST_WAIT = 0.05
 _CHANGES_KEPT = 10
 
 
-# What a status shows of a load: percent of the pools, running, queued, held; tokens of a pool, seconds of a start; what
-# a canary is judged by.
+# The fields of a load that the status shows: KV occupancy, running, queued, held, KV tokens per replica, cold start
+# seconds, and the canary's evidence.
 Shown = tuple[object, ...]
 
 
 @dataclass(slots=True)
 class Tracked:
-    """One LLMDeployment under observation. `reports` are the last ones by pod, with the time they came.
+    """One LLMDeployment. `reports`: the latest report by pod, with its time of arrival.
 
-    `cold_start`: seconds that a start took before this process was there.
+    `shown`: the load last enqueued for the status, at time `shown_at`. `cold_start`: seconds of a start as measured
+    by an earlier process.
     """
 
     owner: LLMDeployment
@@ -59,17 +60,17 @@ class Tracked:
     scaling: Scaling | None = None
     reports: Reports = field(default_factory=dict)
     load: Load | None = None
-    told: Shown | None = None
-    told_at: float = 0.0
+    shown: Shown | None = None
+    shown_at: float = 0.0
     cold_start: float | None = None
 
 
 class AutoscaleLoop:
-    """Samples everything tracked until cancelled.
+    """Samples all tracked resources until cancelled.
 
     `fetch` gets a URL's body and raises OSError or TimeoutError; `gateways` lists the gateway pods' addresses by name;
-    `enqueue` has a key reconciled; `clock` is Unix time; `log` records the decisions;
-    `timer` is seconds that never go back (default: `clock`), by which looks are due.
+    `enqueue` queues a key for a reconcile pass; `clock` is Unix time; `log` records the decisions;
+    `timer` returns monotonic seconds (default: `clock`) for the schedule.
     """
 
     def __init__(
@@ -93,46 +94,46 @@ class AutoscaleLoop:
         self._intervals = {True: TICK_SECONDS, False: TICK_SECONDS}
 
     def load(self, key: Key) -> Load | None:
-        """What the pods of `key` said last; None when none was asked yet."""
+        """The latest load of `key`; None before its first sample."""
         tracked = self._tracked.get(key)
         return tracked.load if tracked else None
 
     def scaling(self, key: Key) -> Scaling | None:
-        """The latest decision in mode Builtin; None when there was none yet."""
+        """The latest decision in mode Builtin; None before the first."""
         tracked = self._tracked.get(key)
         return tracked.scaling if tracked else None
 
     def track(self, owner: LLMDeployment, pods: tuple[Pod, ...], replicas: int) -> None:
-        """Go on with these pods; `replicas` is the Deployment's number now."""
+        """Track `owner` with these pods; `replicas` is the Deployment's current `spec.replicas`."""
         tracked = self._tracked.get(owner.key)
         if tracked is None or tracked.owner.uid != owner.uid:
             now = self._timer()
             tracked = self._tracked[owner.key] = Tracked(
-                owner, pods, replicas, told=_shown_by(owner.status), cold_start=_cold_start(owner.status)
+                owner, pods, replicas, shown=_shown_by(owner.status), cold_start=_cold_start(owner.status)
             )
-            # A start finds thousands at once: they spread over the time between two looks, and two tellings.
+            # At start thousands are added at once: spread them over the sampling interval and the load update interval.
             share = crc32(str(owner.key).encode()) / (1 << 32)
             if not _decides(owner):
                 tracked.due = now + share * (self._intervals[False] - TICK_SECONDS)
             if "load" in owner.status:
-                tracked.told_at = now - share * self._telling_seconds()
+                tracked.shown_at = now - share * self._load_update_seconds()
             self._kick.set()
-        # The status is of no interest here, and as large as all the rest together.
+        # Dropped to save memory: the status is not used here and as large as the rest of the resource.
         tracked.owner, tracked.pods, tracked.replicas = replace(owner, status={}), pods, replicas
         for name in tracked.reports.keys() - {pod.name for pod in pods}:
             del tracked.reports[name]
         if not _decides(owner):
-            tracked.scaling, tracked.state = None, afresh(tracked.state)
+            tracked.scaling, tracked.state = None, without_times(tracked.state)
             self._metrics.states.estimates(owner.key.namespace, owner.key.name, None)
 
     def forget(self, key: Key) -> None:
-        """`key` is gone."""
+        """Stop tracking a deleted resource."""
         self._tracked.pop(key, None)
         if self._log is not None:
             self._log.forget(str(key))
 
     def wake(self, key: Key) -> int | None:
-        """A gateway holds a request for `key`: decide now. The replicas wanted so far, None when `key` is unknown."""
+        """Decide for `key` at once, because a gateway holds a request. Returns its replicas, None if unknown."""
         tracked = self._tracked.get(key)
         if tracked is None:
             return None
@@ -141,7 +142,7 @@ class AutoscaleLoop:
         return tracked.replicas
 
     async def run(self) -> None:
-        """Look at everything whenever it is due, each on its own."""
+        """Sample each resource when it is due, concurrently, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._kick.clear()
@@ -156,12 +157,12 @@ class AutoscaleLoop:
                     continue
 
     async def tick(self) -> None:
-        """One look at what is due now."""
+        """Sample all resources that are due now, once."""
         await asyncio.gather(*(self._visit(key, tracked) for key, tracked in self._due()))
         await self._sampling.finish()
 
     def _due(self) -> list[tuple[Key, Tracked]]:
-        """Those whose time has come."""
+        """The resources that are due; marks them as busy."""
         now = self._timer()
         pods = {True: 0, False: 0}
         for tracked in self._tracked.values():
@@ -176,15 +177,15 @@ class AutoscaleLoop:
         try:
             await self._sampling.sample([pod for pod in tracked.pods if pod.loaded and pod.ip], tracked.reports)
             if self._tracked.get(key) is tracked:
-                self._look(key, tracked, self._clock())
+                self._evaluate(key, tracked, self._clock())
         except Exception:
-            # What is odd about one resource must not stop the others from being scaled.
+            # An error with one resource must not stop the scaling of the others.
             logger.exception("no decision", extra={"key": str(key)})
             tracked.due = self._timer() + TICK_SECONDS
         finally:
             tracked.busy = False
 
-    def _look(self, key: Key, tracked: Tracked, now: float) -> None:
+    def _evaluate(self, key: Key, tracked: Tracked, now: float) -> None:
         decides = _decides(tracked.owner)
         time = self._timer()
         tracked.due = time + self._intervals[decides]
@@ -192,16 +193,16 @@ class AutoscaleLoop:
         self._metrics.states.load(key.namespace, key.name, tracked.load)
         changed = self._decide(key, tracked, now) if decides else False
         shown = _shown(tracked.load)
-        if changed or (shown != tracked.told and time - tracked.told_at >= self._telling_seconds()):
-            tracked.told, tracked.told_at = shown, time
+        if changed or (shown != tracked.shown and time - tracked.shown_at >= self._load_update_seconds()):
+            tracked.shown, tracked.shown_at = shown, time
             self._enqueue(key)
 
-    def _telling_seconds(self) -> float:
-        """Between two tellings of the same resource's load."""
-        return max(LOAD_SECONDS, len(self._tracked) / TELLINGS_PER_SECOND)
+    def _load_update_seconds(self) -> float:
+        """Seconds between two load updates of the same resource."""
+        return max(LOAD_SECONDS, len(self._tracked) / LOAD_UPDATES_PER_SECOND)
 
     def _decide(self, key: Key, tracked: Tracked, now: float) -> bool:
-        """Ask the policy; whether there is anything new to say."""
+        """Run the policy; True if the result needs a reconcile pass."""
         seen = observation(
             tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, tracked.replicas, wake=tracked.wake
         )
@@ -227,7 +228,7 @@ class AutoscaleLoop:
                 extra={"key": str(key), "inputs": decision.inputs},
             )
         tracked.scaling = scaling
-        noticed, known = (told.notice[0] if told.notice else "" for told in (scaling, before))
+        noticed, known = (one.notice[0] if one.notice else "" for one in (scaling, before))
         if noticed and noticed != known:
             logger.warning("%s: %s", noticed, decision.notice[1] if decision.notice else "", extra={"key": str(key)})
         unmet = scaling.desired != tracked.replicas
@@ -235,7 +236,7 @@ class AutoscaleLoop:
 
 
 def _decides(owner: LLMDeployment) -> bool:
-    """Whether the built-in autoscaler has a say."""
+    """True if the built-in autoscaler sets the replicas."""
     return owner.spec.autoscaling.mode == "Builtin" and not owner.spec.suspend
 
 
@@ -245,7 +246,7 @@ def _shown(load: Load) -> Shown:
 
 
 def _shown_by(status: Json) -> Shown:
-    """What was told before this process was there."""
+    """The load in the status, as written by an earlier process."""
     load, capacity = status.get("load", {}), status.get("capacity", {})
     counts = (load.get(name, 0) for name in ("runningRequests", "queuedRequests", "heldRequests"))
     measured = (capacity.get(name) for name in ("kvTokensPerReplica", "coldStartSeconds"))

@@ -1,4 +1,4 @@
-"""From pods and reports to what the policy is given and what the status shows. Pure."""
+"""From pods and reports to the policy's input and the status' load. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo_operator.status.input import Load
 from octavo_protocol.load import CanaryTraffic, GatewayReport, LoadReport, ModelTraffic, TrackTraffic
 
 IDLE_SECONDS = 900
-# Until a replica was seen to start.
+# The assumed start time of a replica until one was observed.
 COLD_START_SECONDS = 60.0
 
 Reports = Mapping[str, tuple[float, LoadReport]]
@@ -27,7 +27,7 @@ Reports = Mapping[str, tuple[float, LoadReport]]
 
 @dataclass(frozen=True, slots=True)
 class GatewayReplica:
-    """One gateway replica; `report` is None when it did not answer the last time it was asked."""
+    """One gateway replica; `report` is None if its last poll failed."""
 
     name: str
     ip: str = ""
@@ -36,7 +36,7 @@ class GatewayReplica:
 
 
 def policy_settings(spec: Spec, now: float, cold_start: float | None = None) -> ScalingSettings:
-    """The policy's view of `spec.autoscaling` at Unix time `now`; a start took `cold_start` seconds before."""
+    """The policy's settings from `spec.autoscaling` at Unix time `now`; `cold_start`: measured earlier, in seconds."""
     least = floor(spec.autoscaling, now)
     scaling, up, down = spec.autoscaling, spec.autoscaling.scale_up, spec.autoscaling.scale_down
     return ScalingSettings(
@@ -69,7 +69,7 @@ def observation(
     *,
     wake: bool,
 ) -> Observation:
-    """One look at the world."""
+    """The policy's input from pods, reports and gateways."""
     samples = []
     for pod in _without_surge(tuple(pods), replicas):
         at, report = reports.get(pod.name, (0.0, None))
@@ -89,7 +89,7 @@ def observation(
 def summary(
     owner: LLMDeployment, pods: Iterable[Pod], reports: Reports, gateways: Iterable[GatewayReplica], now: float
 ) -> Load:
-    """Sums over the pods that serve."""
+    """The load of the status: sums over the serving pods."""
     pods = tuple(pods)
     fresh = {name: report for name, (at, report) in reports.items() if now - at <= STALE_SECONDS}
     serving = [fresh[pod.name] for pod in pods if pod.ready and not pod.terminating and pod.name in fresh]
@@ -108,7 +108,7 @@ def summary(
 
 
 def estimates(decision: Decision) -> AutoscalerEstimates:
-    """What a decision was reckoned with, for metrics."""
+    """The estimates behind a decision, for metrics."""
     asked, known = decision.demand, decision.state.learned
     model = known.fit.model
     step = {}
@@ -126,7 +126,7 @@ def estimates(decision: Decision) -> AutoscalerEstimates:
 
 
 def _evidence(counted: Iterable[CanaryTraffic]) -> dict[str, AnalysisSample]:
-    """What all gateways counted, by step."""
+    """The sums of all gateways' canary counts, by step."""
     sums: dict[str, AnalysisSample] = {}
     for one in counted:
         known = sums.get(one.step, AnalysisSample())
@@ -140,7 +140,7 @@ def _added(known: TrackAnswers, more: TrackTraffic) -> TrackAnswers:
 
 
 def _cold_start(pods: Iterable[Pod], reports: Mapping[str, LoadReport]) -> int | None:
-    """Seconds from the creation of the youngest pod whose first process serves to the readiness of that process."""
+    """Cold start seconds: from creation to readiness of the newest ready pod that never restarted."""
     measured = [
         (pod.created, reports[pod.name])
         for pod in pods
@@ -153,10 +153,10 @@ def _cold_start(pods: Iterable[Pod], reports: Mapping[str, LoadReport]) -> int |
 
 
 def _without_surge(pods: tuple[Pod, ...], replicas: int) -> tuple[Pod, ...]:
-    """The pods without those that a rollout has started on top of the replicas and that do not serve yet.
+    """The pods without the unready surge pods of a rollout.
 
-    They are nobody's supply: the pods they are to replace still serve, and a new spec that fails must not look like
-    replicas that fail.
+    Surge pods are no supply, because the pods that they will replace still serve. And a new spec that fails must not
+    count as failing replicas.
     """
     surge = max(0, sum(pod.active for pod in pods) - replicas)
     waiting = sorted((pod for pod in pods if pod.active and not pod.ready), key=lambda pod: -pod.created)

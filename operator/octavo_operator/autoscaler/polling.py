@@ -1,4 +1,4 @@
-"""Asking pods and gateways for their load: many at the same time, and who does not answer holds up nobody."""
+"""Polls pods and gateways for their load: concurrently, and silent ones do not delay the others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from octavo_protocol.load import GatewayReport, LoadReport, decode_gateway, deco
 
 logger = logging.getLogger(__name__)
 
-# Gateways come and go rarely, and are looked up by a list call.
+# Seconds between two list calls for the gateways, which change rarely.
 GATEWAYS_SECONDS = 10.0
-# One report of each gateway is about all resources: those who ask within this time share it.
+# A gateway's report covers all resources: samples within this many seconds share one.
 _GATEWAYS_SHARED_SECONDS = 0.5
-# The first report that does not come is noise; from the second on it is asked for ever more rarely.
+# The first failed poll is ignored; from the second on the delay doubles, up to LONGEST_DELAY.
 _FIRST_DELAY = 2.0
 LONGEST_DELAY = 10.0
-# Each silent pod takes a place for as long as the HTTP client waits.
+# Concurrent polls. Silent pods have their own limit, as each occupies a slot until the HTTP client's timeout.
 _PARALLEL = 64
 _PARALLEL_SILENT = 32
 
@@ -34,10 +34,10 @@ Reports = dict[str, tuple[float, LoadReport]]
 
 
 class LatestReports:
-    """What pods and gateways said last.
+    """The latest reports of pods and gateways.
 
     `fetch` gets a URL's body and raises OSError or TimeoutError; `list_gateways` lists the gateway pods' addresses by
-    name; `clock` is Unix time, `timer` seconds that never go back.
+    name; `clock` is Unix time, `timer` monotonic seconds.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class LatestReports:
         self._metrics = metrics
         self._clock = clock
         self._gateways: dict[str, GatewayReplica] = {}
-        self._listed_at = self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
+        self._listed_at = self._polled_at = float("-inf")
+        self._polling = asyncio.Lock()
         self._slots = asyncio.Semaphore(_PARALLEL)
         self._slots_silent = asyncio.Semaphore(_PARALLEL_SILENT)
-        # By address: how often in a row it did not answer, and when to ask again.
+        # By address: the number of consecutive failed polls, and the time of the next.
         self._silent: dict[str, tuple[int, float]] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     @property
     def gateways(self) -> Iterable[GatewayReplica]:
-        """All gateways, with what they said last."""
+        """All gateways, with their latest reports."""
         return self._gateways.values()
 
     async def sample(self, pods: Iterable[Pod], reports: Reports) -> None:
-        """Put what `pods` say into `reports`, and have what the gateways say.
+        """Poll `pods` into `reports`, and the gateways.
 
-        Waits for those that answered the last time. The others are asked too, when it is their turn, and their answer
-        is there the next time.
+        Waits only for the pods whose last poll succeeded. The others are polled in the background when they are due;
+        their reports are available to the next sample.
         """
         waited_for = []
         for pod in pods:
@@ -86,7 +86,7 @@ class LatestReports:
         await asyncio.gather(self._sample_gateways(), *waited_for)
 
     async def finish(self) -> None:
-        """Wait for those that were not waited for."""
+        """Wait for the background polls."""
         await asyncio.gather(*self._background)
 
     async def _sample_pod(self, pod: Pod, reports: Reports, slots: asyncio.Semaphore) -> None:
@@ -100,14 +100,14 @@ class LatestReports:
         try:
             reports[pod.name] = (self._clock(), decode_load(body))
         except msgspec.MsgspecError as error:
-            logger.warning("load report of pod %s: %s", pod.name, error)
+            logger.warning("invalid load report of pod %s: %s", pod.name, error)
 
     async def _sample_gateways(self) -> None:
-        async with self._asking:
+        async with self._polling:
             now = self._timer()
-            if now - self._asked_at < _GATEWAYS_SHARED_SECONDS:
+            if now - self._polled_at < _GATEWAYS_SHARED_SECONDS:
                 return
-            self._asked_at = now
+            self._polled_at = now
             if now - self._listed_at >= GATEWAYS_SECONDS:
                 self._listed_at = now
                 await self._find_gateways()
@@ -118,7 +118,7 @@ class LatestReports:
         try:
             addresses = await self._list_gateways()
         except OSError as error:
-            logger.warning("gateways cannot be listed: %s", error)
+            logger.warning("cannot list gateways: %s", error)
             return
         known = self._gateways
         self._gateways = {name: replace(known.get(name, GatewayReplica(name)), ip=ip) for name, ip in addresses.items()}
@@ -130,7 +130,7 @@ class LatestReports:
             try:
                 report = decode_gateway(body)
             except msgspec.MsgspecError as error:
-                logger.warning("report of gateway %s: %s", gateway.name, error)
+                logger.warning("invalid load report of gateway %s: %s", gateway.name, error)
         if gateway.name in self._gateways:
             self._gateways[gateway.name] = replace(gateway, report=report, sampled_at=self._clock())
 

@@ -1,4 +1,4 @@
-"""`python -m octavo_operator.autoscaler.replay LOG`: take a log's decisions again, show what differs."""
+"""`python -m octavo_operator.autoscaler.replay LOG`: repeat the decisions of a log and show differences."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from octavo_operator.autoscale.decision_record import Difference, replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when nothing differs, 1 when something does, 2 when the log cannot be read."""
+    """Exit status: 0 if all decisions are equal, 1 if any differs, 2 if the log cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m octavo_operator.autoscaler.replay",
-        description="Take decisions that an operator or a simulation recorded again, by this version's rules.",
+        description="Repeat the recorded decisions of an operator or a simulation with this version's policy.",
     )
     parser.add_argument("log", type=Path, metavar="LOG", help="file of --decision-log")
     log: Path = parser.parse_args(argv).log

@@ -163,7 +163,7 @@ def test_a_pool_that_is_full_within_five_seconds_is_a_surge(free, surges):
     # Two rows take a token each in a step of 0.02 s: the 25 free blocks of 20 tokens last for 5 s.
     report = msgspec.structs.replace(load(pinned=100 - free, running=1, waiting=1), block_size=20)
     found = asked(ready=4, reports={"p0": report})
-    assert found.surge == ("1 pools are full within 5 s" if surges else "")
+    assert found.surge == ("1 KV pools will be full within 5 s" if surges else "")
 
 
 # From demand to whole replicas.

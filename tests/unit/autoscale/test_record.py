@@ -62,7 +62,7 @@ def test_the_first_difference_is_shown(cluster, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{}\n", "line 1 is no decision"), ("nonsense\n", "line 1 is no decision")],
+    [("{}\n", "line 1 is not a decision"), ("nonsense\n", "line 1 is not a decision")],
     ids=["fields", "json"],
 )
 def test_a_file_that_is_no_log_is_said(tmp_path, capsys, text, says):
@@ -78,7 +78,7 @@ def test_a_log_that_was_cut_says_so(cluster, tmp_path, capsys):
     path = tmp_path / "log"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
     assert main([str(path)]) == 2
-    assert "line 1 (models/tiny) builds on a decision that is not in the log" in capsys.readouterr().err
+    assert "line 1 (models/tiny) needs the state of a decision that is not in the log" in capsys.readouterr().err
 
 
 def test_the_log_is_bounded_and_each_part_stands_alone(cluster, tmp_path, capsys):
@@ -96,4 +96,4 @@ def test_a_disk_that_fails_ends_the_log_and_nothing_else(cluster, tmp_path, capl
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             cluster.tick(10.0)
-    assert [entry.getMessage()[:35] for entry in caplog.records] == ["decisions are not recorded any more"]
+    assert [entry.getMessage()[:20] for entry in caplog.records] == ["decision log stopped"]

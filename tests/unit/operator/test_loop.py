@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import Key
-from octavo_operator.autoscaler.loop import TELLINGS_PER_SECOND, AutoscaleLoop
+from octavo_operator.autoscaler.loop import LOAD_UPDATES_PER_SECOND, AutoscaleLoop
 from octavo_operator.autoscaler.observation import GatewayReplica, observation, policy_settings, summary
 from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.observe.pods import Problem
@@ -321,7 +321,7 @@ async def test_loads_of_thousands_are_told_more_rarely_and_all_alike(
     for second in range(40):
         site.answers["10.0.0.1"] = encode(make_report(running=second))
         await site.tick(2.0)
-    between = 300 / TELLINGS_PER_SECOND
+    between = 300 / LOAD_UPDATES_PER_SECOND
     counts = [site.enqueued.count(owner.key) for owner in owners]
     assert set(counts) <= {80 // int(between), 80 // int(between) + 1}
 

@@ -1,4 +1,4 @@
-"""`octavo-simulate`: replays a trace against an LLMDeployment's autoscaler, before a GPU is rented for it."""
+"""`octavo-simulate`: replays a request trace against an LLMDeployment's autoscaler, without GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo_simulator.tables import table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 2 for input that cannot be used."""
+    """Returns the exit status: 0, or 2 for invalid input."""
     given = _parser().parse_args(argv)
     decisions: list[bytes] = []
     try:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.decisions:
             given.decisions.write_bytes(b"".join(decisions))
         if given.plot:
-            # Loading matplotlib takes longer than most runs.
+            # Imported here: loading matplotlib takes longer than most simulations.
             from octavo_simulator import plots  # noqa: PLC0415
 
             plots.timeline(run, given.plot)
@@ -71,39 +71,54 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo-simulate", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, metavar="YAML", help="file with one LLMDeployment")
     parser.add_argument(
-        "--trace", type=Path, required=True, metavar="CSV", help="arrival, input and output length of each request"
+        "--trace",
+        type=Path,
+        required=True,
+        metavar="CSV",
+        help="CSV file with arrival time, input and output length of each request",
     )
     parser.add_argument(
         "--profile",
         default="8b-24gb",
         metavar="NAME|JSON",
-        help=f"what a step of a pod costs: {', '.join(steptime.PROFILES)}, or a JSON file (default %(default)s)",
+        help=f"cost profile of a pod: {', '.join(steptime.PROFILES)}, or a JSON file (default %(default)s)",
     )
     parser.add_argument(
-        "--ttft", type=_positive, metavar="SECONDS", help="promised first token (default: the spec's target, else 2)"
+        "--ttft",
+        type=_positive,
+        metavar="SECONDS",
+        help="TTFT objective of a request (default: the spec's target, else 2)",
     )
     parser.add_argument(
         "--tpot",
         type=_positive,
         metavar="SECONDS",
-        help="promised mean time between tokens (default: the spec's target, else 0.1)",
+        help="TPOT objective of a request (default: the spec's target, else 0.1)",
     )
     parser.add_argument(
         "--patience",
         type=_positive,
         default=60.0,
         metavar="SECONDS",
-        help="a client that got no token goes after this long (default %(default)g)",
+        help="client timeout for the first token (default %(default)g)",
     )
     parser.add_argument(
-        "--gateways", type=int, choices=range(1, 17), default=2, metavar="1..16", help="gateway replicas"
+        "--gateways",
+        type=int,
+        choices=range(1, 17),
+        default=2,
+        metavar="1..16",
+        help="gateway replicas (default %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="chance of starts, noise and ties (default %(default)s)")
     parser.add_argument(
-        "--plot", type=Path, metavar="SVG", help="draw load, replicas and time to the first token into this file"
+        "--seed", type=int, default=0, help="random seed of start times, noise and tie-breaking (default %(default)s)"
     )
+    parser.add_argument("--plot", type=Path, metavar="SVG", help="plot load, replicas and TTFT into this file")
     parser.add_argument(
-        "--decisions", type=Path, metavar="JSONL", help="write every decision here, as the operator's log has them"
+        "--decisions",
+        type=Path,
+        metavar="JSONL",
+        help="write every decision to this file, in the format of the operator's --decision-log",
     )
     parser.add_argument("--json", action="store_true", help="print figures and decisions as JSON")
     return parser
@@ -122,13 +137,13 @@ def _profile(name: str) -> steptime.PodProfile:
 
 
 class _OptionError(ValueError):
-    """An option's value cannot be used."""
+    """The value of an option is invalid."""
 
 
 def _check_folder(path: Path | None) -> None:
-    """Say before the simulation, not after it, that a file cannot be written."""
+    """Check before the simulation, not after it, that a file can be written."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise _OptionError(f"{path}: not a file in a folder that is there; give the path of a file to write")
+        raise _OptionError(f"{path}: not a file in an existing folder; give the path of a file to write")
 
 
 def _promise(spec: Spec, ttft: float | None, tpot: float | None) -> Promise:
@@ -152,9 +167,9 @@ def _json(run: Run, found: WindowFigures) -> dict[str, object]:
         "promise": {"ttft": run.scenario.promise.ttft, "tpot": run.scenario.promise.tpot},
         "figures": found.row(),
         "decisions": [
-            {"at": look.at, "replicas": look.asked, "reason": look.reason}
-            for look, before in zip(run.looks, (None, *run.looks), strict=False)
-            if before is None or before.asked != look.asked
+            {"at": decision.at, "replicas": decision.desired, "reason": decision.reason}
+            for decision, before in zip(run.decisions, (None, *run.decisions), strict=False)
+            if before is None or before.desired != decision.desired
         ],
     }
 
@@ -167,18 +182,18 @@ def _text(run: Run, found: WindowFigures) -> str:
     )
     rows = [
         (
-            f"first token within {promise.ttft:g} s and then {promise.tpot * 1000:g} ms a token",
+            f"requests with TTFT up to {promise.ttft:g} s and TPOT up to {promise.tpot * 1000:g} ms",
             f"{found.attainment:.2%}",
         ),
         ("rejected, timed out", f"{found.rejected}, {found.timeout}"),
-        ("first token, p50 and p99", f"{found.ttft_p50:.2f} s, {found.ttft_p99:.2f} s"),
-        ("between tokens, p50 and p99", f"{found.tpot_p50 * 1000:.0f} ms, {found.tpot_p99 * 1000:.0f} ms"),
+        ("TTFT, p50 and p99", f"{found.ttft_p50:.2f} s, {found.ttft_p99:.2f} s"),
+        ("TPOT, p50 and p99", f"{found.tpot_p50 * 1000:.0f} ms, {found.tpot_p99 * 1000:.0f} ms"),
         ("GPU-hours", f"{found.gpu_hours:.2f}"),
-        ("requests served well per GPU-hour", f"{found.good_per_gpu_hour:.0f}"),
+        ("good requests per GPU-hour", f"{found.good_per_gpu_hour:.0f}"),
         ("replicas, mean", f"{found.mean_pods:.2f}"),
         ("pods created, changes per hour", f"{found.starts}, {found.changes_per_hour:.1f}"),
-        ("tokens computed twice", f"{found.preemption_tax:.2%}"),
-        ("prompt tokens found in a cache", f"{found.hit_ratio:.1%}"),
+        ("recomputed tokens", f"{found.preemption_tax:.2%}"),
+        ("prefix cache hits, share of prompt tokens", f"{found.hit_ratio:.1%}"),
         ("longest hold in the gateway", f"{found.longest_hold:.1f} s"),
     ]
     return f"{head}\n{table(('', 'value'), rows)}"

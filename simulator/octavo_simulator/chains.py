@@ -1,8 +1,8 @@
-"""The pool's books in blocks: what is pinned, and what is kept of prefixes for reuse. Pure.
+"""Block pool accounting: pinned blocks, and cached blocks of prefixes. Pure.
 
-A chain is the blocks of one prefix; sequences that share it pin its first blocks, the rest is cached and goes, least
-recently used first and from its tail, when room is needed. What a sequence had for itself is kept under a name nobody
-asks for: it can only push others out, as blocks of one-off prompts do.
+A chain is the blocks of one prefix. Sequences that share it pin its first blocks; the rest is cached, and evicted from
+its tail, least recently used chain first. Private blocks of a finished sequence become a chain that no request matches:
+like blocks of one-off prompts, they only displace others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = Struct("<II")
 
 @dataclass(slots=True, eq=False)
 class Chain:
-    """Blocks of one prefix, how many of them (from the start) are pinned, and by how many sequences."""
+    """Blocks of one prefix, the number of pinned ones (from the start), and of the sequences that pin them."""
 
     blocks: int = 0
     pinned: int = 0
@@ -27,18 +27,18 @@ class Chain:
 
 
 def block_key(prefix: int, number: int) -> bytes:
-    """What stands for the engine's hash of a prefix's block; never zero."""
+    """Substitute for the engine's hash of a prefix's block; never zero."""
     return _KEY.pack(number, prefix + 1)
 
 
 class Chains:
-    """A pool of `total` blocks. `available` ones can be taken: free, or cached and evicted for it."""
+    """A pool of `total` blocks. `available` blocks are free, or cached and evictable."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.pinned = 0
         self.cached = 0
-        # What happened to prefixes: (prefix, blocks before, blocks after).
+        # Changes of prefix chains: (prefix, blocks before, blocks after).
         self.changes: list[tuple[int, int, int]] = []
         self._chains: dict[int, Chain] = {}
         self._lru: OrderedDict[int, Chain] = OrderedDict()
@@ -46,16 +46,16 @@ class Chains:
 
     @property
     def available(self) -> int:
-        """Blocks that are not pinned."""
+        """The number of blocks that are not pinned."""
         return self.total - self.pinned
 
     @property
     def held(self) -> int:
-        """Blocks pinned through chains."""
+        """The number of blocks pinned through chains."""
         return sum(chain.pinned for chain in self._chains.values())
 
     def match(self, prefix: int, limit: int) -> tuple[int, int]:
-        """Blocks of `prefix` that can be reused, at most `limit`, and how many of them nobody has pinned."""
+        """Reusable blocks of `prefix`, at most `limit`, and the number of unpinned ones among them."""
         chain = self._chains.get(prefix) if prefix >= 0 else None
         if chain is None:
             return 0, 0
@@ -69,7 +69,7 @@ class Chains:
         chain.users += 1
 
     def extend(self, prefix: int, attached: int, blocks: int) -> int:
-        """Let a chain go on with a sequence's own blocks, if the sequence holds all of it; the blocks attached then."""
+        """Extend a chain with a sequence's own blocks, if the sequence holds all of it; returns the attached blocks."""
         if prefix < 0 or blocks <= attached:
             return attached
         chain = self._chains.setdefault(prefix, Chain())
@@ -81,7 +81,7 @@ class Chains:
         return blocks
 
     def release(self, prefix: int, attached: int, own: int) -> None:
-        """A sequence is over: it had `attached` blocks of the chain, and `own` ones."""
+        """Release a finished sequence's `attached` blocks of the chain and its `own` blocks."""
         if attached:
             chain = self._chains[prefix]
             chain.users -= 1
@@ -95,7 +95,7 @@ class Chains:
             self.cached += own
 
     def delta(self, after: int) -> CacheDelta:
-        """What changed since sequence `after`, as pods report it."""
+        """The changes since sequence number `after`, as in a load report."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for prefix, before, now in self.changes[max(0, after - 1) :]:
@@ -108,25 +108,25 @@ class Chains:
         )
 
     def take(self, blocks: int) -> None:
-        """Pin blocks that are known to be available."""
+        """Pin `blocks` blocks; the caller has checked that they are available."""
         self.pinned += blocks
         if self.pinned + self.cached > self.total:
             self._evict()
 
     def clear(self) -> None:
-        """Drop all that is cached."""
+        """Evict all cached blocks."""
         for prefix, chain in tuple(self._lru.items()):
             self._shrink(prefix, chain, chain.blocks - chain.pinned)
 
     def check(self) -> None:
-        """Compare the sums with the chains. Raises `AssertionError`: for tests."""
+        """Check the counters against the chains, for tests. Raises `AssertionError`."""
         cached = sum(chain.blocks - chain.pinned for chain in self._chains.values())
         if cached != self.cached or self.pinned + self.cached > self.total:
             raise AssertionError(
                 f"{self.cached} blocks cached, chains have {cached}; {self.pinned} of {self.total} pinned"
             )
         if self._lru.keys() != {name for name, chain in self._chains.items() if chain.blocks > chain.pinned}:
-            raise AssertionError("the order of eviction does not list what can be evicted")
+            raise AssertionError("the LRU order differs from the evictable chains")
 
     def _pin(self, prefix: int, chain: Chain, pinned: int) -> None:
         self.pinned += pinned - chain.pinned

@@ -1,4 +1,4 @@
-"""Pods that come and go, gateways, samples that are late or lost, and the controller that decides. Simulated time."""
+"""Discrete-event simulation of the cluster: pods, gateways, lost samples, and the controller. Simulated time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from octavo_simulator.job import Outcome, SimulatedRequest
 from octavo_simulator.pod import SimulatedPod
 from octavo_simulator.scenario import Controller, ReplicaTarget, Scenario
 
-# The gateway asks pods every second; a container that failed is started again after the kubelet's first pauses.
+# Seconds between the gateway's polls of a pod, and before the kubelet restarts a failed container.
 POLL_SECONDS = 1.0
 BACKOFF = 20.0
-# A gateway tells the operator at most once a second that it holds requests for a deployment without pods.
+# The minimum interval of a gateway's wake calls to the operator for a deployment without pods.
 WAKE_SECONDS = 1.0
 
 _Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
@@ -43,10 +43,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDecision:
-    """One decision: what there was, and what was asked for."""
+    """One decision: the pods by phase, and the desired replicas."""
 
     at: float
-    asked: int
+    desired: int
     ready: int
     pending: int
     draining: int
@@ -55,12 +55,12 @@ class SimulatedDecision:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All that happened."""
+    """The result of a simulation."""
 
     scenario: Scenario
     jobs: tuple[SimulatedRequest, ...]
     members: tuple[Member, ...]
-    looks: tuple[SimulatedDecision, ...]
+    decisions: tuple[SimulatedDecision, ...]
 
 
 def simulate(scenario: Scenario, controller: Controller, seed: int = 0) -> Run:
@@ -73,7 +73,7 @@ class _Cluster:
         self._scenario = scenario
         self._controller = controller
         self._now = 0.0
-        # One source of chance for each purpose: what one part does must not change what another one meets.
+        # A separate random source for each purpose, so that one part's draws do not change those of another.
         self._starts, self._losses, self._routing, self._kills = (Random(f"{seed}/{i}") for i in range(4))
         self._seed = seed
         self._events: list[_Event] = []
@@ -86,10 +86,10 @@ class _Cluster:
         self._open = len(self._jobs)
         self._members: dict[str, Member] = {}
         self._gone: list[Member] = []
-        self._looks: list[SimulatedDecision] = []
+        self._decisions: list[SimulatedDecision] = []
         self._replicas = scenario.initial
         self._woken = -inf
-        self._look_number = 0
+        self._decision_number = 0
         bounds = Bounds(seconds=scenario.patience)
         self._turns: list[tuple[SimulatedRequest, Reservation]] = []
         self._gateways = [
@@ -105,7 +105,7 @@ class _Cluster:
             self._at(self._jobs[0].arrived, self._arrive, 0)
         for at in self._scenario.faults.kills:
             self._at(at, self._kill)
-        self._at(0.0, self._look, 0)
+        self._at(0.0, self._decide_if_current, 0)
         end = self._scenario.trace.seconds
         events, turns = self._events, self._turns
         while events and (self._open or self._now < end):
@@ -118,7 +118,7 @@ class _Cluster:
             self._scenario,
             tuple(self._jobs),
             tuple(sorted(members, key=lambda m: (m.created, m.name))),
-            tuple(self._looks),
+            tuple(self._decisions),
         )
 
     def _at(self, at: float, happen: Callable[..., None], *what: object) -> None:
@@ -153,14 +153,14 @@ class _Cluster:
         self._schedule(member)
 
     def _send_granted(self) -> None:
-        """Held requests whose turn came with the last event."""
+        """Send the held requests that the last event dispatched."""
         while self._turns:
             job, lease = self._turns.pop(0)
             job.held += self._gateways[job.number % len(self._gateways)].waited(job)
             self._send(job, lease)
 
     def _late(self, job: SimulatedRequest) -> None:
-        """The client of a request goes that got no place in time."""
+        """Time out a request that is still held."""
         if job.outcome:
             return
         waited = self._gateways[job.number % len(self._gateways)].give_up(job)
@@ -181,7 +181,7 @@ class _Cluster:
     # Pods.
 
     def _progress(self, member: Member) -> None:
-        # Nothing is over before `until`.
+        # No step ends before `until`.
         if member.pod is not None and member.pod.until <= self._now and member.ended == inf:
             ended = member.pod.advance(self._now)
             for job in member.pod.answered():
@@ -234,13 +234,13 @@ class _Cluster:
         self._poll(member)
 
     def _publish(self) -> None:
-        """EndpointSlices: the pods that new requests may go to."""
+        """Update the EndpointSlices: the pods for new requests."""
         ready = [member.name for member in self._members.values() if member.phase == "ready"]
         for gateway in self._gateways:
             gateway.serve(ready)
 
     def _poll(self, member: Member) -> None:
-        """The gateways' look at a pod, once a second."""
+        """The gateways' poll of a pod, once a second."""
         if member.pod is None or member.phase != "ready" or member.ended < inf:
             return
         self._progress(member)
@@ -255,7 +255,7 @@ class _Cluster:
         self._at(self._now + POLL_SECONDS, self._poll, member)
 
     def _drain(self, members: list[Member]) -> None:
-        """Gateways leave all of them at once; each exits when its last stream has ended."""
+        """Remove pods from the gateways at once; each exits when its last stream has ended."""
         for member in members:
             member.phase = "draining"
             if member.pod is not None:
@@ -274,7 +274,7 @@ class _Cluster:
         self._gone.append(member)
 
     def _kill(self) -> None:
-        """A node dies: streams break, requests without a token are sent again, the ReplicaSet replaces the pod."""
+        """A node fails: streams break, requests without a token are retried, the ReplicaSet replaces the pod."""
         ready = [member for member in self._members.values() if member.phase == "ready"]
         if not ready:
             return
@@ -298,9 +298,9 @@ class _Cluster:
 
     # Scaling.
 
-    def _look(self, number: int) -> None:
-        # A look that was overtaken by a wake does not happen.
-        if number == self._look_number:
+    def _decide_if_current(self, number: int) -> None:
+        # A wake call supersedes the scheduled decision.
+        if number == self._decision_number:
             self._decide()
 
     def _decide(self, *, wake: bool = False) -> None:
@@ -319,7 +319,7 @@ class _Cluster:
         self._replicas = min(max(answer.replicas, least), self._scenario.most)
         self._reconcile()
         phases = [m.phase for m in self._members.values()]
-        self._looks.append(
+        self._decisions.append(
             SimulatedDecision(
                 self._now,
                 self._replicas,
@@ -329,11 +329,11 @@ class _Cluster:
                 answer.reason,
             )
         )
-        self._look_number += 1
-        self._at(self._now + answer.again, self._look, self._look_number)
+        self._decision_number += 1
+        self._at(self._now + answer.again, self._decide_if_current, self._decision_number)
 
     def _sample(self) -> None:
-        """Ask pods and gateways; what does not answer keeps what it said last."""
+        """Poll pods and gateways; a lost poll leaves the previous sample."""
         faults = self._scenario.faults
         dark = faults.outage[0] <= self._now < faults.outage[1]
         for member in self._members.values():
@@ -347,7 +347,7 @@ class _Cluster:
             self._traffic[i] = GatewaySample(f"gateway-{i}", traffic, self._now, 0.0)
 
     def _reconcile(self) -> None:
-        """What Deployment and ReplicaSet do: create what is missing, let go what costs least."""
+        """Act as Deployment and ReplicaSet: create missing pods, drain surplus ones by lowest deletion cost."""
         active = [member for member in self._members.values() if member.phase != "draining"]
         for _ in range(self._replicas - len(active)):
             self._create()
@@ -358,7 +358,7 @@ class _Cluster:
 
 
 def _work(member: Member) -> int:
-    """Tokens that would have to be waited for: the deletion cost that the operator writes."""
+    """Outstanding tokens of a pod: the deletion cost that the operator sets."""
     if member.sample is None:
         return 0
     report = member.sample[1]

@@ -1,4 +1,4 @@
-"""`python -m octavo_simulator.compare`: every scaler on every workload; tables, JSON and pictures (`make simulate`)."""
+"""`python -m octavo_simulator.compare`: runs every scaler on every workload; tables, JSON, plots (`make simulate`)."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PARTS = """The operator's own decisions with a part of their demand taken away f
 (`simulator/octavo_simulator/controllers/ablation.py`). Cells: attainment · GPU-hours."""
 BEGIN, END = "<!-- results: written by make simulate -->", "<!-- end of results -->"
 STRATEGIES = ("RoundRobin", "LeastLoad", "Session", "PrefixAware")
-# A fixed number for the routers' comparison, so that only the router differs.
+# Fixed replicas for the comparison of routers, so that only the router differs.
 ROUTED_REPLICAS = (8, 10)
 QUICK_SECONDS = 300.0
-# Of a recorded trace: a seed only changes what happens around it.
+# Recorded traces need fewer seeds, which change only starts, noise and ties.
 RECORDED_SEEDS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Returns the exit status."""
     given = _parser().parse_args(argv)
     names = [name for name in JUDGED if not given.only or name in given.only]
-    names = [name for name in names if _there(name, given)]
+    names = [name for name in names if _available(name, given)]
     kept = Kept.of(given.cache)
     grid = [
         Task(name, family.name, knobs, seconds=_seconds(given))
@@ -111,7 +111,7 @@ def _report(
 
 
 def _short(figures: Mapping[str, float]) -> Figures:
-    """What settings are chosen by."""
+    """The figures by which settings are chosen."""
     return _rounded({name: figures[name] for name in ("attainment", "gpu_hours") if name in figures})
 
 
@@ -122,7 +122,7 @@ def _rounded(figures: Mapping[str, float]) -> Figures:
 def _seeds(
     given: argparse.Namespace, kept: Kept, names: Sequence[str], found: Sequence[Result], ours: Knobs
 ) -> tuple[list[tuple[str, str, str, int, Interval, Interval]], list[Result]]:
-    """Octavo's one setting beside the best-tuned baseline of each workload, over several seeds."""
+    """Octavo's one setting and the best-tuned baseline of each workload, over several seeds."""
     rows, more = [], []
     for name in names:
         point = next(p for p in report.points(found, name, report.OURS) if p.name == label(ours))
@@ -160,7 +160,7 @@ def _faults(
 
 
 def _without(given: argparse.Namespace, kept: Kept, names: Sequence[str], ours: Knobs) -> str:
-    """Octavo's one setting with a part of its reasoning taken away: attainment and GPU-hours."""
+    """Ablation table: Octavo's one setting without each part of its policy; attainment and GPU-hours."""
     parts = {"all of it": report.OURS, **{family.title: family.name for family in WITHOUT.values()}}
     tasks = [Task(name, family, ours, seconds=_seconds(given)) for family in parts.values() for name in names]
     results = iter(run_all(tasks, given.traces, kept, given.workers, _say))
@@ -216,17 +216,17 @@ def _of(found: Sequence[Result], names: Sequence[str], setting: str) -> list[tup
     ]
 
 
-def _there(name: str, given: argparse.Namespace) -> bool:
+def _available(name: str, given: argparse.Namespace) -> bool:
     try:
         scenario(Task(name, report.OURS, {"share": 1.0}), given.traces)
     except NoTracesError as error:
-        _say(f"LEFT OUT: {name}: {error}")
+        _say(f"SKIPPED: {name}: {error}")
         return False
     return True
 
 
 def _lines(data: Mapping[str, object]) -> str:
-    """JSON with one line for each result, so that it diffs."""
+    """JSON with one line per result, for small diffs."""
     results = data["results"]
     rows = ",\n".join(json.dumps(one) for one in results) if isinstance(results, list) else ""
     rest = json.dumps({name: value for name, value in data.items() if name != "results"})
@@ -234,7 +234,7 @@ def _lines(data: Mapping[str, object]) -> str:
 
 
 def _into(path: Path, text: str) -> None:
-    """Put the tables between the marks of a page."""
+    """Replace the text between the markers of a page with the tables."""
     page = path.read_text()
     before, rest = page.split(BEGIN)
     path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
@@ -259,14 +259,24 @@ def _parser() -> argparse.ArgumentParser:
         default=Path(traces),
         help="folder of public traces (default: OCTAVO_TRACES, %(default)s)",
     )
-    add("--out", type=Path, default=Path("bench/results"), help="where tables and JSON go (default %(default)s)")
-    add("--plots", type=Path, default=Path("docs/simulation"), help="where pictures go (default %(default)s)")
-    add("--docs", type=Path, help="page whose results are to be replaced")
-    add("--cache", type=Path, default=cache, help="where finished runs are kept (default %(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("bench/results"),
+        help="output folder for tables and JSON (default %(default)s)",
+    )
+    add("--plots", type=Path, default=Path("docs/simulation"), help="output folder for plots (default %(default)s)")
+    add("--docs", type=Path, help="page in which to replace the results")
+    add("--cache", type=Path, default=cache, help="folder of cached finished runs (default %(default)s)")
     add("--only", nargs="*", choices=list(JUDGED), help="workloads (default: all)")
-    add("--seeds", type=int, default=10, help="seeds of the paired comparison (default %(default)s)")
-    add("--workers", type=int, default=max(1, min(os.cpu_count() or 1, 16)), help="processes (default: one per core)")
-    add("--quick", action="store_true", help="five minutes of each workload and two settings of each scaler: a test")
+    add("--seeds", type=int, default=10, help="number of seeds of the paired comparison (default %(default)s)")
+    add(
+        "--workers",
+        type=int,
+        default=max(1, min(os.cpu_count() or 1, 16)),
+        help="worker processes (default: one per core, at most 16)",
+    )
+    add("--quick", action="store_true", help="test run: five minutes of each workload, two settings of each scaler")
     return parser
 
 

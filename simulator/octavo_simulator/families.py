@@ -1,4 +1,4 @@
-"""Every scaler with the settings it is swept over: what `make simulate` compares."""
+"""The scalers that `make simulate` compares, each with its grid of settings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Build = Callable[[Scenario, Knobs], Controller]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One scaler: how it is made for a scenario, and all settings it is tried with; `--quick` tries the first ones.
+    """One scaler: its constructor for a scenario, and the grid of settings; `--quick` uses the first two.
 
-    `baseline`: whether Octavo is measured against it; the oracle and a fixed number are shown beside.
+    `baseline`: whether Octavo is compared with it; the oracle and a fixed number are shown for reference only.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Family:
 
 
 def settings(scenario: Scenario, knobs: Knobs) -> ScalingSettings:
-    """Octavo's settings: the promise as its targets, times `share`; all else as the resource's defaults are."""
+    """Octavo's settings: the objectives times `share` as its targets; otherwise the resource's defaults."""
     share = knobs["share"]
     return ScalingSettings(
         min_replicas=scenario.least,
@@ -143,10 +143,10 @@ FAMILIES: Final = (
 WITHOUT: Final = {
     part: Family(f"octavo without {part}", f"without {part}", _without(part), ()) for part in ablation.PARTS
 }
-"""Octavo without a part of its reasoning: beside the comparison, with Octavo's one setting."""
+"""Ablations: Octavo without one part of its policy, with Octavo's one setting; not part of the comparison."""
 BY_NAME: Final = {family.name: family for family in (*FAMILIES, *WITHOUT.values())}
 
 
 def label(knobs: Knobs) -> str:
-    """Settings in a few words, and the name of a run."""
+    """Short text of the settings; also the name of a run."""
     return " ".join(f"{name} {value:g}" for name, value in sorted(knobs.items()))

@@ -1,4 +1,4 @@
-"""Comparing scalers: fronts of cost and attainment, cost at equal attainment, one setting for all, intervals. Pure."""
+"""Comparison of scalers: Pareto fronts, cost at equal attainment, one setting for all, confidence intervals. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting on one workload: GPU-hours, share of the requests served as promised, and which setting."""
+    """One setting on one workload: GPU-hours, attainment (share of the requests within objectives), and its name."""
 
     hours: float
     attainment: float
@@ -20,7 +20,7 @@ class Point:
 
 
 def front(points: Iterable[Point]) -> list[Point]:
-    """The points that no other beats in both, by rising cost and attainment."""
+    """The Pareto front, by rising cost and attainment."""
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (p.hours, -p.attainment)):
         if not best or point.attainment > best[-1].attainment:
@@ -29,9 +29,9 @@ def front(points: Iterable[Point]) -> list[Point]:
 
 
 def hours_at(points: Iterable[Point], attainment: float) -> float | None:
-    """GPU-hours for an attainment, between the two neighbours on the front; None when no setting gets there.
+    """GPU-hours for an attainment, interpolated between neighbours on the front; None if no setting reaches it.
 
-    Nothing is assumed below the cheapest setting: it is what an attainment costs at least.
+    No extrapolation below the cheapest setting: its cost is the minimum for any attainment.
     """
     line = front(points)
     if not line or line[-1].attainment < attainment:
@@ -46,9 +46,9 @@ def hours_at(points: Iterable[Point], attainment: float) -> float | None:
 
 
 def one_for_all(known: Mapping[str, Mapping[str, Point]], goal: float) -> str:
-    """The setting to use everywhere, by `known[setting][workload]`.
+    """The best single setting for all workloads, from `known[setting][workload]`.
 
-    The one that reaches `goal` on most workloads; of these the cheapest, each workload measured by its median cost.
+    It reaches `goal` on the most workloads; of several the cheapest, relative to each workload's median cost.
     """
     hours: dict[str, list[float]] = defaultdict(list)
     for points in known.values():
@@ -66,7 +66,7 @@ def one_for_all(known: Mapping[str, Mapping[str, Point]], goal: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with its 95 % interval."""
+    """A figure with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -77,11 +77,11 @@ Windows = Sequence[tuple[int, int, float]]
 
 
 def paired(ours: Sequence[Windows], theirs: Sequence[Windows], rounds: int = 2000) -> tuple[Interval, Interval]:
-    """Cost of one scaler divided by the other's, and the difference of their attainments.
+    """Ratio of the costs of two scalers, and the difference of their attainments, with bootstrap intervals.
 
-    Both saw the same seeds and windows (requests, good ones, pod seconds): whole windows are drawn again, of both at
-    once, so that what makes a window hard for both cancels out; and of all seeds at once, since a recorded trace is the
-    same with each of them, and the same run ten times says no more than once.
+    Both ran the same seeds and windows (requests, good requests, pod-seconds). The bootstrap resamples windows, paired
+    over both scalers, so that the difficulty of a window cancels out. All seeds of a window are drawn together: a
+    recorded trace is the same for each seed, so its runs are not independent samples.
     """
     own, other = (_by_window(scaler) for scaler in (ours, theirs))
     random = Random(0)
@@ -96,7 +96,7 @@ def paired(ours: Sequence[Windows], theirs: Sequence[Windows], rounds: int = 200
 
 
 def _by_window(seeds: Sequence[Windows]) -> Windows:
-    """Each window's figures, of all seeds together."""
+    """Each window's figures, summed over all seeds."""
     return [
         (sum(one[0] for one in same), sum(one[1] for one in same), sum(one[2] for one in same))
         for same in zip(*seeds, strict=True)

@@ -1,4 +1,4 @@
-"""The gateway's own run-time objects under simulated time: its choice of a pod, its counts and its hold queue."""
+"""The gateway's production code under simulated time: routing, accounting and the hold queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PIECE = Struct("<ii")
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """Stands for the future that a held request waits on: its turn goes to a list instead of an event loop."""
+    """Replaces the future of a held request: the reservation goes to a list instead of an event loop."""
 
     job: SimulatedRequest
     turns: list[tuple[SimulatedRequest, Reservation]]
@@ -44,13 +44,13 @@ class _Turn:
         return False
 
     def cancel(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no task waits for it."""
 
 
 class SimulatedGateway:
-    """One gateway replica in front of one deployment.
+    """One gateway replica for one deployment.
 
-    `clock` is simulated time, `random` gives numbers in [0, 1); held requests whose turn has come go to `turns`.
+    `clock` is simulated time, `random` returns numbers in [0, 1); dispatched held requests are appended to `turns`.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class SimulatedGateway:
         self._turns = turns
 
     def lease(self, job: SimulatedRequest, *, again: bool = False) -> Reservation | None:
-        """A place on a pod for an arriving request; None when none accepts. `again`: it was counted before."""
+        """A reservation for an arriving request; None if no pod accepts it. `again`: a retry, counted before."""
         if not again:
             self._backend.arrived(job.request.prompt)
         return self._backend.lease(self._prompt(job))
 
     def hold(self, job: SimulatedRequest) -> bool:
-        """Let a request wait; False when the queue is full."""
+        """Put a request into the hold queue; False if the queue is full."""
         tokens = job.request.prompt
         turn = cast("Any", _Turn(job, self._turns))
         ticket: QueuedRequest[Reservation] = QueuedRequest(
@@ -88,11 +88,11 @@ class SimulatedGateway:
         return True
 
     def waited(self, job: SimulatedRequest) -> float:
-        """A held request has its turn: how long it waited for it."""
+        """The seconds that a dispatched request was held."""
         return self._clock() - self._held.pop(job.number).since
 
     def give_up(self, job: SimulatedRequest) -> float | None:
-        """The client of a held request goes: how long it waited; None when it is not held here."""
+        """Withdraw a held request; returns the seconds that it was held, or None if it is not held here."""
         ticket = self._held.pop(job.number, None)
         if ticket is None:
             return None
@@ -100,11 +100,11 @@ class SimulatedGateway:
         return self._clock() - ticket.since
 
     def serve(self, pods: Iterable[str]) -> None:
-        """The pods that are ready and not about to go."""
+        """Set the pods that are ready and not draining."""
         self._backend.serve_by(self._deployment(tuple(pods)))
 
     def reported(self, name: str, pod: SimulatedPod, report: LoadReport) -> None:
-        """The poll of a pod's load, with what changed in its cache since this gateway last asked."""
+        """Handle a poll of a pod's load, with the cache changes since this gateway's last poll."""
         upstream = self._backend.upstreams.get(name)
         if upstream is not None:
             after = self._backend.index.sequence(name)
@@ -114,7 +114,7 @@ class SimulatedGateway:
             self._backend.reported(upstream, report, after)
 
     def traffic(self) -> ModelTraffic:
-        """What the operator is told."""
+        """The traffic report for the operator."""
         return self._backend.traffic()
 
     def _deployment(self, pods: tuple[str, ...]) -> Deployment:
@@ -130,7 +130,7 @@ class SimulatedGateway:
         )
 
     def _prompt(self, job: SimulatedRequest) -> Prompt:
-        """What the gateway makes of a request, by its strategy: prefix keys, or a session named by the prefix."""
+        """The prompt features for the routing strategy: prefix keys, or a session key made from the prefix."""
         if self._policy.strategy == PREFIX_AWARE:
             return _prompt(job)
         tokens, prefix = job.request.prompt, job.request.prefix
@@ -139,7 +139,7 @@ class SimulatedGateway:
 
 
 def began(job: SimulatedRequest, lease: Reservation, block_size: int) -> None:
-    """The first token is there: with it comes which blocks stand behind the prompt."""
+    """Handle the first token, whose response carries the block keys of the prompt."""
     lease.first_token(job.first - job.arrived)
     request = job.request
     blocks = request.shared // block_size
@@ -149,17 +149,17 @@ def began(job: SimulatedRequest, lease: Reservation, block_size: int) -> None:
 
 @lru_cache(maxsize=1024)
 def _marks(prefix: int, blocks: int, block_size: int) -> tuple[tuple[int, bytes], ...]:
-    """Where the blocks of a shared prefix end, and their keys: the same for all who share as much of it."""
+    """End offsets and keys of a shared prefix's blocks; equal for all requests that share as much of it."""
     return tuple((n * block_size, block_key(prefix, n - 1)) for n in chosen(blocks))
 
 
 def streamed(lease: Reservation, tokens: int) -> None:
-    """So many tokens of the answer have passed: told by the second here, by the event in a real gateway."""
+    """Report the output tokens so far: once a second here, with each event in a real gateway."""
     lease.progress(max(0, tokens - round(lease.output - lease.left)))
 
 
 def _prompt(job: SimulatedRequest) -> Prompt:
-    """The text of a prompt in pieces: as many as are shared, and one more that nobody else has."""
+    """The prefix keys of a prompt: one per shared piece, and a unique one for the rest."""
     request = job.request
     size = request.prompt * BYTES_PER_TOKEN
     if request.prefix < 0:
@@ -172,6 +172,6 @@ def _prompt(job: SimulatedRequest) -> Prompt:
 
 
 def _pieces(size: int) -> int:
-    """Full pieces of a text of so many bytes."""
+    """The number of full pieces in a text of `size` bytes."""
     fine = min(size // FINE, FINES)
     return fine + min(max(0, size - FINE * FINES) // COARSE, COARSES)

@@ -1,4 +1,4 @@
-"""A request on its way through the simulation."""
+"""A request in the simulation, with its progress."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Outcome = Literal["", "finished", "rejected", "timeout", "broken"]
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request on its way. Times are seconds of the simulation; `first`: of the first token, `ended`: of the outcome.
+    """A request in progress. Times are simulated seconds; `first`: of the first token, `ended`: of the outcome.
 
-    `total`: tokens known (prompt and answer so far), `computed`: tokens with KV while it is not decoding; a decoding
-    one's follow from the pod's step count (`base`). `attached`: blocks held through its chain. `held`: seconds it
-    waited in a gateway; `recomputed`: tokens computed again because it was preempted.
+    `total`: prompt and output tokens so far. `computed`: tokens with KV while the request is not decoding; for a
+    decoding one they follow from the pod's step count (`base`). `attached`: blocks held through its chain. `held`:
+    seconds in a gateway's hold queue; `recomputed`: tokens computed again after preemption.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What came of a run, in figures. Pure."""
+"""Figures of a run. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from octavo_simulator.scenario import Promise
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """Of all requests that arrived in a window. Times are seconds.
+    """Figures over all requests that arrived in a window. Times are seconds.
 
-    `attainment`: share of them that got both what was promised; rejected, timed out and broken ones did not.
-    `gpu_hours`: from each pod's creation to its exit, within the window. `preemption_tax`: tokens computed again per
-    token computed, and `hit_ratio`: prompt tokens found in a cache, of the requests that finished. `starts`: pods
-    created. `changes_per_hour`: of the replicas asked for. `longest_hold`: in a gateway, served in the end or not.
+    `attainment`: share of the requests that met both TTFT and TPOT objectives; rejected, timed out and broken ones did
+    not. `gpu_hours`: from each pod's creation to its exit, within the window. Of the finished requests:
+    `preemption_tax`, recomputed tokens per computed token, and `hit_ratio`, the share of prompt tokens found in a
+    prefix cache. `starts`: pods created. `changes_per_hour`: of the desired replicas. `longest_hold`: in a gateway,
+    for any request.
     """
 
     requests: int
@@ -44,19 +45,19 @@ class WindowFigures:
     longest_hold: float
 
     def row(self) -> dict[str, float]:
-        """For JSON: numbers that cannot be told are left out."""
+        """The figures for JSON, without those that are not finite."""
         return {name: value for name, value in asdict(self).items() if isfinite(value)}
 
 
 def figures(run: Run, start: float = 0.0, end: float = inf) -> WindowFigures:
-    """The figures of the window [start, end) of a run; pods cost until the trace's end."""
+    """The figures of the window [start, end) of a run; pods count until the end of the trace."""
     end = min(end, run.scenario.trace.seconds)
     jobs = [job for job in run.jobs if start <= job.arrived < end]
     pods = sum(overlap(member, start, end) for member in run.members)
     hours = pods * run.scenario.profile.gpus / 3600
     good = int(attained(jobs, run.scenario.promise).sum())
-    asked = [(look.at, look.asked) for look in run.looks]
-    changes = sum(a[1] != b[1] for a, b in pairwise(asked) if start <= b[0] < end)
+    desired = [(decision.at, decision.desired) for decision in run.decisions]
+    changes = sum(a[1] != b[1] for a, b in pairwise(desired) if start <= b[0] < end)
     outcomes = [job.outcome for job in jobs]
     finished = [job for job in jobs if job.outcome == "finished"]
     prompts, hits = sum(job.request.prompt for job in finished), sum(job.hit for job in finished)
@@ -87,17 +88,17 @@ def figures(run: Run, start: float = 0.0, end: float = inf) -> WindowFigures:
 
 
 def attained(jobs: Sequence[SimulatedRequest], promise: Promise) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each request got its first token and its later ones in time."""
+    """For each request, whether it met the TTFT and TPOT objectives."""
     return np.array([_good(job, promise) for job in jobs], dtype=bool)
 
 
 def overlap(member: Member, start: float, end: float) -> float:
-    """Seconds of a pod's life within [start, end)."""
+    """Seconds of a pod's lifetime within [start, end)."""
     return max(0.0, min(member.ended, end) - max(member.created, start))
 
 
 def seconds_by_window(members: Iterable[Member], edges: Sequence[float]) -> list[float]:
-    """Pod seconds in each window between two edges."""
+    """Pod-seconds in each window between two edges."""
     members = tuple(members)
     return [sum(overlap(m, a, b) for m in members) for a, b in pairwise(edges)]
 

@@ -1,4 +1,4 @@
-"""Pictures: fronts of cost and attainment, and one run over time. SVG without dates, so that it diffs."""
+"""Plots: Pareto fronts of cost and attainment, and one run over time. SVG without dates, for small diffs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ mpl.rcParams |= {
     "axes.spines.right": False,
 }
 
-import matplotlib.pyplot as plt  # noqa: E402 (the backend is chosen first)
+import matplotlib.pyplot as plt  # noqa: E402 (the backend must be set first)
 
 from octavo_simulator.cluster import Run  # noqa: E402
 from octavo_simulator.fronts import Point, front  # noqa: E402
@@ -29,7 +29,7 @@ BIN_SECONDS = 60.0
 
 
 def fronts(families: Mapping[str, Sequence[Point]], best: float | None, path: Path) -> None:
-    """GPU-hours against attainment, one line per scaler by its title; `best`: a level to mark."""
+    """Plot attainment over GPU-hours, one line per scaler; `best`: an attainment level to mark."""
     figure, axes = plt.subplots(figsize=(7, 4))
     colours = iter(_OTHERS * 2)
     for title, points in families.items():
@@ -59,7 +59,7 @@ def fronts(families: Mapping[str, Sequence[Point]], best: float | None, path: Pa
 
 
 def timeline(run: Run, path: Path) -> None:
-    """Load, replicas and time to the first token of one run, by the minute."""
+    """Plot load, replicas and TTFT of one run, by the minute."""
     figure, (load, pods, ttft) = plt.subplots(3, 1, figsize=(7, 5.5), sharex=True)
     seconds = run.scenario.trace.seconds
     edges = np.arange(0, seconds + BIN_SECONDS, BIN_SECONDS)
@@ -69,10 +69,10 @@ def timeline(run: Run, path: Path) -> None:
     load.step(minutes, counts / BIN_SECONDS, where="post", color=GREY)
     load.set_ylabel("requests/s")
     load.set_ylim(bottom=0)
-    looks = [look for look in run.looks if look.at <= seconds]
-    at = [look.at / 60 for look in looks]
-    pods.step(at, [look.asked for look in looks], where="post", color=OURS, label="asked for", linewidth=1)
-    pods.step(at, [look.ready for look in looks], where="post", color=_OTHERS[0], label="ready")
+    decisions = [decision for decision in run.decisions if decision.at <= seconds]
+    at = [decision.at / 60 for decision in decisions]
+    pods.step(at, [one.desired for one in decisions], where="post", color=OURS, label="desired", linewidth=1)
+    pods.step(at, [one.ready for one in decisions], where="post", color=_OTHERS[0], label="ready")
     pods.set_ylabel("replicas")
     pods.set_ylim(bottom=0)
     pods.legend(fontsize=7, frameon=False)

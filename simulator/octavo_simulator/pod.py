@@ -1,8 +1,8 @@
-"""One inference pod: chunked prefill, paged KV with prefix reuse, preempt-and-recompute. Pure; time is given.
+"""One inference pod: chunked prefill, paged KV cache with prefix reuse, preemption by recompute. Pure, time passed in.
 
-Steps are not simulated one by one: while no sequence ends, enters or runs out of blocks, k steps of n rows cost
-`k*(base + row*n + context*C) + context*n*k*(k-1)/2`, and the pod jumps over them. What comes in the middle of a jump
-cuts it at the end of the step that is being computed, which is when a real engine would look.
+Steps are not simulated one by one. While no sequence ends, enters or runs out of blocks, k steps of n rows cost
+`k*(base + row*n + context*C) + context*n*k*(k-1)/2`, and the pod jumps over them. An event in the middle of a jump cuts
+it at the end of the current step, when a real engine would schedule again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from octavo_simulator.job import SimulatedRequest
 from octavo_simulator.steptime import PodProfile
 from octavo_simulator.sums import Sums
 
-# Steps between two draws of the noise; no jump goes across.
+# Steps between two draws of the noise; a jump does not cross a draw.
 NOISE_STEPS = 64
 
 
 class SimulatedPod:
-    """A server process from readiness on. `longest_jump` of 1 simulates every step by itself."""
+    """A server process from readiness on. `longest_jump` of 1 simulates every step separately."""
 
     def __init__(self, profile: PodProfile, started: float, seed: int = 0, longest_jump: int = NOISE_STEPS) -> None:
         self.profile = profile
@@ -48,8 +48,8 @@ class SimulatedPod:
         self._steps = 0
         self._factor = self._draw()
         self._pace = PrefillBudget(profile.slowdown) if profile.slowdown else None
-        # Decoding: rows, tokens they attend to in the next step, ends by step count, and how many of them need a block
-        # in a step whose number leaves this remainder.
+        # Decoding: rows, the context tokens of the next step, a heap of ends by step count, and for each step number
+        # modulo the block size the number of rows that need a new block.
         self._rows = 0
         self._context = 0
         self._ends: list[tuple[int, int, SimulatedRequest]] = []
@@ -64,21 +64,21 @@ class SimulatedPod:
 
     @property
     def running(self) -> int:
-        """Sequences with a row."""
+        """The number of running sequences."""
         return len(self._order)
 
     @property
     def waiting(self) -> int:
-        """Sequences without one."""
+        """The number of waiting sequences."""
         return len(self._waiting)
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute."""
+        """True if no sequence runs or waits."""
         return not self._order and not self._waiting
 
     def submit(self, job: SimulatedRequest, now: float) -> bool:
-        """Take a request; False when the queue is full, or it could never fit. `advance(now)` comes first."""
+        """Enqueue a request; False if the queue is full, or the request can never fit. Call `advance(now)` before."""
         request, profile = job.request, self.profile
         longest = -(-(request.prompt + request.output) // profile.block_size)
         if len(self._waiting) >= profile.max_waiting or longest > profile.blocks:
@@ -97,7 +97,7 @@ class SimulatedPod:
         return True
 
     def advance(self, now: float) -> list[SimulatedRequest]:
-        """Compute all steps that end by `now`; the jobs that ended, in order."""
+        """Complete all steps that end by `now`; returns the ended requests in order."""
         ended: list[SimulatedRequest] = []
         while self.until <= now:
             self._complete(self._planned, self.until, ended)
@@ -105,16 +105,16 @@ class SimulatedPod:
         return ended
 
     def answered(self) -> list[SimulatedRequest]:
-        """Those that got their first token since the last call."""
+        """The requests that got their first token since the last call."""
         jobs, self._answered = self._answered, []
         return jobs
 
     def generated(self, job: SimulatedRequest) -> int:
-        """Answer tokens of a sequence so far."""
+        """Output tokens of a sequence so far."""
         return job.made + (self._steps - job.base + 1 - job.total if job.finish_at >= 0 else 0)
 
     def report(self, now: float) -> LoadReport:
-        """What the pod says of itself; `advance(now)` comes first."""
+        """The pod's load report. Call `advance(now)` before."""
         self._settle(now)
         self._sequence += 1
         profile, head = self.profile, self._waiting[0] if self._waiting else None
@@ -147,11 +147,11 @@ class SimulatedPod:
         )
 
     def forget_prefixes(self) -> None:
-        """Drop every cached prefix that nobody uses."""
+        """Evict every cached prefix that no sequence uses."""
         self.chains.clear()
 
     def check(self) -> None:
-        """Compare the books with the sequences. Raises `AssertionError`: for tests."""
+        """Check the counters against the sequences, for tests. Raises `AssertionError`."""
         size = self.profile.block_size
         private = 0
         for job in self._order.values():
@@ -168,10 +168,10 @@ class SimulatedPod:
             raise AssertionError(f"context {self._context}, expected {context}")
         self.chains.check()
 
-    # A step: plan, and take over.
+    # A step: plan and complete.
 
     def _begin(self, ended: list[SimulatedRequest]) -> None:
-        """Plan from the clock on."""
+        """Plan the next step or jump."""
         while True:
             self._drop_late(ended)
             if not self._order and not self._waiting:
@@ -188,11 +188,11 @@ class SimulatedPod:
             self._planned = 1
             self.until = self._clock + self._factor * self._mixed()
         else:
-            # Who was preempted may be admitted in the next step.
+            # One step only: a preempted sequence may be admitted in the next one.
             self._plan_decodes(1 if preempted else self._longest)
 
     def _plan_decodes(self, most: int) -> None:
-        """Jump until a sequence ends, the pool is full, or the noise changes; at most `most` steps."""
+        """Plan a jump until a sequence ends, the pool is full, or the noise changes; at most `most` steps."""
         while self._ends[0][2].finish_at != self._ends[0][0]:
             heappop(self._ends)
         k = min(most, self._ends[0][0] - self._steps, NOISE_STEPS - self._steps % NOISE_STEPS)
@@ -206,17 +206,17 @@ class SimulatedPod:
                 steps += 1
             k = max(1, steps)
         if self._waiting and self._waiting[0].first == inf and k > 1:
-            # Behind one whose client goes, another may fit.
+            # When the first waiting request times out, the one behind it may fit.
             k = min(k, 1 + self._over_by(self._waiting[0].deadline, k))
         self._planned = k
         self.until = self._clock + self._seconds(k)
 
     def _seconds(self, k: int) -> float:
-        """Of k decode steps from here."""
+        """Seconds of the next k decode steps."""
         return self._factor * (k * self._decode() + self.profile.context * self._rows * (k * (k - 1) // 2))
 
     def _mixed(self) -> float:
-        """Seconds of the planned step with prompt tokens, before the noise."""
+        """Seconds of the planned step with prefill chunks, without noise."""
         p = self.profile
         tokens = squares = 0
         for job, take in self._chunks:
@@ -225,11 +225,11 @@ class SimulatedPod:
         return p.linear(self._rows, tokens) + p.context * self._context + p.attention * squares
 
     def _decode(self) -> float:
-        """Seconds of the next step when it has no prompt tokens, before the noise."""
+        """Seconds of the next decode-only step, without noise."""
         return self.profile.linear(self._rows) + self.profile.context * self._context
 
     def _settle(self, now: float) -> None:
-        """Take over those steps of a jump that are over by `now`."""
+        """Complete the steps of the jump that end by `now`."""
         if self._planned < 2:
             return
         k = self._over_by(now, self._planned - 1)
@@ -238,7 +238,7 @@ class SimulatedPod:
             self._planned -= k
 
     def _over_by(self, now: float, most: int) -> int:
-        """How many decode steps from here are over by `now`, at most `most`."""
+        """The number of decode steps that end by `now`, at most `most`."""
         one = self._decode()
         left, bend = (now - self._clock) / self._factor, self.profile.context * self._rows
         if bend > 0:
@@ -248,7 +248,7 @@ class SimulatedPod:
             k = int(min(most, left / one))
         k = min(max(k, 0), most)
         clock, factor = self._clock, self._factor
-        # As in `_seconds`, which decides: the root above is rounded.
+        # Exact correction by the formula of `_seconds`, as the root above is rounded.
         while k < most and clock + factor * ((k + 1) * one + bend * ((k + 1) * k // 2)) <= now:
             k += 1
         while k and clock + factor * (k * one + bend * (k * (k - 1) // 2)) > now:
@@ -256,7 +256,7 @@ class SimulatedPod:
         return k
 
     def _complete(self, k: int, at: float, ended: list[SimulatedRequest]) -> None:
-        """So many steps of the plan are over at `at`."""
+        """Complete `k` steps of the plan at time `at`."""
         n, size = self._rows, self.profile.block_size
         if self._chunks:
             seconds, tokens = at - self._clock, sum(take for _, take in self._chunks)
@@ -292,7 +292,7 @@ class SimulatedPod:
         for job, take in chunks:
             self._advance_prefill(job, take, ended)
 
-    # Sequences: in, on, out.
+    # Sequences: enqueue, admit, finish.
 
     def _enqueue(self, job: SimulatedRequest, *, first: bool = False) -> None:
         hits, _ = self.chains.match(job.request.prefix, self._reusable(job))
@@ -308,18 +308,18 @@ class SimulatedPod:
         return job
 
     def _reusable(self, job: SimulatedRequest) -> int:
-        """Blocks it may share: at least the last token is computed, its logits choose the next one."""
+        """Blocks that it may share; the last token is always computed, as its logits are needed for the next one."""
         return min(job.request.shared, job.total - 1) // self.profile.block_size
 
     def _drop_late(self, ended: list[SimulatedRequest]) -> None:
-        """Those whose client has gone before they started."""
+        """Time out waiting requests whose deadline passed before they started."""
         while self._waiting and self._waiting[0].deadline <= self._clock and self._waiting[0].first == inf:
             job = self._dequeue()
             job.outcome, job.ended = "timeout", self._clock
             ended.append(job)
 
     def _fits(self, job: SimulatedRequest) -> bool:
-        """Whether rows and blocks are there; every running sequence keeps a block to grow into."""
+        """True if a row and the blocks are available; each running sequence keeps one spare block for its growth."""
         growth, available = len(self._order), self.chains.available
         if growth >= self.profile.max_running:
             return False
@@ -328,7 +328,7 @@ class SimulatedPod:
         return need + idle + growth <= available
 
     def _plan_chunks(self, *, admit: bool) -> None:
-        """Hand out the step's prompt tokens: to those that have begun, then to those that wait."""
+        """Distribute the step's prefill tokens: first to sequences in prefill, then to waiting ones."""
         left = self.profile.budget - self._rows
         if self._pace is not None:
             free = self.profile.max_running - len(self._order)
@@ -407,7 +407,7 @@ class SimulatedPod:
         ended.append(job)
 
     def _preempt(self) -> None:
-        """Take the blocks of the sequence that started last; it is computed again."""
+        """Preempt the sequence that started last; it will be recomputed."""
         job = self._order[next(reversed(self._order))]
         if job.finish_at >= 0:
             self._leave_decode(job)
@@ -422,7 +422,7 @@ class SimulatedPod:
         self._enqueue(job, first=True)
 
     def _free(self, job: SimulatedRequest, held: int) -> None:
-        """Give back the blocks of `held` tokens."""
+        """Release the blocks of `held` tokens."""
         own = -(-held // self.profile.block_size) - job.attached
         self.chains.release(job.request.prefix, job.attached, own)
         job.attached = 0

@@ -1,4 +1,4 @@
-"""From results to what is said: tables, verdict and JSON. Pure."""
+"""Text from results: tables and verdict. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from octavo_simulator.tables import table
 
 OURS = "octavo"
 LEVELS = (0.95, 0.99)
-# Fixed before anything was run: at 99 %, a tenth less than the best-tuned baseline on four of six, nowhere 3 % more.
+# The criterion, fixed before the first run: at 99 % attainment, 10 % fewer GPU-hours than the best-tuned baseline on
+# four of six workloads, and nowhere more than 3 % more.
 GAIN, GAINS, LOSS = 0.10, 4, 0.03
 _TITLES = {family.name: family.title for family in FAMILIES}
 BASELINES = [family.name for family in FAMILIES if family.baseline and family.name != OURS]
@@ -22,7 +23,7 @@ BASELINES = [family.name for family in FAMILIES if family.baseline and family.na
 
 @dataclass(frozen=True, slots=True)
 class ReportLine:
-    """One workload at one level: GPU-hours of each family's own best settings there, None where none gets there."""
+    """One workload at one attainment level: GPU-hours of each family's best setting, None if no setting reaches it."""
 
     workload: str
     level: float
@@ -30,19 +31,19 @@ class ReportLine:
 
     @property
     def best(self) -> tuple[str, float] | None:
-        """The cheapest baseline."""
+        """The cheapest baseline and its GPU-hours."""
         reached = [(hours, name) for name in BASELINES if (hours := self.hours.get(name)) is not None]
         return (min(reached)[1], min(reached)[0]) if reached else None
 
     @property
     def ratio(self) -> float | None:
-        """Octavo's hours by the cheapest baseline's."""
+        """Octavo's GPU-hours divided by those of the cheapest baseline."""
         ours = self.hours.get(OURS)
         return ours / self.best[1] if ours is not None and self.best else None
 
 
 def points(results: Iterable[Result], workload: str, family: str, part: str = "judged") -> list[Point]:
-    """Cost and attainment of a family's settings on one workload, without faults, first seed."""
+    """Cost and attainment of a family's settings on one workload, without faults, for the first seed."""
     return [
         Point(figures["gpu_hours"], figures.get("attainment", 0.0), label(one.task.knobs))
         for one in results
@@ -61,7 +62,7 @@ def lines(results: Sequence[Result], workloads: Iterable[str]) -> list[ReportLin
 
 
 def chosen(results: Sequence[Result], family: str, workloads: Sequence[str], part: str = "tuning") -> str:
-    """The one setting of a family for all workloads, by one part: `tuning` is known beforehand, `judged` not."""
+    """A family's one setting for all workloads, chosen on `part`: only `tuning` is available before the judged part."""
     known: dict[str, dict[str, Point]] = {}
     for name in workloads:
         for point in points(results, name, family, part):
@@ -72,7 +73,7 @@ def chosen(results: Sequence[Result], family: str, workloads: Sequence[str], par
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """One scaler with one setting on all workloads: what each of them got, and what that cost."""
+    """One scaler with one setting on all workloads: attainment and cost of each."""
 
     family: str
     setting: str
@@ -80,7 +81,7 @@ class Single:
 
     @property
     def kept(self) -> int:
-        """Workloads at the highest level or above."""
+        """The number of workloads at or above the highest level."""
         return sum(point.attainment >= LEVELS[-1] for point in self.points.values())
 
     @property
@@ -90,7 +91,7 @@ class Single:
 
 
 def singles(results: Sequence[Result], workloads: Sequence[str], part: str) -> list[Single]:
-    """Every scaler with one setting for all workloads, chosen on `part`; what it did on the judged part."""
+    """Every scaler with one setting for all workloads, chosen on `part`; its results on the judged part."""
     found = []
     for family in FAMILIES:
         setting = chosen(results, family.name, workloads, part)
@@ -100,9 +101,9 @@ def singles(results: Sequence[Result], workloads: Sequence[str], part: str) -> l
 
 
 def verdict(found: Sequence[ReportLine]) -> str:
-    """The bar that was fixed beforehand, and whether it is met.
+    """The criterion, and whether it is met.
 
-    A workload on which nobody reaches the level of the bar is judged at the next one, and that is said.
+    A workload on which no scaler reaches the criterion's level is judged at the next lower one, and listed as such.
     """
     judged = [_judged_at(found, name) for name in dict.fromkeys(line.workload for line in found)]
     lower = [line.workload for line in judged if line.level < LEVELS[-1]]
@@ -120,7 +121,7 @@ def verdict(found: Sequence[ReportLine]) -> str:
     if alone:
         parts.append(f"No baseline gets there with any setting on {', '.join(alone)}, which counts for nothing.")
     if lower:
-        parts.append(f"Nobody gets there on {', '.join(lower)}: judged at {LEVELS[0]:.0%}.")
+        parts.append(f"No scaler gets there on {', '.join(lower)}: judged at {LEVELS[0]:.0%}.")
     if losses:
         parts.append(f"It needs over {LOSS:.0%} more on {', '.join(losses)}.")
     if beyond:
@@ -135,7 +136,7 @@ def _judged_at(found: Sequence[ReportLine], workload: str) -> ReportLine:
 
 
 def costs(found: Sequence[ReportLine], level: float) -> str:
-    """GPU-hours at one level, each scaler at its own best setting for each workload."""
+    """Table of GPU-hours at one level, each scaler at its best setting for each workload."""
     names = [family.name for family in FAMILIES]
     rows = []
     for line in (line for line in found if line.level == level):
@@ -146,7 +147,7 @@ def costs(found: Sequence[ReportLine], level: float) -> str:
 
 
 def one_setting(found: Iterable[Single]) -> str:
-    """Scalers with one setting for all workloads: how many keep the level, all GPU-hours, and both by workload."""
+    """Table of scalers with one setting for all workloads: workloads at the level, GPU-hours, and both by workload."""
     rows, names = [], []
     for one in found:
         names = list(one.points)
@@ -158,11 +159,11 @@ def one_setting(found: Iterable[Single]) -> str:
 
 
 def for_all(found: Sequence[Single]) -> str:
-    """What one setting for all workloads gives: Octavo's, and that of the baseline that keeps the level most often."""
+    """Summary of one setting for all workloads: Octavo, and the baseline that keeps the level on most workloads."""
     [ours] = [one for one in found if one.family == OURS]
 
     def by_ours(one: Single) -> float:
-        """Its GPU-hours by Octavo's: the mean over workloads, so that none counts more for its larger pods."""
+        """Its GPU-hours relative to Octavo's; the mean over workloads, so that larger pods do not weigh more."""
         return fmean(point.hours / ours.points[name].hours for name, point in one.points.items())
 
     theirs = min((one for one in found if one.family in BASELINES), key=lambda one: (-one.kept, by_ours(one)))
@@ -174,7 +175,7 @@ def for_all(found: Sequence[Single]) -> str:
 
 
 def hard(results: Sequence[Result], workloads: Sequence[str]) -> str:
-    """Octavo's one setting against what the best-tuned baseline of each workload needs for the same attainment."""
+    """Table of Octavo's one setting against each workload's best-tuned baseline at the same attainment."""
     setting = chosen(results, OURS, workloads)
     rows = []
     for name in workloads:
@@ -195,7 +196,7 @@ def hard(results: Sequence[Result], workloads: Sequence[str]) -> str:
 
 
 def rival(results: Sequence[Result], workload: str, attainment: float) -> tuple[str, str]:
-    """The baseline and its setting that reach an attainment at least cost; else the one that comes nearest."""
+    """The cheapest baseline and setting for an attainment; if none reaches it, those with the highest."""
     known = [(p, family) for family in BASELINES for p in front(points(results, workload, family))]
     reached = [(p.hours, family, p.name) for p, family in known if p.attainment >= attainment]
     if reached:
@@ -205,7 +206,7 @@ def rival(results: Sequence[Result], workload: str, attainment: float) -> tuple[
 
 
 def intervals(rows: Iterable[tuple[str, str, str, int, Interval, Interval]]) -> str:
-    """Paired comparisons over seeds: workload, ours, theirs, how many, cost ratio, difference of attainments."""
+    """Table of paired comparisons: workload, ours, theirs, number of seeds, cost ratio, attainment difference."""
     shown = [
         [
             name,
@@ -223,7 +224,7 @@ def intervals(rows: Iterable[tuple[str, str, str, int, Interval, Interval]]) -> 
 
 
 def details(results: Iterable[tuple[str, Mapping[str, float]]], first: str) -> str:
-    """All figures of some runs, one line each."""
+    """Table of all figures, one line per run."""
     head = [first, "attained", "GPU-hours", "TTFT p50, p99", "TPOT p50, p99", "good per GPU-hour"]
     head += ["recomputed", "hits", "starts", "changes/h", "longest hold"]
     rows = [
@@ -246,7 +247,7 @@ def details(results: Iterable[tuple[str, Mapping[str, float]]], first: str) -> s
 
 
 def workloads(scenarios: Iterable[Scenario]) -> str:
-    """What the workloads are."""
+    """Table of the workloads."""
     rows = []
     for one in scenarios:
         requests, seconds = one.trace.requests, one.trace.seconds

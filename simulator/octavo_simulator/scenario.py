@@ -1,4 +1,4 @@
-"""What is simulated: a trace, a kind of pod, what is promised, and what goes wrong. Values only."""
+"""The input of a simulation: a trace, a pod profile, latency objectives, and faults. Values only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo_simulator.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a request must get to count: seconds to the first token, and between tokens on average."""
+    """Latency objectives of a good request: TTFT and mean TPOT in seconds."""
 
     ttft: float
     tpot: float
@@ -21,12 +21,12 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong. Times are seconds from the trace's start.
+    """Injected faults. Times are seconds from the trace's start.
 
-    `loss`: share of the operator's samples that do not come. `outage`: from when to when none does. `failed_starts`:
-    share of starts that end in a crash, tried again after `BACKOFF` seconds. `kills`: when a node with a pod dies.
-    `slow_starts`: from when on starts take twice as long. `forget`: when every pod loses its cached prefixes, and keeps
-    losing them.
+    `loss`: share of the operator's samples that are lost. `outage`: interval in which all are lost. `failed_starts`:
+    share of starts that crash, retried after `BACKOFF` seconds. `kills`: times at which a node with a pod fails.
+    `slow_starts`: time from which starts take twice as long. `forget`: time from which pods keep losing their cached
+    prefixes.
     """
 
     loss: float = 0.0
@@ -41,10 +41,10 @@ class Faults:
 class Scenario:
     """One workload on one kind of pod.
 
-    `spread`: sigma of the log-normal seconds of a start around `profile.start`; 0.355 is the shape of 7,531 production
-    loads (p99 2.3 times p50). `patience`: seconds after which a client goes that got no token. `tuning`: seconds at the
-    start that configurations may be chosen on; what is judged comes after. `strategy`: `spec.routing.strategy`.
-    `grace`: seconds in which nobody goes below `initial`: at first who averages sees that nothing is needed.
+    `spread`: sigma of the log-normal start time around `profile.start`; 0.355 fits 7,531 production model loads (p99
+    is 2.3 times p50). `patience`: client timeout in seconds for the first token. `tuning`: seconds at the start on
+    which settings may be chosen; the rest is judged. `strategy`: `spec.routing.strategy`.
+    `grace`: seconds in which no scaler goes below `initial`, because at first averaging scalers see no load.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTarget:
-    """A controller's answer: replicas, and seconds until it looks again."""
+    """A controller's decision: replicas, and seconds until the next decision."""
 
     replicas: int
     again: float
@@ -73,4 +73,4 @@ class ReplicaTarget:
 
 
 Controller = Callable[[Observation, float], ReplicaTarget]
-"""Decides from what the operator sees, with the time; keeps its own state. Made anew for each run."""
+"""Decides from the operator's observation and the time; keeps its own state. Created for each run."""

@@ -1,4 +1,4 @@
-"""An LLMDeployment from a YAML file, read with the operator's own types."""
+"""Loads an LLMDeployment from a YAML file with the operator's own types."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from octavo_simulator.scenario import Controller
 
 
 class SpecError(ValueError):
-    """A file holds no LLMDeployment that could be simulated; the message names file, field, value and fix."""
+    """A file has no LLMDeployment that can be simulated; the message names file, field, value and fix."""
 
 
 def load(path: Path) -> Spec:
-    """The spec of the one LLMDeployment of a file. Raises `SpecError`, in one line."""
+    """The spec of the single LLMDeployment in a file. Raises `SpecError` with a one-line message."""
     try:
         documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -41,16 +41,18 @@ def load(path: Path) -> Spec:
 
 
 def controller(spec: Spec, start: float | None, record: Callable[[bytes], object] | None = None) -> Controller:
-    """What decides for it: the policy in mode Builtin, nobody in Manual. `start`: Unix time of the trace's begin.
+    """The controller for a spec: the policy in mode Builtin, a fixed number in Manual. `start`: the trace's Unix time.
 
-    `record` is given each decision of the policy, as the operator's log has it. Raises `SpecError` for a spec whose
-    replicas are decided elsewhere.
+    `record` gets each decision of the policy, in the format of the operator's log. Raises `SpecError` for mode
+    External.
     """
     scaling = spec.autoscaling
     if scaling.mode == "External":
-        raise SpecError("spec.autoscaling.mode is External: others decide; set it to Builtin to simulate Octavo's own")
+        raise SpecError(
+            "spec.autoscaling.mode: found External, which another controller decides; set it to Builtin to simulate"
+        )
     if scaling.mode == "Manual":
         return static(spec.replicas)
     if scaling.schedules and start is None:
-        raise SpecError("spec.autoscaling.schedules need a trace whose arrivals are dates, found plain seconds")
+        raise SpecError("spec.autoscaling.schedules: need a trace with dates as arrival times, found plain seconds")
     return octavo(lambda now: policy_settings(spec, now + (start or 0.0)), record)

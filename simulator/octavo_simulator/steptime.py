@@ -1,4 +1,4 @@
-"""What a step of a pod costs, and what a pod holds: measured profiles. Pure."""
+"""Pod profiles: measured step costs and capacities. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class ProfileError(ValueError):
-    """A profile cannot be used; the message names field, value and fix."""
+    """A profile is invalid; the message names field, value and fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,12 @@ class PodProfile:
     """One kind of pod. Times are seconds.
 
     A step of P prompt tokens and n decoding rows that attend to C tokens takes `max(floor, base + prefill*P + row*n) +
-    context*C + attention*(sum over prompt tokens of the tokens before them)`, times a factor around 1 with standard
-    deviation `noise`, drawn anew every 64 steps. `floor` is what reading the weights once takes, however few rows there
-    are. Floor and attention are in no planner's model, on purpose: a simulator that computes with the scaler's own
-    formula would flatter it.
+    context*C + attention*(sum over prompt tokens of the tokens before them)`, times a factor with mean 1 and standard
+    deviation `noise`, drawn every 64 steps. `floor` is the time to read the weights once, even for few rows. Floor and
+    attention are deliberately in no scaler's model: a simulator with the scaler's own formula would favour it.
 
     `gpus`: GPUs of one pod, for GPU-hours. `budget`: query tokens of a step. `slowdown`: the engine's
-    `--prefill-slowdown`, 0 for none. `start`: seconds from a pod's creation to ready, the median.
+    `--prefill-slowdown`, 0 for none. `start`: median seconds from a pod's creation to ready.
     """
 
     name: str
@@ -60,17 +59,17 @@ class PodProfile:
             )
 
     def linear(self, rows: int, prompt: int = 0) -> float:
-        """Seconds of a step without its attention."""
+        """Seconds of a step without attention."""
         return max(self.floor, self.base + self.prefill * prompt + self.row * rows)
 
     @property
     def blocks(self) -> int:
-        """Blocks of the pool."""
+        """The number of blocks of the KV pool."""
         return self.pool_tokens // self.block_size
 
 
-# 8 KV heads of 128 in both: 320 KiB and 128 KiB of KV per token at 16 bit. Attention of a prompt token to one before
-# it: 4 * layers * width of 2 * parameters operations, that share of `prefill`.
+# 8 KV heads of 128 in both: 320 KiB and 128 KiB of KV per token at 16 bit. Attention of a prompt token to one earlier
+# token costs 4 * layers * width operations, of 2 * parameters per prompt token: the same share of `prefill`.
 PROFILES: Final = {
     profile.name: profile
     for profile in (
@@ -109,7 +108,7 @@ def parse(text: str) -> PodProfile:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise ProfileError(f"the profile is no JSON: {error}") from error
+        raise ProfileError(f"the profile is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ProfileError(f"the profile is {type(values).__name__}, expected an object of fields")
     known = {field.name: field for field in fields(PodProfile)}

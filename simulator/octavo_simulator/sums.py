@@ -1,4 +1,4 @@
-"""The step sums of a load report, over jumps of equal steps in closed form. Pure."""
+"""The step sums of a load report; jumps over several decode steps in closed form. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from octavo_simulator.steptime import PodProfile
 
 
 class Sums:
-    """Running sums over steps: what the scaler fits its step times from. `busy`: seconds of computing."""
+    """Running sums over steps, from which the autoscaler fits its step cost. `busy`: seconds of computation."""
 
     def __init__(self, profile: PodProfile) -> None:
         self._profile = profile
@@ -18,7 +18,7 @@ class Sums:
         self._tp = self._tn = self._tc = 0.0
 
     def mixed(self, seconds: float, prefill: int, rows: int, context: int) -> None:
-        """One step with prompt tokens."""
+        """Add one step with prompt tokens."""
         self.count += 1
         self.busy += seconds
         self._p += prefill
@@ -35,7 +35,7 @@ class Sums:
         self._tc += seconds * context
 
     def decodes(self, factor: float, k: int, rows: int, context: int) -> None:
-        """So many steps of `rows` rows that attend to `context` tokens at first, and to one more per row each time."""
+        """Add `k` steps of `rows` rows with `context` tokens at first, and one more per row in each next step."""
         p, n = self._profile, rows
         once = k * (k - 1) // 2
         contexts = k * context + n * once
@@ -53,7 +53,7 @@ class Sums:
         self._tc += factor * (fixed * contexts + p.context * squares)
 
     def steps(self) -> StepSums:
-        """For the load report."""
+        """The sums for the load report."""
         return StepSums(
             count=self.count,
             seconds=self.busy,

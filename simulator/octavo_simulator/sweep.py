@@ -1,4 +1,4 @@
-"""Runs of many settings on many workloads, each kept as soon as it is done: an interrupted sweep goes on."""
+"""Runs of many settings on many workloads. Each result is cached at once, so that an interrupted sweep can resume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WINDOW_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run. `fault` and `strategy` are empty for none and the default; `seconds` cuts the trace, 0 for all of it."""
+    """One run. Empty `fault` means none, empty `strategy` the default; `seconds` truncates the trace unless 0."""
 
     workload: str
     family: str
@@ -41,15 +41,15 @@ class Task:
 
     @property
     def key(self) -> str:
-        """The run's name among the kept ones."""
+        """The run's key in the cache."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run: figures of the part that settings are chosen on, and of the part that is judged.
+    """The result of a run: figures of the tuning part, on which settings are chosen, and of the judged part.
 
-    `windows`: of the judged part, about five minutes each: requests, those served as promised, pod seconds.
+    `windows`: of the judged part, about five minutes each: requests, good requests, pod-seconds.
     """
 
     task: Task
@@ -59,12 +59,12 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Scaler and settings."""
+        """The scaler and its settings."""
         return f"{self.task.family} {label(self.task.knobs)}"
 
 
 def scenario(task: Task, folder: Path | None) -> Scenario:
-    """What a task runs on."""
+    """The scenario of a task."""
     found = _workload(task.workload, task.seed, folder)
     if task.seconds:
         tuning = task.seconds / 3
@@ -76,13 +76,13 @@ def scenario(task: Task, folder: Path | None) -> Scenario:
 
 
 def play(task: Task, folder: Path | None) -> Run:
-    """The run itself."""
+    """Simulate a task."""
     found = scenario(task, folder)
     return simulate(found, BY_NAME[task.family].build(found, task.knobs), task.seed)
 
 
 def result(task: Task, folder: Path | None) -> Result:
-    """Play a task and reduce it to what is kept."""
+    """Simulate a task and compute its result."""
     run = play(task, folder)
     start, end = run.scenario.tuning, run.scenario.trace.seconds
     count = max(1, int((end - start) // WINDOW_SECONDS))
@@ -97,27 +97,27 @@ def result(task: Task, folder: Path | None) -> Result:
 
 @dataclass(slots=True)
 class Kept:
-    """Results on disk, one line each, of this very code: a changed line of a scaler or the router begins anew."""
+    """Cache of results on disk, one line each. Any change in the code of scalers or router starts a new cache."""
 
     path: Path
     results: dict[str, Result] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> Kept:
-        """What was kept in `folder` before."""
+        """The cache in `folder`."""
         kept = cls(folder / f"runs-{fingerprint()}.jsonl")
         if kept.path.exists():
             for line in kept.path.read_text().splitlines():
                 try:
                     found = json.loads(line)
-                except ValueError:  # the line that was being written when the sweep was interrupted
+                except ValueError:  # an incomplete line of an interrupted sweep
                     continue
                 one = Result(Task(**found["task"]), found["tuning"], found["judged"], found["windows"])
                 kept.results[one.task.key] = one
         return kept
 
     def add(self, one: Result) -> None:
-        """Keep a result."""
+        """Store a result."""
         self.results[one.task.key] = one
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
@@ -127,11 +127,11 @@ class Kept:
 def run_all(
     tasks: Iterable[Task], folder: Path | None, kept: Kept, workers: int, say: Callable[[str], None] = print
 ) -> list[Result]:
-    """Results of all tasks, in their order; those kept before are not run again. One line of progress for each ten."""
+    """Results of all tasks in their order; cached tasks are not run again. Prints progress after every ten runs."""
     tasks = list(tasks)
     todo = [task for task in {task.key: task for task in tasks}.values() if task.key not in kept.results]
     if todo:
-        say(f"{len(todo)} runs to do, {len({task.key for task in tasks}) - len(todo)} kept from before")
+        say(f"{len(todo)} runs to do, {len({task.key for task in tasks}) - len(todo)} cached")
     begun = time.monotonic()
     for done, one in enumerate(_each(todo, folder, workers), 1):
         kept.add(one)
@@ -157,7 +157,7 @@ def _workload(name: str, seed: int, folder: Path | None) -> Scenario:
 
 
 def fingerprint() -> str:
-    """Ten hex digits over the code that decides, routes and simulates."""
+    """Ten hex digits, a hash of the code of policy, gateway, protocol and simulator."""
     digest = hashlib.sha256()
     packages = (octavo_operator.autoscale, octavo_gateway, octavo_simulator, octavo_protocol)
     files = [path for package in packages for path in sorted(Path(package.__path__[0]).rglob("*.py"))]

@@ -1,4 +1,4 @@
-"""Text tables that are Markdown, too. Pure."""
+"""Aligned text tables that are valid Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns padded to their widest cell, the first one to the left, the others to the right."""
+    """A table with padded columns; the first is left-aligned, the others right-aligned."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
 

@@ -1,4 +1,4 @@
-"""Requests to replay: the types, and the loader of CSV files people have. Pure except for `load`."""
+"""Request traces: types, and a loader for common CSV formats. Pure except for `load`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Final
 
-# Nobody's context is longer; a length above it is a broken line, and would stop the simulation.
+# Plausibility limit: a longer request is a corrupt line, and would stall the simulation.
 LONGEST: Final = 10_000_000
 _LONGEST_SPAN: Final = 31 * 86400
 
@@ -25,15 +25,15 @@ _SHARED: Final = ("prefix_tokens", "prefix_length", "shared_tokens")
 
 
 class TraceError(ValueError):
-    """A trace cannot be used; the message names line, field, value and fix."""
+    """A trace is invalid; the message names line, field, value and fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One request: arrival in seconds from the trace's start, lengths in tokens.
 
-    `prefix` names what the first `shared` prompt tokens have in common with others, -1 for nothing. With `turn` the
-    whole sequence, answer included, continues that prefix: a conversation.
+    `prefix` identifies the first `shared` prompt tokens, which other requests have in common; -1 for none. With `turn`
+    the whole sequence, output included, extends that prefix: a conversation.
     """
 
     at: float
@@ -46,9 +46,9 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival. `seconds`: length of the window they lie in. `notes`: what was changed on loading.
+    """Requests in order of arrival. `seconds`: duration of the trace. `notes`: corrections made on loading.
 
-    `start`: Unix time of its begin, None when it has no dates.
+    `start`: Unix time of the start, None if the trace has no dates.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Trace:
 
 
 def load(path: Path) -> Trace:
-    """Read a CSV file. Raises `TraceError`, in one line."""
+    """Read a CSV file. Raises `TraceError` with a one-line message."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -68,10 +68,10 @@ def load(path: Path) -> Trace:
 
 
 def parse(data: bytes, name: str, where: str = "trace") -> Trace:
-    """A trace from CSV with a header line. `where` stands in front of errors. Raises `TraceError`, in one line.
+    """A trace from CSV with a header line. `where` prefixes errors. Raises `TraceError` with a one-line message.
 
     Arrival is a number (seconds) or an ISO 8601 date, the same in all lines; the first arrival becomes 0. Lines out of
-    order are sorted, with a note: traces merged from several gateways are.
+    order, as in traces merged from several gateways, are sorted with a note.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -80,7 +80,7 @@ def parse(data: bytes, name: str, where: str = "trace") -> Trace:
         raise TraceError(f"{where}: line {line} is not UTF-8; save the file as UTF-8 text") from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise TraceError(f"{where}: line {line} has a NUL character; this is no CSV text")
+        raise TraceError(f"{where}: line {line} has a NUL character; expected CSV text")
     reader = csv.reader(StringIO(text, newline=""))
     try:
         header = next(reader, [])
@@ -94,7 +94,7 @@ def parse(data: bytes, name: str, where: str = "trace") -> Trace:
 
 
 def cut(trace: Trace, start: float, end: float, name: str = "") -> Trace:
-    """The part of a trace in [start, end), with time counted from `start`."""
+    """The part of a trace in [start, end), with times relative to `start`."""
     kept = tuple(
         TraceRequest(r.at - start, r.prompt, r.output, r.prefix, r.shared, r.turn)
         for r in trace.requests
@@ -104,7 +104,7 @@ def cut(trace: Trace, start: float, end: float, name: str = "") -> Trace:
 
 
 def merge(name: str, traces: Iterable[Trace]) -> Trace:
-    """Several traces at once. Prefixes of different traces stay different."""
+    """Several traces overlaid. Prefixes of different traces stay different."""
     traces = tuple(traces)
     requests: list[TraceRequest] = []
     offset = 0
@@ -119,7 +119,7 @@ def merge(name: str, traces: Iterable[Trace]) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where the fields stand; -1 for those that are not there. `names` are the header's own words."""
+    """Column indices of the fields, -1 for missing ones. `names`: the names in the header."""
 
     names: Sequence[str]
     at: int
@@ -150,7 +150,7 @@ class _Columns:
         return cls(names, at, prompt, output, find(_SESSION), find(_PREFIX), find(_SHARED))
 
     def request(self, row: Sequence[str], line: int, where: str) -> tuple[datetime | float, int, int, str, int, bool]:
-        """Arrival, prompt, output, name of what is shared, tokens shared, whether it is a conversation."""
+        """Arrival, prompt, output, key of the shared prefix, shared tokens, and whether it is a conversation."""
         if len(row) != len(self.names):
             raise TraceError(f"{where}: line {line} has {len(row)} values; the header has {len(self.names)}")
         at = _when(row[self.at], self.names[self.at], line, where)
@@ -191,7 +191,7 @@ def _ordered(
     notes = []
     late = sum(after < before for before, after in pairwise(times))
     if late:
-        notes.append(f"{late} lines came before the line above them: sorted by {columns.names[columns.at]}")
+        notes.append(f"{late} lines were out of order: sorted by {columns.names[columns.at]}")
         requests.sort(key=lambda r: r.at)
     silent = sum(row[2] == 0 for row in found)
     if silent:

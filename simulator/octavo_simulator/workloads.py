@@ -1,7 +1,7 @@
-"""The loads that scalers are compared on, each with its kind of pod and its promise. Random by seed, nothing hidden.
+"""The workloads for the comparison of scalers, each with its pod profile and latency objectives. Random by seed.
 
-Lengths and rates follow published traces where there are some. Real traces are never stretched or squeezed in time:
-that would change bursts against the seconds a start takes. More load is the same trace again, begun at another time.
+Lengths and rates follow published traces where available. Recorded traces are never scaled in time, because that would
+change bursts relative to the start time of a replica. More load is a shifted copy of the same trace.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ AZURE_CODE: Final = "azure/AzureLLMInferenceTrace_code_2023.csv"
 
 _SMALL = PROFILES["8b-24gb"]
 _LARGE = PROFILES["llama2-70b-4xh100"]
-# Before that no scaler can have seen as much as it looks at, so none may let go of the first replicas.
+# Until then no scaler's window is full, so none may scale below the initial replicas.
 _GRACE = 300.0
-# Chosen once, so that many pods of that kind keep them for more than 99.5 % of the requests: a prompt of 7,400 tokens
-# takes the small pod two seconds, and one prompt's steps are most of the time of an answer of 13 tokens.
+# Chosen once, so that with enough pods more than 99.5 % of the requests meet them: a prompt of 7,400 tokens takes two
+# seconds on the small pod, and the steps of one prompt are most of the time of an output of 13 tokens.
 _CHAT = Promise(ttft=5.0, tpot=0.15)
 _DEEP = Promise(ttft=10.0, tpot=0.15)
 _CODE = Promise(ttft=8.0, tpot=0.4)
@@ -38,23 +38,23 @@ Make = Callable[[int, Path | None], Scenario]
 
 
 class NoTracesError(Exception):
-    """A workload needs public traces that are not there; the message says how to get them."""
+    """A workload needs public traces that are missing; the message explains how to get them."""
 
 
 def azure_conv(_: int, folder: Path | None) -> Scenario:
-    """Chats: smooth arrivals (the gaps' coefficient of variation is 1.1), 1,155 tokens in and 211 out."""
+    """Chats: smooth arrivals (coefficient of variation of the gaps 1.1), 1,155 tokens in and 211 out."""
     return _judged("azure-conv", _azure(folder, AZURE_CONV), _CHAT, initial=6)
 
 
 def azure_code(_: int, folder: Path | None) -> Scenario:
-    """Code completion: prompts of 2,048 tokens for 28, in bursts. Two copies, half an hour apart."""
+    """Code completion: prompts of 2,048 tokens, outputs of 28, in bursts. Two copies, half an hour apart."""
     trace = _azure(folder, AZURE_CODE)
     copies = (_shifted(trace, trace.seconds * i / 2) for i in range(2))
     return _judged("azure-code", traces.merge("azure-code", copies), _CODE, initial=8)
 
 
 def prefixes(seed: int, _: Path | None) -> Scenario:
-    """Long prompts over shared documents: 12,000 tokens in, 340 out, 37 % of the prompt's blocks seen before."""
+    """Long prompts with shared documents: 12,000 tokens in, 340 out, 37 % of the prompt's blocks seen before."""
     random = Random(f"prefixes/{seed}")
     documents, seconds = 60, 3600.0
     sizes = [int(_log_normal(random, 4800, 0.3)) for _ in range(documents)]
@@ -69,15 +69,15 @@ def prefixes(seed: int, _: Path | None) -> Scenario:
 
 
 def reasoning(seed: int, _: Path | None) -> Scenario:
-    """Answers of 1,500 tokens: decode-bound, short of KV. A day's ten to one between peak and trough, in two hours.
+    """Outputs of 1,500 tokens: decode-bound, short of KV cache. A day's 10:1 peak-to-trough ratio within two hours.
 
-    Each of 400 clients has gaps of its own and is awake for its part of the day: fewer clients make the trough, nobody
-    gets slower. A whole day would only be longer flat parts; ramps here are twelve times as steep as a day's.
+    Each of 400 clients has its own gaps and is active for a part of the day. The trough has fewer clients, not slower ones.
+    A whole day would only add flat parts; the ramps here are twelve times as steep as a day's.
     """
     random = Random(f"reasoning/{seed}")
     seconds, requests = 2 * 3600.0, []
     for _client in range(400):
-        # Awake when the day's curve is above this client's threshold, so that the number awake follows the curve.
+        # Active while the day's curve is above this client's threshold, so that the number of active ones follows it.
         threshold, rate = random.random(), 0.0045 * _log_normal(random, 1.0, 0.8)
         at = random.expovariate(rate)
         while at < seconds:
@@ -90,14 +90,14 @@ def reasoning(seed: int, _: Path | None) -> Scenario:
 
 
 def clients(seed: int, _: Path | None) -> Scenario:
-    """Many clients, few of them large: gamma gaps of shape 0.2 to 1, sizes of their own, large ones come and go."""
+    """Many clients, few of them large: gamma gaps of shape 0.2 to 1, individual sizes, large ones with pauses."""
     random = Random(f"clients/{seed}")
     seconds, requests = 3600.0, []
     for rank in range(60):
         rate = 2.4 / (rank + 1) ** 1.1
         shape = random.uniform(0.2, 1.0)
         prompt, output = _log_normal(random, 900, 0.6), _log_normal(random, 180, 0.6)
-        # A top client works for 5 to 15 minutes and pauses as long; the many small ones are always there.
+        # A large client is active for 5 to 15 minutes and pauses as long; the many small ones are always active.
         for begin, end in _shifts(random, seconds) if rank < 6 else [(0.0, seconds)]:
             at = begin
             while (at := at + random.gammavariate(shape, 1 / (shape * rate))) < end:
@@ -107,10 +107,10 @@ def clients(seed: int, _: Path | None) -> Scenario:
 
 
 def switch(_: int, folder: Path | None) -> Scenario:
-    """Chats and code completion in turn, ten minutes each: what is asked changes, not how often.
+    """Chats and code completion in turn, ten minutes each: the request sizes change, the arrival rate does not.
 
-    Arrivals are the chat trace's throughout; in every second ten minutes sizes are the code trace's, in their order.
-    Its bursts are left out, because they are `azure-code`'s subject.
+    All arrivals are those of the chat trace; in every second ten minutes the sizes are those of the code trace, in
+    their order. The code trace's bursts are omitted: `azure-code` covers them.
     """
     chat = _azure(folder, AZURE_CONV)
     code = cycle(_azure(folder, AZURE_CODE).requests)
@@ -121,7 +121,7 @@ def switch(_: int, folder: Path | None) -> Scenario:
 
 
 def on_off(seed: int, _: Path | None) -> Scenario:
-    """Five minutes of chats every half hour, else nothing: zero replicas are allowed, a start may be waited for."""
+    """Five minutes of chats every half hour: scale to zero is allowed, and requests may wait for a start."""
     random = Random(f"on-off/{seed}")
     seconds, requests = 3 * 3600.0, []
     for begin in range(0, int(seconds), 1800):
@@ -141,14 +141,14 @@ JUDGED: Final[dict[str, Make]] = {
     "clients": clients,
     "switch": switch,
 }
-"""The six of the comparison."""
+"""The six workloads of the comparison."""
 WORKLOADS: Final[dict[str, Make]] = {**JUDGED, "on-off": on_off}
 RECORDED: Final = frozenset({"azure-conv", "azure-code", "switch"})
-"""Made of recorded traces: a seed changes starts, noise and ties there, and never what is asked."""
+"""Workloads from recorded traces: a seed changes only starts, noise and ties, never the requests."""
 
 
 def _longer_answers(scenario: Scenario, factor: float) -> Scenario:
-    """From the end of the tuning part on: what was learned of answers' lengths is wrong by this factor."""
+    """Scale output lengths after the tuning part, so that the learned lengths are wrong by `factor`."""
     requests = tuple(
         replace(r, output=max(1, int(r.output * factor))) if r.at >= scenario.tuning else r
         for r in scenario.trace.requests
@@ -166,11 +166,11 @@ FAULTS: Final[dict[str, tuple[str, Callable[[Scenario], Scenario]]]] = {
     "a node dies": ("clients", lambda s: replace(s, faults=Faults(kills=(1800.0, 2700.0)))),
     "caches lost": ("prefixes", lambda s: replace(s, faults=Faults(forget=1800.0))),
 }
-"""What goes wrong, and on which workload."""
+"""Faults, each with its workload."""
 
 
 def _judged(name: str, trace: Trace, promise: Promise, *, initial: int, profile: PodProfile = _SMALL) -> Scenario:
-    # One gateway: all scalers have the same router, and what two would cost is not the question here.
+    # One gateway: the comparison is about scalers, which all have the same router.
     named = replace(trace, name=name)
     return Scenario(name, named, profile, promise, initial=initial, most=32, grace=_GRACE, gateways=1)
 
@@ -178,14 +178,14 @@ def _judged(name: str, trace: Trace, promise: Promise, *, initial: int, profile:
 def _azure(folder: Path | None, name: str) -> Trace:
     if folder is None or not (folder / name).is_file():
         raise NoTracesError(
-            f"{name} is not there: get the Azure LLM inference traces of 2023 (github.com/Azure/AzurePublicDataset) "
-            "and name their folder with --traces or OCTAVO_TRACES"
+            f"{name} not found: download the Azure LLM inference traces of 2023 (github.com/Azure/AzurePublicDataset) "
+            "and set --traces or OCTAVO_TRACES to their folder"
         )
     return traces.load(folder / name)
 
 
 def _shifted(trace: Trace, seconds: float) -> Trace:
-    """The same requests, begun `seconds` later; what falls beyond the end comes at the start."""
+    """The same requests, shifted by `seconds`; those beyond the end wrap around to the start."""
     requests = [replace(r, at=(r.at + seconds) % trace.seconds) for r in trace.requests]
     return _sorted(trace.name, requests, trace.seconds)
 
@@ -195,7 +195,7 @@ def _sorted(name: str, requests: Sequence[TraceRequest], seconds: float) -> Trac
 
 
 def _arrivals(random: Random, seconds: float, rate: float, most: float, shape: Callable[[float], float]) -> list[float]:
-    """A Poisson process of `rate` times `shape`, which is `most` at most: by thinning."""
+    """A Poisson process of `rate` times `shape`, which is at most `most`, by thinning."""
     found, at = [], 0.0
     while (at := at + random.expovariate(rate * most)) < seconds:
         if random.random() * most < shape(at):
@@ -218,5 +218,5 @@ def _log_normal(random: Random, mean: float, sigma: float) -> float:
 
 
 def _pareto(random: Random, mean: float) -> float:
-    """Log-normal in the body, every tenth with a tail of exponent 2.5 and twice the mean."""
+    """Log-normal body; one in ten from a Pareto tail with exponent 2.5 and twice the mean."""
     return random.paretovariate(2.5) * mean * 1.2 if random.random() < 0.1 else _log_normal(random, mean * 0.89, 0.6)

@@ -1,1 +1,1 @@
-"""Who decides the replicas: Octavo's own policy, and what others do."""
+"""Controllers that set the replicas: Octavo's own policy, and the baselines."""

@@ -1,7 +1,7 @@
-"""Octavo without one part of its reasoning: the operator's own `decide`, with that part taken away from outside.
+"""Ablations: the operator's own `decide` with one part of its demand removed from outside.
 
-The operator has no switch for any of this, and is not to get one: while a decision is taken, a function of its demand
-is replaced by one that knows less. All else runs as it is, `decide` included.
+The operator deliberately has no switch for this. During a decision one function of its demand is replaced by a weaker
+one; all other code, including `decide`, runs unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Patch = tuple[ModuleType, str, Any]
 
 
 def _less(*terms: str) -> Callable[..., Demand]:
-    """The demand with some of its terms at zero."""
+    """The demand with some terms set to zero."""
     nothing: dict[str, Any] = dict.fromkeys(terms, 0.0)
 
     def asked(*given: Any) -> Demand:
@@ -33,12 +33,12 @@ def _less(*terms: str) -> Callable[..., Demand]:
 
 
 def _unlearned(settings: ScalingSettings, known: Learned, *given: Any) -> Demand:
-    """The demand of an operator that never learns what a replica takes."""
+    """The demand of an operator that never learns a replica's capacity."""
     return demands.demand(settings, replace(known, capacity=None), *given)
 
 
 def _minute(arrivals: Arrivals, _spread: float, _capacity: float, _ahead: float, now: float) -> float:
-    """No forecast: the mean of the last minute."""
+    """Instead of a forecast, the mean of the last minute."""
     return mean_rate(arrivals, now, LEAST_BUCKETS)
 
 
@@ -51,10 +51,10 @@ PARTS: Final[Mapping[str, Patch]] = {
     "surge": (demands, "_surge", lambda *_: ""),
     "forecast": (demands, "forecast", _minute),
 }
-"""What can be taken away. Without `rate` the facts (stock, queue, prompts) decide; they stay bounded by it.
+"""The removable parts. Without `rate` the measured terms (stock, queue, prompts) decide, but are still bounded by it.
 
-Without `capacity` only stock and queue are left, unbounded. Without `surge` the last seconds never count in full;
-without `forecast` neither trend nor a longer mean than a minute.
+Without `capacity` only stock and queue remain, unbounded. Without `surge` the last seconds never count in full;
+without `forecast` there is neither a trend nor a mean over more than a minute.
 """
 
 

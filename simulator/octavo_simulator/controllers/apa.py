@@ -1,8 +1,8 @@
 """AIBrix's APA on KV occupancy.
 
 Source: vllm-project/aibrix, pkg/controller/podautoscaler/algorithm/apa.go: with tolerances of 10 % around the target,
-at most twice and at least half of the replicas at once, down by the highest answer of 300 s. Counted on ready pods: on
-all there are, it would double every ten seconds while the first ones start.
+at most twice and at least half of the replicas in one step, scale-down by the highest recommendation of 300 s. The
+factor applies to ready pods: with all pods it would double every ten seconds while the first ones start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RATE = 2.0
 
 
 def answer(usage: float, target: float, current: int) -> int:
-    """Replicas for the mean `usage` of the pods there are."""
+    """Replicas for the mean `usage` of the current pods."""
     ratio = usage / target
     if ratio > 1 + TOLERANCE:
         return min(ceil(current * ratio), ceil(RATE * current))

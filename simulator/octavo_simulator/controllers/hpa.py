@@ -1,7 +1,7 @@
-"""Kubernetes' HorizontalPodAutoscaler on a metric of pods or on one from outside, with its default behaviour.
+"""Kubernetes' HorizontalPodAutoscaler with a Pods or an External metric, and default behavior.
 
 Source: kubernetes/kubernetes, pkg/controller/podautoscaler/replica_calculator.go (calcPlainMetricReplicas,
-GetExternalPerPodMetricReplicas) and horizontal.go (normalizeDesiredReplicasWithBehaviors). KEDA makes such an object.
+GetExternalPerPodMetricReplicas) and horizontal.go (normalizeDesiredReplicasWithBehaviors). KEDA creates such an object.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Metric = Callable[[ControllerView, float], Mapping[str, float]]
 
 
 def of_pods(values: Iterable[float], target: float, *, current: int, ready: int, pending: int) -> int:
-    """Metric of type Pods: `values` of the ready pods that gave one.
+    """Metric of type Pods: `values` of the ready pods that have one.
 
-    Pods that gave none count as on target when that keeps replicas and as idle when others ask for more; so do pending
-    ones when more are asked for.
+    Pods without a value count as on target for scale-down and as idle for scale-up; pending pods count as idle for
+    scale-up.
     """
     given = list(values)
     if not given:
@@ -47,19 +47,19 @@ def of_pods(values: Iterable[float], target: float, *, current: int, ready: int,
 
 
 def external(total: float, target: float, *, current: int) -> int:
-    """Metric of type External with an AverageValue: no pod is looked at."""
+    """Metric of type External with an AverageValue, independent of pods."""
     if current and abs(1 - total / (target * current)) <= TOLERANCE:
         return current
     return ceil(total / target)
 
 
 def limited_up(wanted: int, at_period_start: int) -> int:
-    """At most twice the replicas, or four more, in 15 seconds; whichever is more."""
+    """The scale-up limit: in 15 seconds at most twice the replicas or four more, whichever is larger."""
     return min(wanted, max(2 * at_period_start, at_period_start + UP_PODS))
 
 
 def behaviour(wanted: Callable[[Observation, float], int | None], down_window: float) -> Controller:
-    """The loop around a metric: looks every 15 s, takes the highest answer of the window before going down."""
+    """The control loop: evaluates the metric every 15 s; scale-down uses the highest recommendation of the window."""
     window = Window(down_window)
     changes: deque[tuple[float, int]] = deque()
     due = 0.0
@@ -88,7 +88,7 @@ def behaviour(wanted: Callable[[Observation, float], int | None], down_window: f
 
 
 def on_pods(metric: Metric, target: float, down_window: float = 300.0) -> Controller:
-    """HPA with a metric of type Pods. From zero it starts one when a request is held, as KEDA would, without delay."""
+    """HPA with a metric of type Pods. From zero a held request starts one replica at once, as with KEDA."""
 
     def wanted(observation: Observation, now: float) -> int | None:
         seen = view(observation, now)
@@ -103,7 +103,7 @@ def on_pods(metric: Metric, target: float, down_window: float = 300.0) -> Contro
 
 
 def on_queue_outside(target: float, down_window: float = 300.0) -> Controller:
-    """HPA with a metric of type External: all requests that wait, in pods and gateways, as KEDA's scalers give it."""
+    """HPA with a metric of type External: all waiting requests in pods and gateways, as a KEDA scaler reports."""
 
     def wanted(observation: Observation, now: float) -> int | None:
         seen = view(observation, now)
@@ -116,13 +116,13 @@ def on_queue_outside(target: float, down_window: float = 300.0) -> Controller:
 
 
 def queue(seen: ControllerView, _: float) -> Mapping[str, float]:
-    """Waiting requests of each pod, gateways' held ones spread over them."""
+    """Waiting requests of each pod, plus an equal share of the gateways' held requests."""
     share = seen.held / len(seen.loads) if seen.loads else 0.0
     return {name: load.waiting + share for name, load in seen.loads.items()}
 
 
 def duty_cycle(window: float = 30.0) -> Metric:
-    """GPU utilisation as drivers count it: the share of time in which any kernel ran."""
+    """GPU utilization as drivers measure it: the share of time in which any kernel ran."""
     windows: dict[str, Window] = {}
     before: dict[str, tuple[float, float]] = {}
 

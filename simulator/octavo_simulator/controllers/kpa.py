@@ -1,8 +1,8 @@
 """Knative's pod autoscaler on concurrency.
 
 Source: knative/serving, pkg/autoscaler/scaling/autoscaler.go (Scale) and pkg/reconciler/autoscaling/kpa/scaler.go.
-Concurrency is the requests in work and in the activator (here: held by gateways), averaged over a stable and a panic
-window. Rates are Knative's defaults: 1000 up, 2 down; panic at twice what the ready pods take.
+Concurrency counts running requests and those in the activator (here: held by gateways), averaged over a stable and a
+panic window. Rates are Knative's defaults: 1000 up, 2 down; panic mode at twice the capacity of the ready pods.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PANIC_SHARE = 0.1
 def kpa(
     target: float, stable: float = 60.0, *, delay: float = 0.0, idle_to_zero: float = inf, least: int = 1
 ) -> Controller:
-    """`target`: concurrency of one pod, the utilisation included. `delay`: scale-down delay.
+    """`target`: concurrency of one pod, including the target utilization. `delay`: scale-down delay in seconds.
 
-    Down to `least`; to zero after `idle_to_zero` seconds (stable window and grace period) without a request.
+    Scales down to `least`; to zero after `idle_to_zero` seconds (stable window and grace period) without a request.
     """
     stable_window, panic_window = Window(stable), Window(stable * PANIC_SHARE)
     delayed = Window(max(delay, 1e-9))

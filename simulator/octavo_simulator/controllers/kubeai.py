@@ -1,7 +1,7 @@
 """KubeAI's rule: active requests, averaged over ten minutes, divided by a target.
 
-Source: substratusai/kubeai, internal/modelautoscaler/autoscaler.go: every 10 s; a model goes down only after as many
-answers in a row as fit its scale-down delay (30 s).
+Source: substratusai/kubeai, internal/modelautoscaler/autoscaler.go: every 10 s; scale-down requires as many consecutive
+recommendations as fit into the scale-down delay (30 s).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def kubeai(target: float, window: float = 600.0, delay: float = 30.0) -> Control
         average.add(now, seen.active)
         desired = ceil(average.mean() / target)
         if not seen.current and seen.held:
-            desired = max(1, desired)  # the proxy asks for a first replica itself
+            desired = max(1, desired)  # the proxy itself requests the first replica
         downs = downs + 1 if desired < seen.current else 0
         if desired < seen.current and downs <= needed:
             desired = seen.current

@@ -1,4 +1,4 @@
-"""Octavo: the operator's own `decide`, given what the operator would be given."""
+"""Octavo: the operator's own `decide` with the operator's input."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ KEY = "simulation/model"
 
 
 def octavo(settings: Callable[[float], ScalingSettings], record: Callable[[bytes], object] | None = None) -> Controller:
-    """The scaling policy with its memory; `settings` by time, because schedules open and close.
+    """The scaling policy with its state; `settings` is a function of time, because of schedules.
 
-    `record` is given each decision as the operator records it.
+    `record` gets each decision in the format of the operator's log.
     """
     state, recorder = PolicyState(), Recorder()
 
@@ -32,5 +32,5 @@ def octavo(settings: Callable[[float], ScalingSettings], record: Callable[[bytes
 
 
 def static(replicas: int) -> Controller:
-    """Always the same number."""
+    """A fixed number of replicas."""
     return lambda _observation, _now: ReplicaTarget(replicas, 60.0, "Static")

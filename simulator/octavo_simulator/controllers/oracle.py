@@ -1,6 +1,6 @@
-"""An oracle: knows every request that will come, its length included, and starts pods in time for it.
+"""An oracle: knows all future requests with their lengths, and starts pods in time for them.
 
-No autoscaler can know that. It says how much of the way from a fixed number to perfect knowledge one has gone.
+No autoscaler can know the future. The oracle is a reference for perfect knowledge, as a fixed number is for none.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TICK_SECONDS = 10.0
 
 
 def work(request: TraceRequest, profile: PodProfile, promise: Promise) -> float:
-    """Seconds of a pod that a request takes from the others at the promised pace.
+    """Pod-seconds of a request at the TPOT objective.
 
-    Its own prompt in full; of each step a share for its row and what it attends to, and of the step's fixed cost what
-    falls to one of the rows that fit.
+    They are the cost of its prompt and, for each step, the cost of its row and context plus its part of the fixed cost,
+    which is shared by all rows that fit.
     """
     resident = request.prompt + request.output / 2
     prompt = profile.prefill * max(1, request.prompt - (request.shared if request.prefix >= 0 else 0))
@@ -36,7 +36,7 @@ def work(request: TraceRequest, profile: PodProfile, promise: Promise) -> float:
 
 
 def oracle(trace: Trace, profile: PodProfile, promise: Promise, busy: float, window: float = 60.0) -> Controller:
-    """Pods for the work of the busiest `window` until a pod started now would be ready, `busy` of each pod's time."""
+    """Pods for the busiest `window` until a pod started now would be ready, at utilization `busy`."""
     times = [request.at for request in trace.requests]
     sums = [0.0, *accumulate(work(request, profile, promise) for request in trace.requests)]
     ahead = 2.0 * profile.start

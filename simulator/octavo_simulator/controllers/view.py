@@ -1,4 +1,4 @@
-"""What all baselines see, and the windows they average it in. Pure."""
+"""The baselines' view of an observation, and their averaging windows. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from octavo_protocol.load import LoadReport
 
 @dataclass(frozen=True, slots=True)
 class ControllerView:
-    """Replicas asked for, those ready and starting, the reports of ready ones by pod, and what gateways have.
+    """Desired, ready and starting replicas, the reports of ready pods by name, and the gateways' requests.
 
-    `active`: requests sent and not ended, and held ones. `missing`: ready pods without a fresh report.
+    `active`: requests in flight and held. `missing`: ready pods without a fresh report.
     """
 
     current: int
@@ -29,7 +29,7 @@ class ControllerView:
 
     @property
     def missing(self) -> int:
-        """Ready pods whose report is too old."""
+        """The ready pods whose report is stale."""
         return self.ready - len(self.loads)
 
 
@@ -62,13 +62,13 @@ class Window:
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
 
     def add(self, now: float, value: float) -> None:
-        """Take a sample; those that are too old go."""
+        """Add a sample and drop those that are too old."""
         self._samples.append((now, value))
         while self._samples[0][0] <= now - self.seconds:
             self._samples.popleft()
 
     def mean(self) -> float:
-        """Over the samples that are there: a window that has just begun is not filled up with zeros."""
+        """The mean of the available samples; a window that has just begun is not padded with zeros."""
         return fmean(value for _, value in self._samples)
 
     def highest(self) -> float:

@@ -1,8 +1,8 @@
-"""llm-d's Workload Variant Autoscaler, second version: tokens in use and queued against what a replica takes.
+"""llm-d's Workload Variant Autoscaler, second version: tokens in use and queued against the capacity of replicas.
 
-Source: llm-d/llm-d-workload-variant-autoscaler, internal/engines/analyzers/saturation_v2, and arXiv 2603.09730. A
-replica takes the smaller of 80 % of its pool (k1) and of what was in use while its queue was long (k2; until that was
-seen, what its step budget and rows allow).
+Source: llm-d/llm-d-workload-variant-autoscaler, internal/engines/analyzers/saturation_v2, and arXiv 2603.09730. The
+capacity of a replica is the smaller of k1, 80 % of its pool, and k2, the tokens in use while its queue was long. Until
+that was observed, k2 follows from the step budget and rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SEEN = 20
 
 
 def derived(load: LoadReport, prompt: float, output: float) -> float:
-    """k2 while no saturation was seen: N = min(B*O/(I+O), rows) requests of I + O/2 tokens."""
+    """k2 before any observed saturation: N = min(B*O/(I+O), rows) requests of I + O/2 tokens."""
     rows = min(load.max_batched_tokens * output / max(1.0, prompt + output), load.max_running)
     return rows * (prompt + output / 2)
 
 
 def replicas(*, demand: float, each: float, ready: int, pending: int, up: float, down: float) -> int:
-    """Replicas for `demand` tokens: more when it is above `up` of the supply, fewer below `down` of what is ready."""
+    """Replicas for `demand` tokens: more above the share `up` of the supply, fewer below `down` of the ready supply."""
     required = demand / up - (ready + pending) * each
     spare = ready * each - demand / down
     supply = ready + pending
@@ -45,7 +45,7 @@ def replicas(*, demand: float, each: float, ready: int, pending: int, up: float,
 
 
 def wva(up: float = 0.85, down: float = 0.70, tick: float = TICK_SECONDS) -> Controller:
-    """The analyzer with its memory of saturated replicas, by mean answer length."""
+    """The analyzer with its history of saturated replicas, by mean output length."""
     saturated: dict[int, deque[float]] = {}
     counted: dict[str, LoadReport] = {}
     prompt = output = 0.0
@@ -77,7 +77,7 @@ def _capacity(load: LoadReport, seen: Sequence[float] | deque[float], prompt: fl
 
 
 def _sizes(seen: ControllerView, before: dict[str, LoadReport], prompt: float, output: float) -> tuple[float, float]:
-    """Mean lengths of what was served since the last look, smoothed; as before when nothing was."""
+    """Smoothed mean lengths of the requests served since the last call; unchanged if there were none."""
     requests = prompts = outputs = 0
     for name, load in seen.loads.items():
         known = before.get(name)

@@ -26,7 +26,7 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         arguments += [f"--{name}", str(tmp_path / name)]
     assert compare.main([*arguments, "--docs", str(docs)]) == 0
     said = capsys.readouterr().out
-    assert "runs to do, 0 kept from before" in said
+    assert "runs to do, 0 cached" in said
     assert "**The bar is" in said
     assert "**With one setting for all, each scaler's best:** Octavo (" in said
     data = json.loads((tmp_path / "out" / "simulate.json").read_text())

@@ -32,7 +32,7 @@ def asked(controller: Controller) -> list[tuple[float, int]]:
     world = Scenario("test", Trace("test", tuple(requests), 240.0), POD, Promise(2.0, 0.1), spread=0.0, most=8)
     run = simulate(world, controller)
     assert all(job.outcome for job in run.jobs)
-    return [(look.at, look.asked) for look in run.looks]
+    return [(look.at, look.desired) for look in run.decisions]
 
 
 @cache

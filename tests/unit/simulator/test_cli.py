@@ -87,7 +87,7 @@ def test_a_profile_of_ones_own(files: tuple[Path, Path], tmp_path: Path, capsys:
             None,
             "found 0 documents of kind LLMDeployment, expected one",
         ),
-        (SPEC.replace("Builtin", "External"), None, None, "spec.autoscaling.mode is External: others decide; set it"),
+        (SPEC.replace("Builtin", "External"), None, None, "spec.autoscaling.mode: found External, which another"),
         ("a: [", None, None, "not YAML: while parsing"),
         (
             SPEC.replace(
@@ -95,7 +95,7 @@ def test_a_profile_of_ones_own(files: tuple[Path, Path], tmp_path: Path, capsys:
             ),
             None,
             None,
-            "spec.autoscaling.schedules need a trace whose arrivals are dates, found plain seconds",
+            "spec.autoscaling.schedules: need a trace with dates as arrival times, found plain seconds",
         ),
         (SPEC, None, "none", "--profile none: neither built in (llama2-70b-4xh100, 8b-24gb) nor a readable"),
         (SPEC, None, {"base": 1}, "profile field prefill is missing"),

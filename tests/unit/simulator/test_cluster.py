@@ -119,7 +119,7 @@ def test_what_preemption_costs_counts_for_the_requests_of_the_window() -> None:
 
 def test_nobody_lets_go_of_the_first_replicas_before_there_was_something_to_see() -> None:
     run = simulate(scenario([TraceRequest(100.0, 100, 2)], initial=4, grace=60.0), static(1))
-    assert {look.asked for look in run.looks if look.at < 60.0} == {4}
+    assert {look.desired for look in run.decisions if look.at < 60.0} == {4}
     assert [member.ended for member in run.members] == [60.0, 60.0, 60.0, inf]
 
 
@@ -127,7 +127,7 @@ def test_equal_seeds_give_equal_runs() -> None:
     world = scenario(poisson(3, 150), spread=0.355, profile=replace(POD, noise=0.03))
     one, two, other = (simulate(world, ours(), seed) for seed in (1, 1, 2))
     assert [job.ended for job in one.jobs] == [job.ended for job in two.jobs]
-    assert one.looks == two.looks
+    assert one.decisions == two.decisions
     assert [job.ended for job in one.jobs] != [job.ended for job in other.jobs]
 
 
@@ -151,7 +151,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
     world = scenario([TraceRequest(0.0, 100, 2)], faults=Faults(failed_starts=0.999), initial=0, seconds=200.0)
     run = simulate(world, static(1))
     assert run.jobs[0].outcome == "timeout"
-    assert [look.pending for look in run.looks[1:]] == [1] * (len(run.looks) - 1)
+    assert [look.pending for look in run.decisions[1:]] == [1] * (len(run.decisions) - 1)
 
 
 def test_a_dead_node_breaks_streams_and_the_rest_is_sent_again() -> None:

@@ -68,7 +68,7 @@ def test_where_nobody_reaches_the_level_the_next_one_counts() -> None:
         [_line("a", 0.8, 1.0, 0.95), _line("a", None, None), _line("b", 0.8, 1.0, 0.95), _line("b", 1.0, 1.0)]
     )
     assert "on 1 of 2 workloads (a; the bar: 4)" in told
-    assert "Nobody gets there on a: judged at 95%." in told
+    assert "No scaler gets there on a: judged at 95%." in told
 
 
 def test_one_setting_for_all_is_told_with_what_it_keeps_and_costs() -> None:

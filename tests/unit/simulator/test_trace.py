@@ -42,7 +42,7 @@ def test_unsorted_lines_are_sorted_and_said() -> None:
     trace = parse(b"time,input,output\n5,10,1\n3,20,2\n4,30,0\n", "t")
     assert trace.requests == (TraceRequest(0.0, 20, 2), TraceRequest(1.0, 30, 1), TraceRequest(2.0, 10, 1))
     assert trace.notes == (
-        "1 lines came before the line above them: sorted by time",
+        "1 lines were out of order: sorted by time",
         "1 requests without output tokens: counted as one token",
     )
 
@@ -68,7 +68,7 @@ def test_unsorted_lines_are_sorted_and_said() -> None:
         (b"arrival,input,output\n2023-12-01,7,7\n5,7,7\n", "column arrival has both dates and plain numbers; use one"),
         (b"arrival,input,output\n0,7,7\n0,\xff,7\n", "line 3 is not UTF-8; save the file as UTF-8 text"),
         (b"arrival,input,output\n0,7,7\n99999999999,7,7\n", "column arrival spans 1157407 days; expected at most 31"),
-        (b"arrival,input,output\n0,7\0,7\n", "line 2 has a NUL character; this is no CSV text"),
+        (b"arrival,input,output\n0,7\0,7\n", "line 2 has a NUL character; expected CSV text"),
         (b"arrival,input,output\n0,7,7\n1," + b"9" * 200_000 + b",1\n", "line 3: field larger than field limit"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What operator, gateway and server do the same way: log lines, failpoints, fairness, the cost of a step."""
+"""Code shared by operator, gateway and server: logging, failpoints, fair queueing, step cost."""

@@ -1,7 +1,7 @@
-"""Faults on demand, for tests of what happens then: `OCTAVO_FAILPOINTS=engine.step:raise@3` fails the third step.
+"""Fault injection for tests: `OCTAVO_FAILPOINTS=engine.step:raise@3` fails the third step.
 
-`raise` raises `InjectedFaultError`, `exit` ends the process at once as if it had been killed. Several are separated by
-commas; names of other programs' points are as good as any. Without the variable nothing is ever hit.
+`raise` raises `InjectedFaultError`, `exit` ends the process at once like SIGKILL. Several entries are separated by
+commas; names of other programs' failpoints are ignored. Without the variable no failpoint is active.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 
 VARIABLE = "OCTAVO_FAILPOINTS"
 KILLED = 137
-"""Exit status of `exit`: that of a process that a container runtime killed."""
+"""Exit status of `exit`, the same as after SIGKILL by a container runtime."""
 
 
 class InjectedFaultError(Exception):
-    """A fault that the environment asked for."""
+    """A fault injected through the environment variable."""
 
 
 class Failpoints:
-    """Counts how often each named point is passed, and fails at the chosen time, once."""
+    """Counts the calls of each failpoint, and fails once, at the configured call."""
 
     def __init__(self, text: str) -> None:
         self._left: dict[str, int] = {}
@@ -35,11 +35,11 @@ class Failpoints:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Failpoints:
-        """Those of this process. Raises `ValueError` for text of another form."""
+        """The failpoints of this process. Raises `ValueError` for an invalid value."""
         return cls(environment.get(VARIABLE, ""))
 
     def hit(self, name: str) -> None:
-        """Pass a point: raises `InjectedFaultError`, or ends the process, at the N-th call for `name`."""
+        """Pass a failpoint: raises `InjectedFaultError`, or ends the process, at the N-th call for `name`."""
         if name not in self._left:
             return
         self._left[name] -= 1

@@ -1,12 +1,12 @@
-"""The order in which requests are served, for all that wait: at the gateway for a pod, in the engine for a row.
+"""A priority queue with aging and fairness between tenants, for requests held by gateways or waiting in the engine.
 
-1. **Priority with aging.** An entry's level is its priority, and one more for every `AGING_SECONDS` that it waits.
+1. **Priority with aging.** An entry's level is its priority, plus one for every `AGING_SECONDS` that it waits.
    Entries of one priority are a class. A class has the level of its oldest entry; of equal classes the one with the
-   older entry goes first. So every entry reaches the highest level at last.
-2. **Tenants in turn.** Within a class the tenant with the lowest virtual token counter is next.
-3. **Order of arrival** within a tenant, by `Place.order`: an entry that comes back gets its old place.
+   older entry goes first. So no entry starves.
+2. **Fairness between tenants.** Within a class the tenant with the lowest virtual token counter is next.
+3. **Order of arrival** within a tenant, by `Place.order`: an entry that returns gets its former place.
 
-Every operation takes O(log n) for n entries, and O(classes) to compare these. Pure: times are passed in.
+Every operation takes O(log n) for n entries, plus O(classes). Pure: times are passed in.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SMALL = 64
 
 
 def level(priority: int, waited: float) -> int:
-    """Priority, and what `waited` seconds add to it."""
+    """The priority plus the aging of `waited` seconds."""
     return priority + int(max(0.0, waited) // AGING_SECONDS)
 
 
 class Place(NamedTuple):
-    """Where an entry stands: `arrived` in seconds; `order` is unique in the queue and rises with `arrived`."""
+    """The position of an entry: `arrived` in seconds; `order` is unique in the queue and increases with `arrived`."""
 
     tenant: str
     priority: int
@@ -55,11 +55,11 @@ class FairQueue(Generic[T]):
         return entry in self._places
 
     def __iter__(self) -> Iterator[T]:
-        """In the order in which they were pushed."""
+        """The entries in the order of `push`."""
         return iter(self._places)
 
     def push(self, entry: T, place: Place, *, returning: bool = False) -> None:
-        """Add an entry. One that is `returning` has had its turn before, so its tenant's counter stays as it is."""
+        """Add an entry. `returning`: the entry was chosen before, so its tenant's counter is not lifted."""
         tenant, priority = place.tenant, place.priority
         if tenant not in self.waiting and not returning:
             self.counter.arrive(tenant, self.waiting)
@@ -70,7 +70,7 @@ class FairQueue(Generic[T]):
         self._classes[priority].add(entry, place)
 
     def remove(self, entry: T) -> None:
-        """Take out an entry that is in the queue."""
+        """Remove an entry of the queue."""
         place = self._places.pop(entry)
         members = self._classes[place.priority]
         members.remove(place)
@@ -81,7 +81,7 @@ class FairQueue(Generic[T]):
             del self.waiting[place.tenant]
 
     def head(self, now: float) -> T | None:
-        """The entry that is next."""
+        """The next entry to serve, None if the queue is empty."""
         best: tuple[int, int] | None = None
         turn = None
         for priority, members in self._classes.items():
@@ -92,7 +92,7 @@ class FairQueue(Generic[T]):
         return None if turn is None else turn.next()
 
     def settle(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant for what its requests counted beyond their first charge; less than 0 to give back."""
+        """Charge a tenant the tokens beyond the first charge of its requests; negative for a refund."""
         self.counter.charge(tenant, tokens)
         if tokens < 0:
             for members in self._classes.values():
@@ -103,12 +103,12 @@ class FairQueue(Generic[T]):
         return {priority: len(members) for priority, members in sorted(self._classes.items())}
 
     def lines(self, priority: int) -> dict[str, dict[int, T]]:
-        """The entries of one priority that has any, by tenant and by `Place.order`, in the order of pushing."""
+        """The entries of a priority, which must have some, by tenant and `Place.order`, in the order of `push`."""
         return {tenant: line.entries for tenant, line in self._classes[priority].lines.items()}
 
 
 class _Class(Generic[T]):
-    """Entries of one priority; never empty, except while it is made."""
+    """Entries of one priority; empty only during construction."""
 
     __slots__ = ("_all", "_counter", "_numbers", "_turns", "_valid", "lines")
 
@@ -117,8 +117,8 @@ class _Class(Generic[T]):
         self._all: _Line[T] = _Line()
         self._counter = counter
         self._numbers = 0
-        # A heap of (counter, number, tenant); `_valid` has the entry that counts for each tenant with a line. Counters
-        # grow while tenants wait: an entry that is behind is corrected when it comes to the top.
+        # A heap of (counter, number, tenant); `_valid` has the current entry of each tenant with a line. Counters grow
+        # while tenants wait: an outdated entry is corrected when it reaches the top.
         self._turns: list[_Turn] = []
         self._valid: dict[str, _Turn] = {}
 
@@ -156,7 +156,7 @@ class _Class(Generic[T]):
                 return self.lines[tenant].first()
 
     def lowered(self, tenant: str) -> None:
-        """A counter became smaller: a corrected entry goes in at once, the old one is dropped when it surfaces."""
+        """Handle a decreased counter: push a corrected entry now; the outdated one is dropped at the top."""
         if tenant not in self._valid:
             return
         _, number, _ = self._valid[tenant]

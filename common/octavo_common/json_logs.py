@@ -1,7 +1,7 @@
-"""Log lines: one per event, as one JSON object each for machines or as text for people. Never prompt or key text.
+"""Logging: one line per event, as a JSON object or as text. Lines never contain prompts or API keys.
 
-A field is an attribute given by `extra=`, whatever its name: `log.info("stream broken", extra={"request_id": id})`. So
-one request can be followed by `request_id` through gateway, API process and engine.
+Each attribute given by `extra=` is a field: `log.info("stream broken", extra={"request_id": id})`. So a request can be
+followed by its `request_id` through gateway, API process and engine.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Literal
 
 Form = Literal["json", "text"]
 
-# uvicorn's `color_message` is its message once more.
+# uvicorn's `color_message` duplicates its message.
 _NO_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, fields, and the traceback as `exception`.
 
-    All but ASCII is escaped: nothing in a message can break the line.
+    Everything but ASCII is escaped, so a message cannot break the line.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The JSON line of a record."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -39,10 +39,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:30:01 INFO message key=value`, a traceback below it; control characters are escaped."""
+    """`12:30:01 INFO message key=value`, followed by a traceback if any; control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The text line of a record."""
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
         line = f"{time} {record.levelname} {_escaped(record.getMessage() + fields)}"
@@ -50,12 +50,12 @@ class TextFormatter(logging.Formatter):
 
 
 def form() -> Form:
-    """How this process logs."""
+    """The log format of this process."""
     return "json" if any(isinstance(h.formatter, JsonFormatter) for h in logging.root.handlers) else "text"
 
 
 def configure(form: Form, level: str = "INFO") -> None:
-    """Send all logging of this process to stderr; `level` as `logging` names it, in any case."""
+    """Send all logs of this process to stderr; `level` is a name of `logging`, in any letter case."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Least squares over the sums that pods report of their steps: the same for the gateways' choice and the scaler."""
+"""Least squares over the step sums that pods report; used by the gateways' routing and by the autoscaler."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from math import sqrt
 Vector = tuple[float, ...]
 Matrix = tuple[Vector, ...]
 
-# Sums of products are compared with products of sums.
+# Relative tolerance of the Cauchy-Schwarz check.
 _ROUNDING = 1e-6
 
-# Products of sums of this size are still numbers.
+# Limit for sums, so that products of them do not overflow.
 _MOST = 1e60
 
 
 def possible(gram: Matrix, moment: Vector) -> bool:
-    """Whether there were steps, and there can be steps with these sums."""
+    """True if the sums are of at least one step, and plausible by the Cauchy-Schwarz inequality."""
     values = (*gram[0], *gram[1], *gram[2], *gram[3], *moment)
     if not all(0 <= value < _MOST for value in values) or gram[0][0] < 1 or moment[0] <= 0:
         return False
@@ -26,9 +26,9 @@ def possible(gram: Matrix, moment: Vector) -> bool:
 def non_negative(gram: Matrix, moment: Vector, prior: Vector, ridge: float) -> list[float]:
     """Non-negative coefficients of the normal equations `gram * coefficients = moment`.
 
-    Those without any evidence keep the prior; the others are pulled towards it by `ridge` times their own evidence.
-    Coefficients are scaled to evidence 1. Of those that come out negative the lowest is set to 0 and the rest solved
-    anew: not always the exact optimum of the bounded problem, and near enough with four.
+    Coefficients without data keep the prior; a ridge of `ridge` times their diagonal pulls the others towards it.
+    Coefficients are scaled to diagonal 1. While one is negative, the lowest is set to 0 and the rest solved
+    again. That is not always the exact optimum of the bounded problem, but close enough for four coefficients.
     """
     scale = [sqrt(gram[i][i]) for i in range(len(moment))]
     free = [i for i in range(len(moment)) if scale[i] > 0]
@@ -49,7 +49,7 @@ def non_negative(gram: Matrix, moment: Vector, prior: Vector, ridge: float) -> l
 
 
 def _eliminate(rows: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small positive definite system; all negative where it is none, which no real sums are."""
+    """Solve a small positive definite system; all -1 if it is not definite, which does not occur with real sums."""
     size = len(right)
     for k in range(size):
         if rows[k][k] <= 0:

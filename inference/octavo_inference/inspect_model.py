@@ -13,7 +13,7 @@ from pathlib import Path
 
 from octavo_inference.download.inspect import look
 from octavo_inference.download.transfer import until_terminated
-from octavo_protocol.model import ModelFailure, encode_look
+from octavo_protocol.model import ModelFailure, encode_inspection
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--any-architecture", action="store_true", help="do not refuse what this version cannot serve")
     arguments = parser.parse_args(argv)
     found = look(arguments.target, arguments.cache, any_architecture=arguments.any_architecture)
-    line = encode_look(found)
+    line = encode_inspection(found)
     sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()
     if arguments.report is not None:

@@ -1,1 +1,1 @@
-"""What the parts of Octavo say to each other: names, load reports and block hashes. Typed, small, no I/O."""
+"""The contract between the parts of Octavo: names, load reports and block hashes. Typed, small, no I/O."""

@@ -1,4 +1,4 @@
-"""The hash chain that names KV blocks: prefix cache, tiers, hand-off and gateway affinity all use the same keys."""
+"""The hash chain over KV blocks. The prefix cache and the gateway's prefix affinity use the same keys."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 DIGEST_BYTES = 16
 KEY_BYTES = 8
-"""A block's key, as pods and gateways tell each other of blocks: the beginning of its hash."""
+"""Length of a block key, the prefix of a block's hash by which pods and gateways identify a block."""
 
 
 def root_hash(model_digest: str, adapter: str = "", salt: str = "") -> bytes:
-    """Hash every chain of one (model, adapter, tenant salt) starts from, so that caches never mix between them."""
+    """Root hash of all chains of one (model, adapter, tenant salt), so that caches never mix between them."""
     h = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in (model_digest, adapter, salt):
         data = part.encode()
@@ -22,7 +22,7 @@ def root_hash(model_digest: str, adapter: str = "", salt: str = "") -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash of one full block: depends on every token before it through `parent`."""
+    """Hash of one full block; through `parent` it depends on every earlier token."""
     return hashlib.blake2b(parent + array("I", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
@@ -37,7 +37,7 @@ def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> list[by
 
 
 def keys(data: bytes) -> list[bytes]:
-    """Block keys that were written one after the other. Raises `ValueError` for what is left over."""
+    """Split concatenated block keys. Raises `ValueError` if an incomplete key remains."""
     if len(data) % KEY_BYTES:
-        raise ValueError(f"{len(data)} bytes are no whole number of block keys of {KEY_BYTES} bytes")
+        raise ValueError(f"{len(data)} bytes are not a multiple of {KEY_BYTES}, the size of a block key")
     return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]

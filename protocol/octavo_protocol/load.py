@@ -1,7 +1,7 @@
-"""The load reports: what a pod and a gateway say of themselves, sampled by the operator and by gateways.
+"""Load reports of pods and gateways, polled by the operator and by gateways.
 
-One small JSON object each. Counters only grow within one `start_time`; a reader that sees another `start_time`
-starts its differences afresh.
+Each is one small JSON object. Counters never decrease within one `start_time`; with another `start_time` they restart
+at 0, so a reader must not subtract the previous values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from octavo_protocol.hashing import KEY_BYTES
 class StepSums(msgspec.Struct, frozen=True, kw_only=True):
     """Running sums over engine steps: enough to fit `seconds = a + b*prefill + d*rows + c*context` by least squares.
 
-    Tokens and rows are counts per step, `seconds` the wall time of the step. Two factors in a name: sum of products.
+    Tokens and rows are counts per step, `seconds` the wall time of the step. A name with two factors is a sum of
+    products.
     """
 
     count: int = 0
@@ -34,19 +35,19 @@ class StepSums(msgspec.Struct, frozen=True, kw_only=True):
     seconds_rows: float = 0.0
     seconds_context: float = 0.0
     idle_rows: int = 0
-    """Rows that finished sequences of a static batch kept from others; always 0 with continuous batching."""
+    """Rows that finished sequences of a static batch still occupied; always 0 with continuous batching."""
     held_rows: int = 0
-    """Rows that sequences held, decoding or not."""
+    """Rows that sequences occupied, decoding or not."""
     unused_slots: int = 0
-    """Token slots of KV blocks that sequences held and had not filled."""
+    """Unfilled token slots in KV blocks held by sequences."""
 
 
 class CacheDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed in a pod's prefix cache since the reader last asked: block keys, to be cut by `hashing.keys`.
+    """Changes of a pod's prefix cache since the reader's last request: concatenated block keys (`hashing.keys`).
 
-    A key is in one of both: `added` blocks can be found now, `removed` ones cannot; the reader may have known either
-    before. `sequence` is what to ask with next time (`names.QUERY_CACHE_AFTER`); 0, or one that the pod does not know
-    or no longer reaches back to, gets all of it: with `reset` the reader forgets what it knew of the pod.
+    A key is in one of both: `added` blocks are in the cache now, `removed` ones are not; the reader may have known
+    either state before. The next request passes `sequence` (`names.QUERY_CACHE_AFTER`). For 0, or a number that the pod
+    does not know or no longer has in its log, the pod returns all keys with `reset`: the reader replaces its state.
     """
 
     sequence: int
@@ -55,19 +56,19 @@ class CacheDelta(msgspec.Struct, frozen=True, kw_only=True):
     removed: bytes = b""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for half a key: `decode_load` makes it a `msgspec.ValidationError`."""
+        """Raise `ValueError` for an incomplete key; `decode_load` turns it into a `msgspec.ValidationError`."""
         for name, data in (("added", self.added), ("removed", self.removed)):
             if len(data) % KEY_BYTES:
-                raise ValueError(f"{name}: {len(data)} bytes are no whole number of keys of {KEY_BYTES} bytes")
+                raise ValueError(f"{name}: {len(data)} bytes are not a multiple of {KEY_BYTES}, the size of a key")
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """State of one engine.
 
-    `pinned` blocks have ref > 0; `cached` blocks (ref = 0, reusable) are free capacity and are counted apart.
-    `running`, `waiting` are sequences; `waiting_tokens` is the prompt tokens of waiting sequences,
-    `uncached_prompt_tokens` the prompt tokens (waiting and running) that still have to be computed.
-    `oldest_wait` is seconds.
+    `pinned` blocks have a reference count above 0; `cached` blocks (count 0, reusable) are free capacity and counted
+    separately. `running` and `waiting` count sequences; `waiting_tokens`: prompt tokens of waiting sequences;
+    `uncached_prompt_tokens`: prompt tokens of waiting and running sequences that are not computed yet. `oldest_wait` is
+    in seconds.
     """
 
     block_size: int
@@ -88,25 +89,25 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int
     max_waiting: int
     swaps: int = 0
-    """Preempted sequences whose KV was kept on the host; the other preemptions are computed again."""
+    """Preempted sequences whose KV was swapped to host memory; other preempted sequences are recomputed."""
     checks: int = 0
-    """Times the pool's books were compared with the sequences and found right."""
+    """Passed integrity checks of the block pool against the sequences."""
     unused_slots: int = 0
-    """Token slots of KV blocks that sequences hold and have not filled."""
+    """Unfilled token slots in KV blocks held by sequences."""
     recomputed: int = 0
-    """Tokens computed again because their sequence was preempted."""
+    """Tokens computed again after preemption."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
 
     @property
     def kv_occupancy(self) -> float:
-        """Share of the pool that live sequences hold, 0..1."""
+        """Share of the KV pool that live sequences hold, 0..1."""
         return self.blocks_pinned / self.blocks_total if self.blocks_total else 0.0
 
 
 class LoadReport(EngineStats, frozen=True, kw_only=True):
-    """State of one inference pod: that of its engine, and of the server around it.
+    """State of one inference pod: its engine's stats, and the state of its server.
 
-    `start_time` is Unix time of the process start; `cold_start` is seconds from there to ready, 0 while not ready.
+    `start_time`: Unix time of the process start; `cold_start`: seconds from then to ready, 0 while not ready.
     """
 
     sequence: int
@@ -116,17 +117,17 @@ class LoadReport(EngineStats, frozen=True, kw_only=True):
     draining: bool
     cold_start: float = 0.0
     cache: CacheDelta | None = None
-    """Only for readers that ask for it."""
+    """Only in responses to requests with `names.QUERY_CACHE_AFTER`."""
 
 
 TTFT_BOUNDS: Final = tuple(0.001 * 2 ** (index / 4) for index in range(76))
-"""Upper bounds in seconds of the classes that times to the first token are counted in: 1 ms to 7 min, 19 % wide."""
+"""Upper bounds in seconds of the TTFT histogram's buckets: 1 ms to 7 min, each 19 % wider than the previous."""
 
 
 class TrackTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one track answered: all of it, errors (5xx, not reached, or broken off), streams by time to first token.
+    """Responses of one track: requests, errors (5xx, unreachable, or broken stream), and TTFT histogram of streams.
 
-    `ttft` counts by class of `TTFT_BOUNDS`, the last one for all above; empty when there was no stream.
+    `ttft` has a count per bucket of `TTFT_BOUNDS`, and a last one for longer times; empty without a stream.
     """
 
     requests: int = 0
@@ -135,7 +136,7 @@ class TrackTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Both tracks since `step` began at this gateway."""
+    """Traffic of both tracks since `step` began at this gateway."""
 
     step: str
     stable: TrackTraffic
@@ -143,7 +144,7 @@ class CanaryTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one gateway knows of one LLMDeployment. `arrivals` and `arrival_prompt_tokens` are counters."""
+    """One gateway's traffic for one LLMDeployment. `arrivals` and `arrival_prompt_tokens` are counters."""
 
     namespace: str
     name: str
@@ -154,9 +155,9 @@ class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
     held_prompt_tokens: int
     oldest_hold: float
     last_arrival: float
-    """Unix time of the newest request; 0 when there was none."""
+    """Unix time of the newest request; 0 before the first."""
     pods: dict[str, int] = {}
-    """Tokens of the requests in flight, by pod."""
+    """Tokens of in-flight requests, by pod."""
     canary: CanaryTraffic | None = None
     """Only while the deployment has a canary."""
 
@@ -170,15 +171,15 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(report: LoadReport | GatewayReport) -> bytes:
-    """JSON of a report."""
+    """A report as JSON."""
     return msgspec.json.encode(report)
 
 
 def decode_load(data: bytes) -> LoadReport:
-    """A pod's report. Raises `msgspec.ValidationError` naming the field when it is malformed."""
+    """Decode a pod's report. Raises `msgspec.ValidationError`, which names the field, for a malformed one."""
     return msgspec.json.decode(data, type=LoadReport)
 
 
 def decode_gateway(data: bytes) -> GatewayReport:
-    """A gateway's report. Raises `msgspec.ValidationError` naming the field when it is malformed."""
+    """Decode a gateway's report. Raises `msgspec.ValidationError`, which names the field, for a malformed one."""
     return msgspec.json.decode(data, type=GatewayReport)

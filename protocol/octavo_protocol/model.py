@@ -1,4 +1,4 @@
-"""What a look at a model found: written by the Job that looks, as its termination message, and read by the operator."""
+"""The report of a model inspection: the Job's termination message, which the operator reads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 _Word = Annotated[str, msgspec.Meta(max_length=128)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
-# The kubelet keeps this much of a termination message.
+# The kubelet's limit for a termination message, in bytes.
 REPORT_LIMIT = 4096
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model", omit_defaults=True):
-    """A model that can be served; what only a load would tell has its default. Sizes in bytes.
+    """A model that can be served. Fields that only a full load determines have their defaults. Sizes are bytes.
 
-    `revision` is the commit of a hub model, `path` its folder in a cache that was filled. `weights` is what the engine
-    will hold of them, the embedding included, by `engine.dtype`. `token_bytes` and `row_bytes` are the engine's working
-    memory for one token of a step and for one running request or thread, at most: which instruction set the engine will
-    find is not known here.
+    `revision`: commit of a hub model; `path`: its folder in a filled cache. `weights`: size of the weights in the
+    engine, embedding included, by `engine.dtype`. `token_bytes` and `row_bytes`: upper bounds of the engine's working
+    memory for one token of a step, and for one running request or thread; the exact sizes depend on the instruction set
+    of the node.
     """
 
     revision: _Word = ""
@@ -34,14 +34,14 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class ModelFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="failure"):
-    """Why a model cannot be served: one word for programs, a sentence for people."""
+    """Why a model cannot be served: `reason` is a CamelCase word for programs, `message` a sentence for users."""
 
     reason: _Word
     message: Annotated[str, msgspec.Meta(max_length=REPORT_LIMIT)]
 
 
-def encode_look(found: ModelReport | ModelFailure) -> bytes:
-    """One line of JSON, no longer than what is kept of it: a long message loses its end."""
+def encode_inspection(found: ModelReport | ModelFailure) -> bytes:
+    """One line of JSON of at most `REPORT_LIMIT` bytes; a long message is truncated."""
     data = msgspec.json.encode(found)
     while len(data) > REPORT_LIMIT and isinstance(found, ModelFailure):
         found = ModelFailure(reason=found.reason, message=found.message[: len(found.message) * 3 // 4])
@@ -49,6 +49,6 @@ def encode_look(found: ModelReport | ModelFailure) -> bytes:
     return data
 
 
-def decode_look(data: str | bytes) -> ModelReport | ModelFailure:
-    """What `encode_look` made. Raises `msgspec.DecodeError` for anything else."""
+def decode_inspection(data: str | bytes) -> ModelReport | ModelFailure:
+    """Decode the output of `encode_inspection`. Raises `msgspec.DecodeError` for anything else."""
     return msgspec.json.decode(data, type=ModelReport | ModelFailure)

@@ -71,8 +71,8 @@ def prefixes(seed: int, _: Path | None) -> Scenario:
 def reasoning(seed: int, _: Path | None) -> Scenario:
     """Outputs of 1,500 tokens: decode-bound, short of KV cache. A day's 10:1 peak-to-trough ratio within two hours.
 
-    Each of 400 clients has its own gaps and is active for a part of the day. The trough has fewer clients, not slower ones.
-    A whole day would only add flat parts; the ramps here are twelve times as steep as a day's.
+    Each of 400 clients has its own gaps and is active for a part of the day: the trough has fewer clients, not slower
+    ones. A whole day would only add flat parts; the ramps here are twelve times as steep as a day's.
     """
     random = Random(f"reasoning/{seed}")
     seconds, requests = 2 * 3600.0, []

@@ -13,7 +13,7 @@ from octavo_operator.observe.messages import short
 from octavo_operator.observe.pods import Pod, Problem, observe_pod
 from octavo_operator.resources import model_job
 from octavo_protocol import names
-from octavo_protocol.model import ModelFailure, ModelReport, decode_look
+from octavo_protocol.model import ModelFailure, ModelReport, decode_inspection
 
 UNKNOWN = ModelReport()
 
@@ -147,7 +147,7 @@ def _failed(owner: LLMDeployment, inspection: Inspection) -> Model:
 
 def _read(said: str) -> ModelReport | ModelFailure | None:
     try:
-        return decode_look(said)
+        return decode_inspection(said)
     except msgspec.DecodeError:
         return None
 

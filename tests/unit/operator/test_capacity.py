@@ -15,7 +15,7 @@ from octavo_operator.observe.memory_estimate import Estimate, estimate, refusal
 from octavo_operator.reconcile.plan import Apply
 from octavo_operator.resources.common import Installation
 from octavo_operator.resources.config import quantity
-from octavo_protocol.model import ModelReport, encode_look
+from octavo_protocol.model import ModelReport, encode_inspection
 
 Json = dict[str, Any]
 Make = Callable[..., LLMDeployment]
@@ -78,7 +78,7 @@ def test_what_only_the_server_can_tell_is_left_to_it(flag: str, make_owner: Make
 
 def test_no_pod_is_made_for_a_model_that_cannot_fit(make_owner: Make, installation: Installation) -> None:
     world = World(make_owner({"resources": {"memory": "16Gi"}}), installation)
-    world.said = encode_look(BIG).decode()
+    world.said = encode_inspection(BIG).decode()
     for _ in range(3):
         decided = world.pass_()
         world.run()
@@ -97,7 +97,7 @@ def test_no_pod_is_made_for_a_model_that_cannot_fit(make_owner: Make, installati
 
 def test_what_serves_goes_on_when_the_next_spec_cannot_fit(make_owner: Make, installation: Installation) -> None:
     world = World(make_owner({"resources": {"memory": "64Gi"}}), installation)
-    world.said = encode_look(BIG).decode()
+    world.said = encode_inspection(BIG).decode()
     world.settle()
     world.owner = make_owner({"resources": {"memory": "8Gi"}}, status=world.owner.status)
     decided = world.pass_()

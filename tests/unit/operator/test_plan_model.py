@@ -13,7 +13,7 @@ from tests.unit.operator.world import World, condition
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan, stuck
 from octavo_operator.resources.common import Installation
-from octavo_protocol.model import ModelFailure, ModelReport, encode_look
+from octavo_protocol.model import ModelFailure, ModelReport, encode_inspection
 
 Json = dict[str, Any]
 HUB = {"model": {"uri": "hf://org/tiny"}}
@@ -29,7 +29,7 @@ FOUND = ModelReport(
 
 @pytest.fixture
 def make_world(make_owner: Callable[..., LLMDeployment], installation: Installation) -> Callable[..., World]:
-    def make(spec: Json | None = None, said: str | None = encode_look(FOUND).decode()) -> World:
+    def make(spec: Json | None = None, said: str | None = encode_inspection(FOUND).decode()) -> World:
         world = World(make_owner(spec), installation)
         world.said = said
         return world
@@ -91,7 +91,7 @@ def test_a_job_without_a_report_is_enough(make_world: Callable[..., World]) -> N
 def test_a_branch_that_moves_moves_no_replica(make_world: Callable[..., World], make_owner: Any) -> None:
     world = make_world(HUB)
     world.settle()
-    world.said = encode_look(ModelReport(revision="beef", architecture="llama")).decode()
+    world.said = encode_inspection(ModelReport(revision="beef", architecture="llama")).decode()
     world.owner = make_owner({**HUB, "engine": {"maxModelLen": 128}}, status=world.owner.status)
     final = world.settle()
     assert "hf://org/tiny@c0ffee" in container(world, "initContainers")["command"]
@@ -121,7 +121,9 @@ def test_a_refused_model_says_why_and_leaves_the_old_one(make_world: Callable[..
     world.said = None
     world.owner = make_owner({"model": {"uri": "hf://org/other"}}, status=world.owner.status)
     world.pass_()
-    world.failed = encode_look(ModelFailure(reason="ModelNotFound", message="the hub has no such model (404)")).decode()
+    world.failed = encode_inspection(
+        ModelFailure(reason="ModelNotFound", message="the hub has no such model (404)")
+    ).decode()
     decided = world.pass_()
     ready = condition(decided, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "ModelNotFound")
@@ -140,7 +142,9 @@ def test_gateways_are_told_of_a_model_that_cannot_start_until_it_can(make_world:
     world.said = None
     world.pass_()
     assert told() is None
-    world.failed = encode_look(ModelFailure(reason="ModelNotFound", message="the hub has no such model (404)")).decode()
+    world.failed = encode_inspection(
+        ModelFailure(reason="ModelNotFound", message="the hub has no such model (404)")
+    ).decode()
     world.pass_()
     assert told() == "ModelNotFound"
     world.failed, world.said = "", ""
@@ -164,7 +168,7 @@ def test_who_is_refused_reads_which_secret_was_not_enough(make_world: Callable[.
     world = make_world({"model": {"uri": "s3://models/tiny", "credentialsSecretRef": {"name": "storage"}}})
     world.said = None
     world.pass_()
-    world.failed = encode_look(ModelFailure(reason="Unauthorized", message="access is refused (403)")).decode()
+    world.failed = encode_inspection(ModelFailure(reason="Unauthorized", message="access is refused (403)")).decode()
     ready = condition(world.pass_(), "Ready")
     assert ready["reason"] == "Unauthorized"
     assert "'s3://models/tiny': access is refused (403) (it is Secret 'storage' now)" in ready["message"]
@@ -225,7 +229,7 @@ CLAIM: Json = {"model": {"uri": "hf://org/tiny"}, "cache": {"type": "PersistentV
 
 def test_a_claim_is_filled_once_and_read_by_pods_without_a_way_out(make_world: Callable[..., World]) -> None:
     found = msgspec.structs.replace(FOUND, path="org--tiny/c0ffee")
-    world = make_world(CLAIM, said=encode_look(found).decode())
+    world = make_world(CLAIM, said=encode_inspection(found).decode())
     world.pass_()
     claim = world.children["PersistentVolumeClaim", "tiny-cache"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"

@@ -21,7 +21,7 @@ from octavo_inference.engine import factory
 from octavo_inference.inspect_model import main
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.config import ModelConfig
-from octavo_protocol.model import ModelFailure, ModelReport, decode_look, encode_look
+from octavo_protocol.model import ModelFailure, ModelReport, decode_inspection, encode_inspection
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -142,11 +142,11 @@ def test_the_program_writes_its_report(
     hub.files = llama_files()
     report = tmp_path / "report"
     assert main(["hf://org/tiny", "--report", str(report)]) == 0
-    found = decode_look(report.read_bytes())
+    found = decode_inspection(report.read_bytes())
     assert isinstance(found, ModelReport)
     assert found.revision == COMMIT
     assert main(["hf://org/none", "--report", str(report)]) == 1
-    failure = decode_look(report.read_bytes())
+    failure = decode_inspection(report.read_bytes())
     assert isinstance(failure, ModelFailure)
     assert failure.reason == "ModelNotFound"
     assert len(capsys.readouterr().out.splitlines()) == 2
@@ -194,9 +194,9 @@ def test_a_disk_that_fills_up_meanwhile_is_full(hub: FakeHub, tmp_path: Path, mo
 
 def test_a_report_fits_a_termination_message() -> None:
     for letter in ("x", "é", "\n"):
-        said = encode_look(ModelFailure(reason="x" * 128, message=letter * 5000))
+        said = encode_inspection(ModelFailure(reason="x" * 128, message=letter * 5000))
         assert 2048 <= len(said) <= 4096
-        assert isinstance(decode_look(said), ModelFailure)
+        assert isinstance(decode_inspection(said), ModelFailure)
 
 
 def test_a_hub_that_wants_patience_gets_it(hub: FakeHub, tmp_path: Path) -> None:

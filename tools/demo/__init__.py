@@ -1,1 +1,1 @@
-"""The demonstration: a real node, a model that answers, scales and drains. The end-to-end tests use the same steps."""
+"""The demo: a real node with a model that serves, scales and drains. The end-to-end tests use the same steps."""

@@ -1,4 +1,4 @@
-"""`python -m demo up|down`: what `make demo` and `make demo-down` run."""
+"""`python -m demo up|down`: starts or removes the demo; `make demo` and `make demo-down` run it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LOCAL_NAME = "octavo"
 
 
 def main() -> int:
-    """The command line; 0 when the story was told to its end without a dropped stream."""
+    """Run the command line; 0 if all steps succeeded and no stream was dropped."""
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
     parser.add_argument("command", choices=["up", "down"])
     parser.add_argument("--cluster", choices=["local", "current"], default="local")
-    parser.add_argument("--registry", help="with --cluster current: where this machine pushes and the nodes pull")
+    parser.add_argument("--registry", help="registry for --cluster current: this machine pushes, the nodes pull")
     options = parser.parse_args()
     local = options.cluster == "local"
     try:
@@ -31,7 +31,7 @@ def main() -> int:
     except (ClusterError, LocalClusterError, ToolError, ImageError, TimeoutError) as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("interrupted; `make demo-down` removes what there is", file=sys.stderr)
+        print("interrupted; `make demo-down` removes what was created", file=sys.stderr)
     return 1
 
 

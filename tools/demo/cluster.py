@@ -1,4 +1,4 @@
-"""The cluster as the demonstration sees it: kubectl by argument list, JSON in and out."""
+"""Access to the demo's cluster: kubectl and helm calls, with JSON input and output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 class ClusterError(Exception):
-    """A kubectl or helm call failed; the message is what it said."""
+    """A kubectl or helm call failed; the message contains its error output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where to send kubectl and helm. `kubeconfig` None means the context at hand."""
+    """The cluster for kubectl and helm. `kubeconfig` None means the current context."""
 
     kubectl: Path
     helm: Path
@@ -30,14 +30,14 @@ class Cluster:
     namespace: str = "default"
 
     def environment(self) -> dict[str, str]:
-        """Environment for programs that talk to this cluster."""
+        """Environment of programs that use this cluster."""
         env = dict(os.environ)
         if self.kubeconfig:
             env["KUBECONFIG"] = str(self.kubeconfig)
         return env
 
     def run(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
-        """Output of `kubectl args`. Raises ClusterError with its message when it fails."""
+        """Output of `kubectl args`. Raises ClusterError with its error output if it fails."""
         return _run([str(self.kubectl), *args], self.environment(), stdin, check=check, timeout=timeout)
 
     def run_helm(self, *args: str, timeout: float = 300) -> str:
@@ -45,7 +45,7 @@ class Cluster:
         return _run([str(self.helm), *args], self.environment(), None, check=True, timeout=timeout)
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
-        """An object, or None when there is none."""
+        """An object, or None if it does not exist."""
         space = namespace or self.namespace
         output = self.run("get", kind, name, "-n", space, "-o", "json", "--ignore-not-found")
         return json.loads(output) if output.strip() else None
@@ -63,13 +63,13 @@ class Cluster:
         return self.run("apply", "-n", self.namespace, "-f", "-", stdin=text)
 
     def ready_pods(self, name: str) -> list[dict[str, Any]]:
-        """Ready, not terminating pods that serve an LLMDeployment; the one that looks at its model is none of them."""
+        """Ready, not terminating server pods of an LLMDeployment, without the pod of the inspection Job."""
         pods = self.items("pods", f"octavo.dev/llmdeployment={name},app.kubernetes.io/component=server")
         return [pod for pod in pods if is_ready(pod)]
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod takes traffic."""
+    """True if a pod receives traffic."""
     if pod["metadata"].get("deletionTimestamp"):
         return False
     conditions = pod.get("status", {}).get("conditions", [])
@@ -83,7 +83,7 @@ def condition(resource: Mapping[str, Any] | None, kind: str) -> dict[str, Any] |
 
 
 def eventually(what: str, probe: Callable[[], T], *, timeout: float, interval: float = 0.5) -> T:
-    """First truthy answer of `probe`. Raises TimeoutError naming `what` and the last answer."""
+    """First truthy result of `probe`. Raises TimeoutError with `what` and the last result."""
     end = time.monotonic() + timeout
     while True:
         answer = probe()
@@ -96,7 +96,7 @@ def eventually(what: str, probe: Callable[[], T], *, timeout: float, interval: f
 
 @contextmanager
 def gateway_url(cluster: Cluster, namespace: str, *, direct: bool) -> Iterator[str]:
-    """Address of the gateway: its Service where the host has a route to it, else a port-forward while in use."""
+    """URL of the gateway: its Service if the host has a route to it, else a port-forward for the block."""
     if direct:
         service = cluster.get("service", "octavo-gateway", namespace)
         if service is None:

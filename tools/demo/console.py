@@ -1,4 +1,4 @@
-"""What the demonstration prints: titles, facts with the time since the start, text as it streams."""
+"""Output of the demo: titles, facts with the time since the start, streamed text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Console:
-    """Writes to standard output. Long steps show themselves by `toolbox.progress`."""
+    """Writes to standard output. Long steps are shown by `toolbox.progress`."""
 
     def __init__(self) -> None:
         self._out = sys.stdout
@@ -20,7 +20,7 @@ class Console:
         self.line(f"\n{bold}{text}{plain}")
 
     def line(self, text: str) -> None:
-        """One whole line."""
+        """One complete line."""
         self.text(text + "\n")
 
     def text(self, text: str) -> None:
@@ -29,5 +29,5 @@ class Console:
         self._out.flush()
 
     def fact(self, text: str) -> None:
-        """Something that happened, with the time since the start."""
+        """An event, with the time since the start."""
         self.line(f"  {time.monotonic() - self._start:6.1f}s  {text}")

@@ -1,4 +1,4 @@
-"""From nothing to an installed chart: cluster, images, helm."""
+"""Installs Octavo: cluster, images, helm chart."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from toolbox.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "octavo-system"
-# What nodes call the local cluster's registry, wherever it listens.
+# The name of the local cluster's registry on nodes, whatever its address.
 LOCAL_REGISTRY = "localhost:5000"
 EXAMPLE = ROOT / "examples" / "smollm2.yaml"
 MODEL_IMAGE = "models/smollm2"
-# What a local cluster with the chart on it needs.
+# Programs that a local cluster with the chart needs.
 PROGRAMS = (*NODE, "kubectl", "helm")
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A cluster with the chart installed. `example` is the first LLMDeployment, its model image as it was pushed."""
+    """A cluster with the chart installed. `example`: the first LLMDeployment, with the pushed model image."""
 
     cluster: Cluster
     example: str
     direct: bool
-    """Whether this machine has a route to the cluster's Services."""
+    """True if this machine has a route to the cluster's Services."""
     registry: str
-    """Where this machine pushes images; the local cluster's nodes know it as LOCAL_REGISTRY."""
+    """Registry to which this machine pushes images; on the local cluster's nodes its name is LOCAL_REGISTRY."""
     host: str = ""
-    """This machine's address as pods of the local cluster see it."""
+    """This machine's address for pods of the local cluster."""
 
 
 def install(
@@ -51,11 +51,11 @@ def install(
     audit_policy: str | None = None,
     watched: bool = False,
 ) -> Installation:
-    """Octavo on the local cluster `name`, or on the kubectl context at hand when it is None.
+    """Install Octavo on the local cluster `name`, or on the current kubectl context if None.
 
-    With an audit policy, a local cluster that is started for this logs requests by it. `watched`: this machine may read
-    the metrics of a local cluster's pods, as Prometheus would.
-    Raises ClusterError when the context at hand comes without a registry that its nodes can pull from.
+    `audit_policy`: for the API server of a local cluster that is started here. `watched`: this machine may scrape the
+    metrics of a local cluster's pods, like Prometheus.
+    Raises ClusterError for the current context without a registry.
     """
     if name is None and registry is None:
         raise ClusterError(
@@ -91,16 +91,16 @@ def install(
 
 
 def _local(name: str, progress: Progress, audit_policy: str | None) -> record.Record:
-    """The running cluster of this name, or a new one; then with the programs and the images that it needs, built."""
+    """The running cluster of this name, or a new one; for a new one programs and images are built first."""
     found = record.load(name)
     if found is not None and found.up and status.report(found)[1]:
         progress.note(f"cluster {name} is up already: {found.server}")
         return found
-    # What cannot work is said before minutes of compiling.
+    # Fail before minutes of compiling, not after.
     machine.require_node()
     shop = workshop(progress, plain_http_push=True)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        # Images wait for packages, of Debian and of Python, while the Go compiler computes.
+        # Image builds mostly wait for downloads of Debian and Python packages, while the Go compiler uses the CPU.
         images = pool.submit(shop.build, catalog.DEFAULT)
         ensure(PROGRAMS, progress)
         started = up(name, None, None, control_plane_only=False, progress=progress, audit_policy=audit_policy)
@@ -109,14 +109,14 @@ def _local(name: str, progress: Progress, audit_policy: str | None) -> record.Re
 
 
 def _this_machine(name: str) -> dict[str, dict[str, str]]:
-    """The NetworkPolicyPeer that is this machine, seen from a local cluster."""
+    """The NetworkPolicyPeer of this machine, for a local cluster."""
     found = record.load(name)
     network = found.network if found else None
     return {"ipBlock": {"cidr": f"{Addresses(network or 0).host}/32"}}
 
 
 def _namespace(cluster: Cluster) -> None:
-    """The system namespace, under the strictest Pod Security level: the chart must live with it."""
+    """Create the system namespace with Pod Security level restricted, in which the chart must work."""
     levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
     metadata = {"name": SYSTEM, "labels": levels}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})

@@ -1,7 +1,7 @@
-"""`python -m demo.plan`: how long `make demo` will take and why, said before the first long step.
+"""`python -m demo.plan`: estimates the duration of `make demo`, before its first long step.
 
-Only the standard library is used: this runs before `.venv` is made. The figures are those of a cold run: seconds of CPU
-time on a server's core of about 3 GHz, and seconds that pass whatever the processor.
+Uses only the standard library, because it runs before `.venv` exists. The figures are from a cold run: seconds of CPU
+time on a server core of about 3 GHz, and seconds of waiting that do not depend on the processor.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ NATIVE = ROOT / "inference" / "octavo_inference" / "backends" / "cpu" / "native"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the run that a cache may save: CPU time, shared by all cores, and time that passes anyway; seconds."""
+    """A part of the run that a cache may save: seconds of CPU time, shared by all cores, and seconds of waiting."""
 
     what: str
     cpu: float
     wait: float
 
     def seconds(self, cores: int) -> float:
-        """How long it takes on so many cores with nothing else to do."""
+        """The duration in seconds on `cores` otherwise idle cores."""
         return self.cpu / cores + self.wait
 
 
 def environment() -> Part:
-    """`.venv`, when it is not there."""
+    """The part for `.venv`, if it does not exist."""
     return Part("Python packages", cpu=15, wait=15)
 
 
 def kernels(variants: Sequence[str]) -> Part:
-    """The variants of the CPU kernels that are to be compiled."""
+    """The part for the CPU kernel variants to compile."""
     return Part(_list("CPU kernel variant", "compile", variants), cpu=20 * len(variants), wait=0)
 
 
 def programs(names: Sequence[str]) -> Part:
-    """The Go programs that are to be compiled."""
+    """The part for the Go programs to compile."""
     return Part(_list("Go program", "compile", names), cpu=cost(names), wait=30)
 
 
 def images(names: Sequence[str]) -> Part:
-    """The images that are to be built; the first ones bring the base with them."""
+    """The part for the images to build; the first ones include the base image."""
     return Part(_list("image", "build", names), cpu=30 + 15 * len(names), wait=0)
 
 
@@ -62,15 +62,15 @@ def _list(what: str, verb: str, names: Sequence[str]) -> str:
     return f"{len(names)} {what}{'s' if len(names) > 1 else ''} to {verb} ({', '.join(names)})"
 
 
-# A node, the chart, the model, a load that brings a second replica, and its end.
+# Node, chart, model, a load that scales to a second replica, and its end.
 STORY = Part("the demonstration itself", cpu=0, wait=100)
 
 
 def text(parts: Sequence[Part], cores: int) -> str:
-    """What to print; the last part is the one that no cache saves."""
+    """The text to print; the last part is the one that no cache saves."""
     whole = sum(part.seconds(cores) for part in parts)
     if len(parts) == 1:
-        return f"make demo: all is built; about {duration(whole)}"
+        return f"make demo: everything is built; about {duration(whole)}"
     lines = [f"  {duration(part.seconds(cores)):>9}  {part.what}" for part in parts]
     return "\n".join(
         [
@@ -81,21 +81,21 @@ def text(parts: Sequence[Part], cores: int) -> str:
 
 
 def parts(*, local: bool, progress: Progress) -> list[Part]:
-    """What there is to do on this machine. Raises ToolError where Go is missing or too old."""
+    """The parts to do on this machine. Raises ToolError if Go is missing or too old."""
     needed = (*NODE, "kubectl", "helm") if local else ("kubectl", "helm")
     made = [environment()] if not (ROOT / ".venv" / ".ready").exists() else []
     if variants := _variants():
         made.append(kernels(variants))
     if names := build.missing(needed, progress):
         made.append(programs(names))
-    # The model's image takes two seconds, and its version is not known before .venv is there.
+    # Without the model image: it takes two seconds, and its version is unknown before .venv exists.
     if names := unbuilt([name for name in catalog.DEFAULT if name != catalog.MODEL], plain_http_push=local):
         made.append(images(names))
     return [*made, STORY]
 
 
 def _variants() -> list[str]:
-    """By path: the package that the file belongs to is not installed yet."""
+    """Load the module by path: its package is not installed yet."""
     spec = importlib.util.spec_from_file_location("octavo_native_build", NATIVE / "build.py")
     if spec is None or spec.loader is None:
         raise FileNotFoundError(NATIVE / "build.py")
@@ -108,7 +108,7 @@ def _variants() -> list[str]:
 
 
 def main() -> int:
-    """The command line; 1 when the demonstration cannot run."""
+    """Run the command line; 1 if the demo cannot run."""
     parser = argparse.ArgumentParser(prog="demo.plan", description=__doc__)
     parser.add_argument("--cluster", choices=["local", "current"], default="local")
     local = parser.parse_args().cluster == "local"

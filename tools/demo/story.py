@@ -1,4 +1,4 @@
-"""What the demonstration shows, step by step; the end-to-end test runs the same steps with assertions."""
+"""The steps of the demo; the end-to-end test runs the same steps with assertions."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from demo.traffic import Load, Stream, chat
 
 NAME = "smollm2"
 QUESTION = "Name the capital of France."
-# The load asks for long answers, so that the KV pool of the example (spec.engine.kv.memory) fills within seconds.
+# The load requests long outputs, so that the KV pool of the example (spec.engine.kv.memory) fills within seconds.
 LOAD_CLIENTS = 12
 LOAD_TOKENS = 300
 LOAD_REQUESTS_EACH = 40
-# Chats that go on while the second replica leaves: the proof that drain drops nothing.
+# Chats that run while the second replica drains: they prove that a drain drops no stream.
 CALM_CLIENTS = 2
 CALM_TOKENS = 150
 
 
 def question(text: str, *, max_tokens: int, **fields: object) -> dict[str, object]:
-    """A chat request for the demonstration's model."""
+    """A chat request for the demo's model."""
     return {"model": NAME, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, **fields}
 
 
 class Watch:
-    """Prints what changed in an LLMDeployment's status since the last look."""
+    """Prints the changes of an LLMDeployment's status since the last call."""
 
     def __init__(self, console: Console, cluster: Cluster, name: str) -> None:
         self._console, self._cluster, self._name = console, cluster, name
         self._seen: dict[str, str] = {}
 
     def look(self) -> dict[str, Any]:
-        """The resource as it is now, its changes printed."""
+        """The current resource; prints its changes."""
         resource = self._cluster.get(RESOURCE, self._name) or {}
         status = resource.get("status", {})
         for item in status.get("conditions", []):
@@ -54,7 +54,7 @@ class Watch:
 
 
 def become_ready(console: Console, cluster: Cluster, manifest: str) -> Watch:
-    """Applies the example and waits until its LLMDeployment is Ready; the watch that saw it."""
+    """Applies the example and waits until its LLMDeployment is Ready; returns its watch."""
     console.title("kubectl apply -f examples/smollm2.yaml")
     cluster.apply(manifest)
     watch = Watch(console, cluster, NAME)
@@ -63,7 +63,7 @@ def become_ready(console: Console, cluster: Cluster, manifest: str) -> Watch:
 
 
 def answer(console: Console, url: str) -> Stream:
-    """Asks one question and prints the answer as it streams."""
+    """Sends one chat request and prints the answer as it streams."""
     console.title("A chat answer, streamed")
     console.line(f'  curl {url}/v1/chat/completions -d \'{{"model": "{NAME}", "stream": true, …}}\'')
     console.text(f"  > {QUESTION}\n  ")
@@ -76,7 +76,7 @@ def answer(console: Console, url: str) -> Stream:
 
 
 def scale_up_and_down(console: Console, cluster: Cluster, url: str, watch: Watch) -> list[Stream]:
-    """Fills the KV pool until a second replica is ready, ends the load, waits for one replica; all streams' results."""
+    """Fills the KV pool until a second replica is ready, ends the load, waits for one replica; returns all streams."""
     console.title("A load that fills the KV pool")
     bodies = [_story(number, LOAD_TOKENS) for number in range(LOAD_CLIENTS)]
     load = Load(url, bodies, requests_each=LOAD_REQUESTS_EACH, timeout=600)
@@ -84,7 +84,7 @@ def scale_up_and_down(console: Console, cluster: Cluster, url: str, watch: Watch
         eventually("two ready replicas", lambda: _ready(watch.look()) >= 2, timeout=240)
     finally:
         load.stop()
-    console.title("The load ends; a few chats go on while a replica leaves")
+    console.title("The load ends; a few chats continue while a replica drains")
     bodies = [_story(number, CALM_TOKENS) for number in range(CALM_CLIENTS)]
     calm = Load(url, bodies, requests_each=LOAD_REQUESTS_EACH, timeout=600)
     try:

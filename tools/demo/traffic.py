@@ -1,4 +1,4 @@
-"""A client of the gateway: streamed chats, one or many at once, each with the proof that it ended properly."""
+"""A client of the gateway: streamed chats, one or many at once, with a check that each stream is complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 @dataclass(slots=True)
 class Stream:
-    """What one streamed request brought. Complete = one finish reason, then `[DONE]`, and no error event."""
+    """The result of one streamed request. Complete: one finish reason, then `[DONE]`, and no error event."""
 
     status: int = 0
     text: str = ""
@@ -30,7 +30,7 @@ class Stream:
 
     @property
     def complete(self) -> bool:
-        """Whether the client got all that was promised."""
+        """True if the stream is complete."""
         return self.status == 200 and self.done and self.finish_reason is not None and self.error is None
 
 
@@ -42,7 +42,7 @@ def chat(
     on_text: Callable[[str], None] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Stream:
-    """POST /v1/chat/completions with stream=true to the gateway at `url`; never raises for what the server does."""
+    """POST /v1/chat/completions with stream=true to the gateway at `url`; errors of the server do not raise."""
     parts = urlsplit(url)
     stream = Stream()
     begin = time.monotonic()
@@ -97,7 +97,7 @@ def _read_events(
 
 
 class Load:
-    """Clients that each send one chat after another until stopped; a started chat is always read to its end.
+    """Clients that each send chats one after the other until stopped; a started chat is always read to its end.
 
     Bounded: at most `requests_each` chats per client. `results` grows as chats end.
     """
@@ -120,15 +120,15 @@ class Load:
 
     @property
     def running(self) -> int:
-        """Clients that have not ended."""
+        """The number of clients that have not ended."""
         return sum(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """No new chats; the running ones go on."""
+        """Stop sending new chats; the running ones continue."""
         self._stop.set()
 
     def join(self, timeout: float) -> list[Stream]:
-        """Waits for the running chats. Raises TimeoutError when some do not end within `timeout` seconds."""
+        """Waits for the running chats. Raises TimeoutError if some do not end within `timeout` seconds."""
         end = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))

@@ -1,1 +1,1 @@
-"""Builds Octavo's images and the demonstration's model image with whatever builder the machine has."""
+"""Builds Octavo's images and the demo's model image with the builder of this machine."""

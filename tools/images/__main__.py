@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # started by its folder: then the folder is on the path, and its parent is needed
+if not __package__:  # run as `python tools/images`: sys.path has this folder, but the imports need its parent
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from images.cli import main

@@ -1,4 +1,4 @@
-"""The image all others start from: a public one where a registry answers, else one made from Debian packages."""
+"""The base image: a public one if a registry is reachable, else one built from Debian packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PUBLIC_REGISTRY = "https://registry-1.docker.io/v2/"
 _PROBE_SECONDS = 3.0
 _RUNTIME_PACKAGES = ("ca-certificates", "libstdc++6", "python3", "python3-venv")
 _BUILDER_PACKAGES = (*_RUNTIME_PACKAGES, "g++", "python3-dev")
-# Part of the key: raise it when the way the image is made changes.
+# Part of the cache key: increment it when the build of the base image changes.
 _RECIPE = "1"
 _CLEAN = (
     'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/* "$1"/var/log/* "$1"/etc/resolv.conf "$1"/etc/hostname'
@@ -39,7 +39,7 @@ ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """References of the two images builds start from; `packages` names what must be in an image made here."""
+    """References of the two base images; `packages`: the Debian packages of those that are built here."""
 
     runtime: str
     builder: str
@@ -47,9 +47,9 @@ class Base:
 
 
 def choose(builder: Builder, env: Mapping[str, str], reachable: Callable[[], bool] | None = None) -> Base:
-    """$BASE_IMAGE, else the public image where it is at hand or a registry answers, else one made on this machine.
+    """$BASE_IMAGE, else the public image if it is local or a registry is reachable, else one built on this machine.
 
-    Raises ImageError when there is no way to any.
+    Raises ImageError if none of them is possible.
     """
     if own := env.get("BASE_IMAGE"):
         return Base(own, env.get("BUILDER_IMAGE") or own, {})
@@ -57,7 +57,7 @@ def choose(builder: Builder, env: Mapping[str, str], reachable: Callable[[], boo
         return Base(PUBLIC, PUBLIC, {})
     if shutil.which("mmdebstrap") is None:
         raise ImageError(
-            f"no image registry answers within {_PROBE_SECONDS:.0f} s and mmdebstrap was not found: "
+            f"no image registry responds within {_PROBE_SECONDS:.0f} s and mmdebstrap was not found: "
             "apt-get install mmdebstrap, or set BASE_IMAGE to an image this machine has (python3 >= 3.11 with venv)"
         )
     sources = "".join(path.read_text(encoding="utf-8") for path in apt_sources(_codename()))
@@ -70,7 +70,7 @@ def choose(builder: Builder, env: Mapping[str, str], reachable: Callable[[], boo
 
 
 def ensure(base: Base, reference: str, builder: Builder, progress: Progress) -> None:
-    """Makes a base image of Debian packages where it is one of ours and missing."""
+    """Builds the base image from Debian packages if it is one of ours and missing."""
     packages = base.packages.get(reference)
     if packages is None or builder.has(reference):
         return
@@ -89,7 +89,7 @@ def ensure(base: Base, reference: str, builder: Builder, progress: Progress) -> 
 
 
 def apt_sources(codename: str, folder: Path = Path("/etc/apt")) -> list[Path]:
-    """The host's apt source files that offer the distribution itself. Raises ImageError when there is none."""
+    """The host's apt source files for the distribution itself. Raises ImageError if there is none."""
     files = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
     files = [path for path in files if path.is_file() and path.suffix in {".list", ".sources"}]
     chosen = [path for path in files if _offers(path.read_text(encoding="utf-8").splitlines(), codename)]
@@ -111,7 +111,7 @@ def _codename() -> str:
     found = re.search(r'^VERSION_CODENAME="?(\w+)', Path("/etc/os-release").read_text(encoding="utf-8"), re.MULTILINE)
     if found is None or not Path("/etc/apt").is_dir():
         raise ImageError(
-            "no image registry answers, and this is no Debian or Ubuntu to make a base image from: "
+            "no image registry responds, and a base image can only be built on Debian or Ubuntu: "
             "set BASE_IMAGE to an image this machine has (python3 >= 3.11 with venv)"
         )
     return found[1]
@@ -123,7 +123,7 @@ def _registry_answers() -> bool:
         with urllib.request.urlopen(_PUBLIC_REGISTRY, timeout=_PROBE_SECONDS, context=context):
             return True
     except urllib.error.HTTPError as error:
-        # "401: get a token first" is a registry's hello; anything else is somebody in between.
+        # A registry responds with 401 (token required); any other status is from a proxy in between.
         return error.code == 401
     except OSError:
         return False

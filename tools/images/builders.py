@@ -1,4 +1,4 @@
-"""The programs that build images: docker or podman where one works, buildah with a store of its own otherwise."""
+"""The image builders: docker or podman if one works, otherwise buildah with its own store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _DOCKER_DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """A working image builder. `command` comes before the verb; `mounts` tells whether builds can mount host files."""
+    """A working image builder. `command` precedes the verb; `mounts`: builds can mount host files."""
 
     name: str
     command: tuple[str, ...]
     mounts: bool
 
     def has(self, reference: str) -> bool:
-        """Whether the image is in the builder's store."""
-        look = ("inspect", "--type", "image") if self.name == "buildah" else ("image", "inspect")
-        return succeeds([*self.command, *look, reference])
+        """True if the image is in the builder's store."""
+        inspect = ("inspect", "--type", "image") if self.name == "buildah" else ("image", "inspect")
+        return succeeds([*self.command, *inspect, reference])
 
     def build(
         self,
@@ -40,10 +40,10 @@ class Builder:
         volumes: Sequence[str] = (),
         extra: Sequence[str] = (),
     ) -> None:
-        """Builds the Dockerfile in `context` up to `target`. Raises ImageError with the builder's last words."""
+        """Builds the Dockerfile in `context` up to `target`. Raises ImageError with the builder's last output."""
         command = [*self.command, "build"]
         if self.mounts:
-            # chroot isolation also works where the kernel or a container around us allows no nested containers.
+            # chroot isolation also works where the kernel or a surrounding container forbids nested containers.
             command += ["--isolation", "chroot", "--layers"]
             command += [part for volume in volumes for part in ("--volume", volume)]
         command += [part for name, value in (arguments or {}).items() for part in ("--build-arg", f"{name}={value}")]
@@ -56,7 +56,7 @@ class Builder:
             run([*self.command, "tag", reference, remote], step)
             found = _DOCKER_DIGEST.search(run([*self.command, "push", remote], step))
             if found is None:
-                raise ImageError(f"docker push {remote} named no digest")
+                raise ImageError(f"docker push {remote} printed no digest")
             return found[1]
         with tempfile.TemporaryDirectory() as folder:
             digest = Path(folder) / "digest"
@@ -66,11 +66,11 @@ class Builder:
 
 
 def find(store: Path, *, plain_http_push: bool) -> Builder:
-    """The first builder that works here.
+    """The first builder that works on this machine.
 
-    `store`: where buildah keeps layers. `plain_http_push`: images go to a registry that speaks plain HTTP on an address
-    that is not loopback, which docker's daemon refuses unless it is configured for that registry.
-    Raises ImageError naming what to install.
+    `store`: folder for buildah's layers. `plain_http_push`: images are pushed over plain HTTP to an address other than
+    loopback, which docker's daemon refuses unless configured for that registry.
+    Raises ImageError with the package to install.
     """
     if not plain_http_push and shutil.which("docker") and succeeds(["docker", "info"]):
         return Builder("docker", ("docker",), mounts=False)

@@ -1,4 +1,4 @@
-"""Which images there are, what each is built from, and the tag that follows from it."""
+"""The images, their inputs, and the tag computed from these."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SOURCE_SUFFIXES = {".py", ".typed", ".cpp", ".hpp", ".h", ".c"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target of the Dockerfile. `inputs`: files and folders it copies besides the shared ones.
+    """A target of the Dockerfile. `inputs`: files and folders that it copies in addition to the shared ones.
 
-    `native`: it compiles kernels, so it also depends on the image they are compiled in.
+    `native`: it compiles kernels, so its tag also depends on the builder image.
     """
 
     name: str
@@ -36,7 +36,7 @@ TARGETS: dict[str, Target] = {
     )
 }
 MODEL = "models/smollm2"
-# What the demonstration needs; `server` adds torch: minutes and gigabytes.
+# The images for the demo; `server` would add torch: minutes and gigabytes.
 DEFAULT = ("operator", "gateway", "server-cpu", MODEL)
 ALL = (*TARGETS, MODEL)
 
@@ -48,14 +48,14 @@ def version(root: Path = REPOSITORY_ROOT) -> str:
 
 
 def tag(target: Target, base: str, builder: str, root: Path = REPOSITORY_ROOT) -> str:
-    """Twelve hex digits that follow from everything the image is built from: same content, same tag."""
+    """Twelve hex digits, a hash of all inputs of the image: same content, same tag."""
     images = [base, builder] if target.native else [base]
     files = ((path.relative_to(root).as_posix(), path.read_bytes()) for path in sources(target, root))
     return digest([(name, b"") for name in (target.name, *images)], files)
 
 
 def sources(target: Target, root: Path = REPOSITORY_ROOT) -> Iterator[Path]:
-    """The files the target is built from, in a fixed order; what tools leave between them is not part of it."""
+    """The source files of the target in a fixed order, without files that tools generate."""
     for name in sorted({*_SHARED, *target.inputs}):
         path = root / name
         if path.is_dir():
@@ -65,7 +65,7 @@ def sources(target: Target, root: Path = REPOSITORY_ROOT) -> Iterator[Path]:
 
 
 def digest(*parts: Iterable[tuple[str, bytes]]) -> str:
-    """Twelve hex digits of named contents; lengths go in, so that nothing can shift between neighbours."""
+    """Twelve hex digits, a hash of named contents; lengths are included, so that neighbours cannot merge."""
     state = hashlib.sha256()
     for part in parts:
         for name, content in part:

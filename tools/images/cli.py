@@ -1,4 +1,4 @@
-"""Builds images, pushes them where told, and prints their references as JSON on standard output."""
+"""Builds images, pushes them with --push, and prints their references as JSON on standard output."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from toolbox.progress import Progress
 
 
 def main() -> int:
-    """The command line; 0 when all images are there."""
+    """Run the command line; 0 if all images exist."""
     parser = argparse.ArgumentParser(
         prog="images",
         description=__doc__,
-        epilog="BASE_IMAGE (BUILDER_IMAGE: for compiling) is what images start from; OCTAVO_CACHE keeps layers.",
+        epilog="BASE_IMAGE sets the base image, BUILDER_IMAGE that for compiling; OCTAVO_CACHE is the cache folder.",
     )
     default = " ".join(catalog.DEFAULT)
     parser.add_argument("name", nargs="*", help=f"{' | '.join(catalog.ALL)} (default: {default})")
-    parser.add_argument("--all", action="store_true", help="every image; `server` brings torch: minutes, gigabytes")
-    parser.add_argument("--push", metavar="REGISTRY", help="HOST[:PORT][/PREFIX] to push to, such as 10.245.255.1:5000")
+    parser.add_argument("--all", action="store_true", help="all images; `server` includes torch: minutes, gigabytes")
+    parser.add_argument("--push", metavar="REGISTRY", help="push to HOST[:PORT][/PREFIX], such as 10.245.255.1:5000")
     parser.add_argument(
-        "--known-as", metavar="REGISTRY", help="the same registry as nodes name it, such as localhost:5000"
+        "--known-as", metavar="REGISTRY", help="name of the same registry on nodes, such as localhost:5000"
     )
     arguments = parser.parse_args()
     names = catalog.ALL if arguments.all else arguments.name or catalog.DEFAULT

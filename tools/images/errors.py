@@ -1,5 +1,5 @@
-"""What can go wrong, in words that say what to do."""
+"""The error of building images."""
 
 
 class ImageError(Exception):
-    """An image cannot be built or pushed; the message says what to do."""
+    """An image cannot be built or pushed; the message contains the fix."""

@@ -1,4 +1,4 @@
-"""The demonstration's model as an OCI image: the file /model.gguf and its licence, nothing that runs."""
+"""The demo's model as an OCI image: only the file /model.gguf and its licence."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FROM scratch
 LABEL org.opencontainers.image.title="SmolLM2-135M-Instruct" org.opencontainers.image.licenses="Apache-2.0"
 COPY LICENSE model.gguf /
 """
-# With a fixed time the layer's digest follows from its content alone, so that a node never pulls the same model twice.
+# With a fixed timestamp the layer's digest depends only on its content, so a node never pulls the same model twice.
 _REPRODUCIBLE = ("--timestamp", "0")
 
 
 def weights() -> Path:
-    """The model file in the installed package. Raises ImageError when the package or the file is missing."""
+    """The model file in the installed package. Raises ImageError if the package or the file is missing."""
     spec = importlib.util.find_spec(_PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
-        raise ImageError(f"the package {_PACKAGE}, which carries the model's weights, is not installed: run tools/venv")
+        raise ImageError(f"the package {_PACKAGE}, which has the model's weights, is not installed: run tools/venv")
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if len(files) != 1:
         raise ImageError(f"{_PACKAGE} has {len(files)} .gguf files in {Path(spec.origin).parent}, expected one")
@@ -34,7 +34,7 @@ def weights() -> Path:
 
 
 def tag() -> str:
-    """The package's version, so that examples can name it; the image changes with nothing else."""
+    """The package's version: examples can name it, and the image depends on nothing else."""
     return importlib.metadata.version(_PACKAGE)
 
 
@@ -44,7 +44,7 @@ def build(builder: Builder, reference: str, step: Step, scratch: Path) -> None:
         (Path(str(file.locate())) for file in importlib.metadata.files(_PACKAGE) or () if file.name == "LICENSE"), None
     )
     if licence is None:
-        raise ImageError(f"the installed package {_PACKAGE} has no LICENSE file to put beside the model")
+        raise ImageError(f"the installed package {_PACKAGE} has no LICENSE file to put next to the model")
     context = scratch / "model"
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""How pip inside a build reaches the package index that this machine uses, without a trace in the image."""
+"""Gives pip inside a build the package index of this machine, without a trace in the image."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-# pip's options that say where packages come from; options about local folders make no sense inside a build.
+# pip's options for the source of packages; options with local folders would not work inside a build.
 _OPTIONS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
 _PIP_NAMES = {"timeout": "PIP_DEFAULT_TIMEOUT"}
 _BUNDLE_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-# Where Debian's and python.org's images have their own bundle.
+# Paths of the certificate bundle in Debian's and python.org's images.
 BUNDLE_IN_IMAGE = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def options(env: Mapping[str, str] = os.environ, files: tuple[Path, ...] | None = None) -> dict[str, str]:
-    """Settings of pip on this machine: later files win over earlier ones, the environment over all."""
+    """Settings of pip on this machine: later files override earlier ones, the environment overrides all."""
     found: dict[str, str] = {}
     for path in _files(env) if files is None else files:
         parser = configparser.RawConfigParser()
@@ -40,12 +40,12 @@ def config_text(found: Mapping[str, str], *, bundle: bool) -> str:
 
 
 def build_arguments(found: Mapping[str, str]) -> dict[str, str]:
-    """The same as build arguments, for a builder that cannot mount files. They show in the image's history."""
+    """The same as build arguments, for a builder that cannot mount files. They appear in the image's history."""
     return {_variable(name): value for name, value in found.items()}
 
 
 def host_bundle(env: Mapping[str, str] = os.environ) -> Path | None:
-    """The certificates this machine trusts, as one file."""
+    """The CA certificates that this machine trusts, as one file."""
     named = [env.get(name) for name in _BUNDLE_VARIABLES]
     for candidate in (*named, ssl.get_default_verify_paths().cafile, BUNDLE_IN_IMAGE):
         if candidate and Path(candidate).is_file():

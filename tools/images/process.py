@@ -1,4 +1,4 @@
-"""Running a builder: its output becomes the step's detail, and is shown in full only when it fails."""
+"""Runs a builder: the last line of its output is the step's detail; more is shown only if it fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT_LINES = 40
 
 
 def run(command: Sequence[str | Path], step: Step, cwd: Path | None = None) -> str:
-    """Output of a command, its last line shown while it runs. Raises ImageError with its last lines when it fails."""
+    """Output of a command; shows the last line while it runs. Raises ImageError with the last lines if it fails."""
     lines: list[str] = []
     with subprocess.Popen(
         [str(part) for part in command],
@@ -37,7 +37,7 @@ def run(command: Sequence[str | Path], step: Step, cwd: Path | None = None) -> s
 
 
 def succeeds(command: Sequence[str | Path], timeout: float = 10) -> bool:
-    """Whether a command ends with 0 within `timeout` seconds."""
+    """True if a command exits with 0 within `timeout` seconds."""
     try:
         done = subprocess.run(
             [str(part) for part in command],

@@ -1,4 +1,4 @@
-"""Builds and pushes images; what is already there by its content's tag is left alone."""
+"""Builds and pushes images, except those whose content tag already exists."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from images.errors import ImageError
 from toolbox.paths import cache_root
 from toolbox.progress import Progress, Step
 
-# Where the Dockerfile's compiler stage has its cache.
+# The cache folder of the Dockerfile's compiler stage.
 KERNELS_IN_BUILD = "/cache/native"
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image as manifests name it; `digest` is empty until it was pushed."""
+    """The reference of an image for manifests; `digest` is empty before the push."""
 
     repository: str
     tag: str
@@ -31,7 +31,7 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """REPOSITORY:TAG, what a manifest writes."""
+        """REPOSITORY:TAG, for manifests."""
         return f"{self.repository}:{self.tag}"
 
 
@@ -43,10 +43,10 @@ def produce(
     known_as: str | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> dict[str, Image]:
-    """Images by the names of `catalog.ALL`, built where missing.
+    """Images by the names of `catalog.ALL`; builds missing ones.
 
-    `push`: HOST[:PORT][/PREFIX] of the registry they go to. `known_as`: that registry as the cluster's nodes name it,
-    where this differs. Raises ImageError.
+    `push`: HOST[:PORT][/PREFIX] of the registry to push to. `known_as`: the name of that registry on the cluster's
+    nodes, if different. Raises ImageError.
     """
     plain = push is not None and registry.speaks_plain_http(push)
     shop = workshop(progress, plain_http_push=plain and not registry.is_loopback(push or ""), env=env)
@@ -54,9 +54,9 @@ def produce(
 
 
 def workshop(progress: Progress, *, plain_http_push: bool, env: Mapping[str, str] = os.environ) -> Workshop:
-    """What builds images on this machine; takes seconds. Raises ImageError where nothing can.
+    """The workshop with this machine's builder; takes seconds. Raises ImageError if there is none.
 
-    `plain_http_push`: images go to a registry on another address that speaks plain HTTP; not every builder does.
+    `plain_http_push`: images are pushed over plain HTTP to an address other than loopback, which not every builder can.
     """
     store = cache_root(env) / "images"
     store.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def workshop(progress: Progress, *, plain_http_push: bool, env: Mapping[str, str
 
 
 def unbuilt(names: Sequence[str], *, plain_http_push: bool, env: Mapping[str, str] = os.environ) -> list[str]:
-    """The images that are in the builder's store for no base that may be chosen; asks no registry, never fails."""
+    """The images that are missing in the builder's store for any possible base; needs no registry, never fails."""
     shops = []
     for answer in (True, False):
         with suppress(ImageError):
@@ -77,7 +77,7 @@ def unbuilt(names: Sequence[str], *, plain_http_push: bool, env: Mapping[str, st
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """A builder, the images that builds start from, and the folder `store` for layers."""
+    """A builder, the base images, and the folder `store` for layers."""
 
     builder: Builder
     base: bases.Base
@@ -86,17 +86,17 @@ class Workshop:
     env: Mapping[str, str]
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """The images that are not in the builder's store."""
+        """The images that are missing in the builder's store."""
         return [name for name in names if not self.builder.has(self._local(name))]
 
     def build(self, names: Sequence[str]) -> None:
-        """Builds the images that are not in the builder's store. Raises ImageError."""
+        """Builds the images that are missing in the builder's store. Raises ImageError."""
         with _alone(self.store, self.progress):
             for name in self.missing(names):
                 self._build(name)
 
     def produce(self, names: Sequence[str], push: str | None, known_as: str, *, plain: bool) -> dict[str, Image]:
-        """See the function `produce`; `plain`: the registry `push` speaks plain HTTP."""
+        """See the function `produce`; `plain`: the registry `push` uses plain HTTP."""
         if unknown := set(names) - set(catalog.ALL):
             raise ImageError(f"no image named {sorted(unknown)}; there are {list(catalog.ALL)}")
         with _alone(self.store, self.progress):
@@ -114,7 +114,7 @@ class Workshop:
         return Image(f"{known_as}/{image}", tag, digest or "")
 
     def _local(self, name: str) -> str:
-        """What the image is called in the builder's store."""
+        """The image's reference in the builder's store."""
         if target := catalog.TARGETS.get(name):
             return f"localhost/{target.image}:{catalog.tag(target, self.base.runtime, self.base.builder)}"
         return f"localhost/{name}:{model.tag()}"
@@ -140,11 +140,11 @@ class Workshop:
             self.builder.build(catalog.REPOSITORY_ROOT, reference, step, target=target.name, arguments=arguments)
             return
         bundle = pipsettings.host_bundle(self.env)
-        # Kernels that this machine, or another build, has compiled from the same sources with the same compiler.
+        # Cache of kernels that this machine or another build compiled from the same sources with the same compiler.
         kernels = cache_root(self.env) / "native"
         kernels.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            # Mounted for the build only: neither the index's address nor the certificates stay in the image.
+            # Mounted only for the build: neither the index's address nor the certificates remain in the image.
             config = Path(folder) / "pip.conf"
             config.write_text(pipsettings.config_text(options, bundle=bundle is not None), encoding="utf-8")
             volumes = [f"{config}:/etc/pip.conf:ro"]
@@ -157,7 +157,7 @@ class Workshop:
 
 @contextmanager
 def _alone(store: Path, progress: Progress) -> Iterator[None]:
-    """One build at a time per cache: two would build the same layers twice."""
+    """Lock for one build at a time per cache: two would build the same layers twice."""
     with (store / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Asking an image registry what it has."""
+"""Queries to an image registry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MANIFESTS = (
 
 
 def speaks_plain_http(address: str) -> bool:
-    """Whether a registry on this machine or a private network answers without TLS; public ones are never asked."""
+    """True if a registry on this machine or a private network uses plain HTTP; public registries are not probed."""
     host = address.partition("/")[0]
     if not _is_near(host.rpartition(":")[0] or host):
         return False
@@ -28,7 +28,7 @@ def speaks_plain_http(address: str) -> bool:
 
 
 def digest_of(address: str, repository: str, tag: str) -> str | None:
-    """The digest of an image in a plain HTTP registry, or None when it has none of that tag."""
+    """The digest of an image in a plain HTTP registry, or None if the tag does not exist."""
     host, _, prefix = address.partition("/")
     path = f"/v2/{prefix + '/' if prefix else ''}{repository}/manifests/{tag}"
     connection = http.client.HTTPConnection(host, timeout=_TIMEOUT)
@@ -43,7 +43,7 @@ def digest_of(address: str, repository: str, tag: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a registry's address is this machine's loopback."""
+    """True if a registry's address is loopback."""
     host = address.partition("/")[0]
     name = host.rpartition(":")[0] or host
     try:

@@ -1,1 +1,1 @@
-"""JSON schemas for kubeconform, from Kubernetes' OpenAPI and our own CRD: manifests are checked offline."""
+"""JSON schemas for kubeconform, from Kubernetes' OpenAPI and Octavo's CRD, to validate manifests offline."""

@@ -1,4 +1,4 @@
-"""From OpenAPI to one closed JSON schema per kind."""
+"""Converts OpenAPI to one closed JSON schema per kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 _INT_OR_STRING: Schema = {"type": ["integer", "string"]}
-# Types whose OpenAPI says less than, or something else than, what the API server takes.
+# Types whose OpenAPI differs from the values that the API server accepts.
 _SPECIAL: dict[str, Schema] = {
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString": _INT_OR_STRING,
     "io.k8s.apimachinery.pkg.api.resource.Quantity": {"type": ["number", "string"]},
@@ -20,7 +20,7 @@ def kinds(swagger: Mapping[str, Any]) -> Iterator[tuple[str, Schema]]:
     definitions: Mapping[str, Schema] = swagger["definitions"]
     for name, definition in definitions.items():
         for gvk in definition.get("x-kubernetes-group-version-kind", ()):
-            # Kinds such as DeleteOptions exist in every group; only objects that stand in manifests matter here.
+            # Kinds such as DeleteOptions exist in every group; only objects of manifests matter here.
             if "metadata" in definition.get("properties", {}):
                 yield file_name(gvk["group"], gvk["version"], gvk["kind"]), _self_contained(name, definitions, gvk)
 
@@ -36,7 +36,7 @@ def custom_resource(crd: Mapping[str, Any]) -> Iterator[tuple[str, Schema]]:
 
 
 def file_name(group: str, version: str, kind: str) -> str:
-    """What kubeconform asks for, `{{.ResourceKind}}{{.KindSuffix}}.json`: kind, first word of the group, version."""
+    """File name for kubeconform, `{{.ResourceKind}}{{.KindSuffix}}.json`: kind, first part of the group, version."""
     first = group.partition(".")[0]
     return "-".join(filter(None, (kind.lower(), first, version))) + ".json"
 
@@ -68,7 +68,7 @@ def _references(node: object) -> Iterator[str]:
 
 
 def _closed(node: Any) -> Any:
-    """Without extensions and texts, and with no room for misspelt fields."""
+    """The schema without extensions and descriptions, closed so that misspelt fields are errors."""
     if isinstance(node, list):
         return [_closed(item) for item in node]
     if not isinstance(node, dict):

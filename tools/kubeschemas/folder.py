@@ -1,4 +1,4 @@
-"""The schemas as files in the cache, made once per Kubernetes version."""
+"""The schemas as files in the cache, generated once per Kubernetes version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubeschemas import convert
 from toolbox.catalog import PROGRAMS, TOOLS_FOLDER
 from toolbox.paths import cache_root
 
-# What kubeconform fills in to find a kind's file.
+# kubeconform's template for the file of a kind.
 TEMPLATE = "{{ .ResourceKind }}{{ .KindSuffix }}.json"
 
 
@@ -37,13 +37,13 @@ def kubernetes_schemas() -> Path:
 
 
 def custom_resource_schemas(crd: Path, folder: Path) -> Path:
-    """Writes the schemas of a CustomResourceDefinition's file into `folder`; the folder."""
+    """Writes the schemas of a CustomResourceDefinition's file into `folder` and returns the folder."""
     _write(folder, convert.custom_resource(yaml.safe_load(crd.read_text(encoding="utf-8"))))
     return folder
 
 
 def _write(folder: Path, schemas: Iterable[tuple[str, convert.Schema]]) -> None:
-    """All files or none: a folder that is there is complete."""
+    """Write all files or none: an existing folder is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     for name, schema in schemas:
@@ -51,7 +51,7 @@ def _write(folder: Path, schemas: Iterable[tuple[str, convert.Schema]]) -> None:
     try:
         partial.rename(folder)
     except OSError:
-        # Another process was quicker; what it wrote is the same.
+        # Another process was faster; its files are the same.
         for path in partial.iterdir():
             path.unlink()
         partial.rmdir()

@@ -1,4 +1,4 @@
-"""A Kubernetes node, or only its control plane, from programs built from Go modules; nothing of the host is touched.
+"""A Kubernetes node, or only its control plane, from programs built from Go modules, without changes to the host.
 
 Tests put `tools/` on `sys.path` and write::
 

@@ -32,12 +32,12 @@ class Addresses:
 
     @property
     def pods(self) -> str:
-        """Pod network."""
+        """The network of pods."""
         return f"10.{self.network}.0.0/24"
 
     @property
     def services(self) -> str:
-        """ClusterIPs."""
+        """The network of ClusterIPs."""
         return f"10.{self.network}.64.0/18"
 
     @property
@@ -57,7 +57,7 @@ class Addresses:
 
     @property
     def registry(self) -> str:
-        """Host and port of the image registry as the host sees it; manifests call it localhost:5000."""
+        """Host and port of the image registry, for the host; its name in manifests is localhost:5000."""
         return f"{self.node}:5000"
 
     @property
@@ -69,8 +69,8 @@ class Addresses:
 def choose(wanted: int | None, routes: Iterable[str], reserved: Collection[int]) -> Addresses:
     """The wanted network if it is free, else the first free one; raises ClusterError.
 
-    `routes` are the host's destinations (CIDR), `reserved` other clusters' numbers. Routes as wide as a VPN's
-    10.0.0.0/8 do not count: the cluster's own are more specific and win.
+    `routes` are the host's destinations (CIDR), `reserved` the numbers of other clusters. Routes as wide as a VPN's
+    10.0.0.0/8 are ignored: the cluster's routes are more specific and take precedence.
     """
     parsed = [ipaddress.ip_network(route, strict=False) for route in routes]
     networks = [network for network in parsed if network.prefixlen >= _NARROW]

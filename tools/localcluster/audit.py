@@ -1,4 +1,4 @@
-"""The API server's audit log: which requests somebody made. How rights that are granted are held against those used."""
+"""The API server's audit log: the requests of a user, to compare granted with used rights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 POLICY_FILE = "audit-policy.json"
 _LOG_FILE = "audit.log"
-# Metadata of one request takes about a kilobyte: a quarter of a million requests, then the oldest go.
+# Metadata of one request takes about 1 kB: the log keeps the latest 250,000 requests.
 _FILE_MEGABYTES = 64
 _OLD_FILES = 3
 
@@ -19,7 +19,7 @@ _OLD_FILES = 3
 class Request:
     """One request for a resource. `resource` includes the subresource (`pods/status`); `name` is empty for lists.
 
-    `allowed` is what the authorizer said; admission may have refused all the same (`code`).
+    `allowed`: the authorizer's decision; admission may still have rejected the request (`code`).
     """
 
     user: str
@@ -39,7 +39,7 @@ def policy(users: Iterable[str]) -> str:
 
 
 def flags(data: Path) -> list[str]:
-    """Flags of a kube-apiserver that logs by the policy in a cluster's data folder."""
+    """Flags of a kube-apiserver for an audit log with the policy in a cluster's data folder."""
     return [
         f"--audit-policy-file={data / POLICY_FILE}",
         f"--audit-log-path={data / 'log' / _LOG_FILE}",
@@ -49,11 +49,11 @@ def flags(data: Path) -> list[str]:
 
 
 def requests(data: Path) -> Iterator[Request]:
-    """What a cluster's audit log holds of requests for resources, also of those still running (watches)."""
+    """The requests for resources in a cluster's audit log, including those still running (watches)."""
     for path in sorted((data / "log").glob("audit*.log")):
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                # The last line may be half written.
+                # The last line may be incomplete.
                 if line.endswith("\n") and (found := _request(json.loads(line))) is not None:
                     yield found
 

@@ -1,6 +1,6 @@
-"""The cgroup folder below which all pods of a cluster live.
+"""The parent cgroup of all pods of a cluster.
 
-Version 2 after the kernel's cgroup-v2.rst and kubelet's requirements.
+Version 2 follows the kernel's cgroup-v2.rst and kubelet's requirements.
 """
 
 import errno
@@ -11,17 +11,17 @@ from pathlib import Path
 from localcluster.errors import ClusterError
 
 ROOT = Path("/sys/fs/cgroup")
-# What kubelet insists on; others (io, hugetlb) are handed down where the kernel has them.
+# Controllers that kubelet requires; others (io, hugetlb) are enabled if the kernel has them.
 _REQUIRED = {"cpu", "cpuset", "memory", "pids"}
 
 
 def is_v2(root: Path = ROOT) -> bool:
-    """Whether `root` is a version 2 hierarchy: only that one has the controllers' list at its top."""
+    """True if `root` is a version 2 hierarchy: only that has a list of controllers at its root."""
     return (root / "cgroup.controllers").is_file()
 
 
 def create(name: str, root: Path = ROOT) -> None:
-    """Makes the folder in every hierarchy; raises ClusterError where the kernel or a container forbids it."""
+    """Creates the folder in every hierarchy; raises ClusterError if the kernel or a container forbids it."""
     try:
         if is_v2(root):
             _create_v2(name, root)
@@ -30,16 +30,16 @@ def create(name: str, root: Path = ROOT) -> None:
                 _create_v1(hierarchy, name)
     except OSError as error:
         raise ClusterError(
-            f"cannot make the cgroup {name} below {root}: {error.strerror} ({error.filename});"
+            f"cannot create the cgroup {name} below {root}: {error.strerror} ({error.filename});"
             " in a container, start it privileged with a writable /sys/fs/cgroup"
         ) from error
 
 
 def remove(name: str, root: Path = ROOT, seconds: float = 10) -> list[Path]:
-    """Removes the folders, deepest first, waiting for the kernel to let go; returns those that stayed."""
+    """Removes the folders, deepest first, and waits until the kernel releases them; returns those that remain."""
     end = time.monotonic() + seconds
     left = []
-    # runc also makes a folder in systemd's version 2 tree, where a version 1 host has one.
+    # runc also creates a folder in systemd's version 2 tree, if a version 1 host has one.
     for base in [root] if is_v2(root) else [*_hierarchies_v1(root), root / "unified"]:
         # `walk` with topdown=False lists a folder after everything below it.
         for folder, _, _ in os.walk(base / name, topdown=False):
@@ -59,7 +59,7 @@ def remove(name: str, root: Path = ROOT, seconds: float = 10) -> list[Path]:
 
 
 def _hierarchies_v1(root: Path) -> list[Path]:
-    # Links such as cpu -> cpu,cpuacct name the same hierarchy twice; `unified` is systemd's version 2 tree.
+    # Symbolic links such as cpu -> cpu,cpuacct are the same hierarchy; `unified` is systemd's version 2 tree.
     return [
         path
         for path in sorted(root.iterdir())
@@ -70,7 +70,7 @@ def _hierarchies_v1(root: Path) -> list[Path]:
 def _create_v1(hierarchy: Path, name: str) -> None:
     folder = hierarchy / name
     folder.mkdir(exist_ok=True)
-    # A new cpuset has no processors and no memory nodes, and refuses processes until it has.
+    # A new cpuset has no processors and memory nodes, and accepts no processes until they are set.
     for file in ("cpuset.cpus", "cpuset.mems"):
         if (hierarchy / file).is_file():
             (folder / file).write_text((hierarchy / file).read_text(encoding="ascii"), encoding="ascii")
@@ -81,24 +81,24 @@ def _create_v2(name: str, root: Path) -> None:
     if missing := _REQUIRED - available:
         raise ClusterError(f"the cgroup controllers {', '.join(sorted(missing))} are not available below {root}")
     try:
-        _hand_down(root)
+        _enable_controllers(root)
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
-        # Only in a container: its processes are in the folder that shall hand down controllers, which the kernel
-        # forbids. They move one level down, as in docker:dind and kind.
+        # Only in a container: the kernel forbids to enable controllers for children of a cgroup that has processes, so
+        # these are moved one level down, as in docker:dind and kind.
         _move_processes(root, root / "init")
-        _hand_down(root)
+        _enable_controllers(root)
     (root / name).mkdir(exist_ok=True)
-    _hand_down(root / name)
+    _enable_controllers(root / name)
 
 
-def _hand_down(folder: Path) -> None:
+def _enable_controllers(folder: Path) -> None:
     wanted = (folder / "cgroup.controllers").read_text(encoding="ascii").split()
     enabled = (folder / "cgroup.subtree_control").read_text(encoding="ascii").split()
     for controller in wanted:
         if controller not in enabled:
-            # One at a time: a refused controller (cpu, with real-time processes) must not take the others along.
+            # One at a time: a rejected controller (cpu, with real-time processes) must not prevent the others.
             (folder / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
 
 

@@ -22,32 +22,32 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     texts = {
         "up": "start a cluster",
-        "down": "remove a cluster without a trace, in whatever state it is",
-        "status": "show the parts of a cluster; exits 1 unless all is well",
+        "down": "remove a cluster completely, whatever its state",
+        "status": "show the parts of a cluster; exits with 1 unless it is healthy",
         "kubeconfig": "print the path of the administrator's kubeconfig",
-        "registry": "print host:port of the registry to push to; manifests call it localhost:5000",
+        "registry": "print host:port of the registry to push to; its name in manifests is localhost:5000",
     }
     for command, text in texts.items():
         sub = commands.add_parser(command, help=text, description=text)
-        sub.add_argument("--name", default=DEFAULT_NAME, help="which cluster (default: %(default)s)")
+        sub.add_argument("--name", default=DEFAULT_NAME, help="name of the cluster (default: %(default)s)")
         if command == "up":
-            sub.add_argument("--data", type=Path, help="a new or empty folder for all of the cluster's data")
+            sub.add_argument("--data", type=Path, help="a new or empty folder for the cluster's data")
             sub.add_argument(
                 "--network", type=int, metavar="N", help="use 10.N.0.0/16 (default: a free one, 245 first)"
             )
             sub.add_argument(
-                "--control-plane-only", action="store_true", help="only etcd and the API server, on loopback, no root"
+                "--control-plane-only",
+                action="store_true",
+                help="start only etcd and the API server, on loopback, without root",
             )
-            sub.add_argument(
-                "--audit-policy", type=Path, metavar="FILE", help="the API server logs requests by this audit policy"
-            )
+            sub.add_argument("--audit-policy", type=Path, metavar="FILE", help="audit policy of the API server")
         if command == "down":
-            sub.add_argument("--purge", action="store_true", help="also delete the images pushed to its registry")
+            sub.add_argument("--purge", action="store_true", help="also delete the images in its registry")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command: 0 when it worked, 1 when not, with the reason on stderr."""
+    """Runs one command: 0 on success, 1 on failure with the reason on stderr."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
@@ -62,9 +62,9 @@ def _run(options: argparse.Namespace) -> int:
     progress = Progress()
     if options.command == "up":
         if options.control_plane_only and options.network is not None:
-            raise ClusterError("--network: a control plane without a node is on loopback only; leave it out")
+            raise ClusterError("--network: a control plane without a node uses only loopback; omit the option")
         if options.control_plane_only and options.audit_policy is not None:
-            raise ClusterError("--audit-policy: only clusters with a node write an audit log; leave it out")
+            raise ClusterError("--audit-policy: only clusters with a node write an audit log; omit the option")
         cluster = up(
             options.name,
             options.data,
@@ -102,7 +102,7 @@ def _down(name: str, *, purge: bool, progress: Progress) -> int:
         if purge:
             shutil.rmtree(registry_storage(name), ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):  # images stay; a folder that never got one need not
+            with contextlib.suppress(OSError):  # images are kept; an empty folder is removed
                 registry_storage(name).rmdir()
     return 0
 

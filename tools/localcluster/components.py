@@ -1,4 +1,4 @@
-"""The command lines of the components: values in, argument lists out."""
+"""The command lines of the components. Pure."""
 
 import sys
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from localcluster.pki import Pki
 
 
 def etcd(program: Path, data: Path, client_port: int, peer_port: int) -> list[str]:
-    """An etcd on loopback; a cluster that is thrown away needs no fsync."""
+    """An etcd on loopback, without fsync, because the cluster is disposable."""
     client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
     return [
         str(program),
@@ -28,7 +28,7 @@ def etcd(program: Path, data: Path, client_port: int, peer_port: int) -> list[st
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """What differs between API servers."""
+    """The settings that differ between API servers."""
 
     address: str
     port: int
@@ -58,7 +58,7 @@ def kube_apiserver(program: Path, pki: Pki, settings: ApiServer) -> list[str]:
 
 
 NODE_NAME = "node-1"
-# They need no API server; the others are started when it answers.
+# The components that need no API server; the others are started when it is ready.
 FIRST = ("etcd", "containerd", "kube-apiserver", "registry")
 
 
@@ -67,7 +67,7 @@ def node(
 ) -> dict[str, list[str]]:
     """The commands of a node by component name; `programs` maps the names of programs to paths.
 
-    `audited`: the API server writes an audit log, by the policy in the data folder.
+    `audited`: the API server writes an audit log with the policy in the data folder.
     """
     keys = Pki(data / "pki")
     settings = ApiServer(addresses.node, 6443, 2379, addresses.services)
@@ -83,13 +83,13 @@ def node(
         ],
         "kube-apiserver": [
             *kube_apiserver(programs["kube-apiserver"], keys, settings),
-            # The second one is off by default, but on in stricter clusters: what runs here shall run there.
+            # The second plugin is off by default, but on in stricter clusters, where Octavo must run, too.
             "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             *(audit.flags(data) if audited else ()),
             f"--kubelet-client-certificate={keys.crt('apiserver-kubelet')}",
             f"--kubelet-client-key={keys.key('apiserver-kubelet')}",
             f"--kubelet-certificate-authority={keys.crt('ca')}",
-            # Aggregated APIs (metrics); without it the other components log an error every few seconds.
+            # For aggregated APIs (metrics); without it the other components log an error every few seconds.
             f"--requestheader-client-ca-file={keys.crt('ca')}",
             "--requestheader-allowed-names=front-proxy-client",
             "--requestheader-username-headers=X-Remote-User",
@@ -97,7 +97,7 @@ def node(
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={keys.crt('front-proxy')}",
             f"--proxy-client-key-file={keys.key('front-proxy')}",
-            # The node's name needs no DNS then.
+            # So the node's name needs no DNS entry.
             "--kubelet-preferred-address-types=InternalIP",
         ],
         "kube-controller-manager": [
@@ -108,7 +108,7 @@ def node(
             f"--cluster-signing-cert-file={keys.crt('ca')}",
             f"--cluster-signing-key-file={keys.key('ca')}",
             "--use-service-account-credentials=true",
-            # The client-side limit would start the controllers one after the other: the first Deployment waits 4 s.
+            # The default client-side limit delays the start of the controllers: the first Deployment would wait 4 s.
             "--kube-api-qps=200",
             "--kube-api-burst=400",
         ],
@@ -129,7 +129,7 @@ def node(
             "--proxy-mode=iptables",
             f"--cluster-cidr={addresses.pods}",
             f"--bind-address={addresses.node}",
-            # nf_conntrack_max is the host's: left alone.
+            # nf_conntrack_max belongs to the host: do not change it.
             "--conntrack-max-per-core=0",
         ],
         "network-policy": [sys.executable, "-m", "localcluster.enforcer", str(data), addresses.server],

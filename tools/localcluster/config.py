@@ -1,4 +1,4 @@
-"""The configuration files of a node: values in, text out."""
+"""The configuration files of a node, as text. Pure."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ REGISTRY_NAME = "localhost:5000"
 def containerd(data: Path, *, snapshotter: str, restrict_oom_score: bool) -> str:
     """The TOML of containerd.
 
-    `restrict_oom_score`: without CAP_SYS_RESOURCE runc dies when it is to lower a process's OOM score.
+    `restrict_oom_score`: needed without CAP_SYS_RESOURCE, where runc fails to lower a process's OOM score.
     """
     return f"""version = 4
 root = "{data}/containerd"
@@ -38,7 +38,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 
 
 def registry_hosts(addresses: Addresses) -> str:
-    """Where containerd finds what manifests call localhost:5000."""
+    """The hosts.toml of containerd: the address of the registry with the name localhost:5000 in manifests."""
     url = f"http://{addresses.registry}"
     return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
 
@@ -56,7 +56,7 @@ def registry(storage: Path, addresses: Addresses) -> str:
 
 
 def cni(data: Path, addresses: Addresses) -> str:
-    """A bridge for pods; addresses are handed out from a folder."""
+    """The CNI configuration: a bridge for pods, with host-local address management."""
     bridge = {
         "type": "bridge",
         "bridge": "cni0",
@@ -83,7 +83,7 @@ def kubelet(data: Path, addresses: Addresses, cgroup: str) -> str:
             "kind": "KubeletConfiguration",
             "failCgroupV1": False,
             "cgroupDriver": "cgroupfs",
-            # All pods below one folder: clean removal, and nothing shared with another kubelet of this machine.
+            # All pods below one folder, for clean removal and isolation from another kubelet on this machine.
             "cgroupRoot": f"/{cgroup}",
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
             "authentication": {
@@ -98,7 +98,7 @@ def kubelet(data: Path, addresses: Addresses, cgroup: str) -> str:
             "clusterDNS": [addresses.dns],
             "resolvConf": "",
             "podLogsDir": f"{data}/log/pods",
-            # The node shows kubelet the kernel settings that it wants (see node.py), so it never sets the host's.
+            # The node presents the kernel settings that kubelet requires (see node.py), so kubelet does not set them.
             "protectKernelDefaults": True,
             "failSwapOn": False,
             "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "100Mi"},

@@ -1,4 +1,4 @@
-"""Only etcd and kube-apiserver, on loopback, without root: what integration tests run against."""
+"""Only etcd and kube-apiserver, on loopback, without root: the control plane of integration tests."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ _END_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """A running control plane and the files to reach it as a cluster administrator (group system:masters)."""
+    """A running control plane, and the credentials of a cluster administrator (group system:masters)."""
 
     server: str
     data: Path
@@ -56,7 +56,7 @@ class ControlPlane:
 
 @contextmanager
 def control_plane() -> Iterator[ControlPlane]:
-    """A control plane of its own in a temporary folder; gone after the block, and also after a kill of this process.
+    """A private control plane in a temporary folder; removed after the block, and also if this process is killed.
 
     No controller manager runs: no garbage collection, no default ServiceAccounts, namespaces stay Terminating.
     Raises ClusterError, also when a program is missing.
@@ -74,10 +74,10 @@ def control_plane() -> Iterator[ControlPlane]:
 
 @contextmanager
 def shared_control_plane(folder: Path) -> Iterator[ControlPlane]:
-    """One control plane for all processes that name the same `folder`: the first starts it, it ends after the last.
+    """One control plane for all processes with the same `folder`: the first one starts it, it ends after the last one.
 
-    A named pipe is its lifeline. Each process holds the writing end open, so the supervisor reads the end of file when
-    the last one has left the block or died. Raises ClusterError, also when a program is missing.
+    Its lifeline is a named pipe. Each process keeps the write end open, so the supervisor reads end-of-file when the
+    last process has left the block or died. Raises ClusterError, also when a program is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data, lifeline = folder / "control-plane", folder / "lifeline"
@@ -92,7 +92,7 @@ def shared_control_plane(folder: Path) -> Iterator[ControlPlane]:
 
 
 def _alone(users: IO[str]) -> bool:
-    """Whether no other process holds the file that all users of a shared control plane hold."""
+    """True if no other process holds the lock file of the shared control plane."""
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -101,14 +101,14 @@ def _alone(users: IO[str]) -> bool:
 
 
 def _start_shared(data: Path, lifeline: Path) -> int:
-    """Starts a control plane that lives as long as `lifeline` has writers; returns the first one's descriptor."""
+    """Starts a control plane that runs while `lifeline` has writers; returns the descriptor of the first one."""
     end = time.monotonic() + _END_SECONDS
-    while data.exists() and time.monotonic() < end:  # the one of those who left is still ending
+    while data.exists() and time.monotonic() < end:  # the previous control plane has not ended yet
         time.sleep(0.05)
     shutil.rmtree(data, ignore_errors=True)
     lifeline.unlink(missing_ok=True)
     os.mkfifo(lifeline)
-    # Without O_NONBLOCK either end would wait here for the other.
+    # Without O_NONBLOCK opening either end would block until the other is open.
     reader = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
     hold = os.open(lifeline, os.O_WRONLY)
     os.set_blocking(reader, True)
@@ -125,8 +125,8 @@ def _start_shared(data: Path, lifeline: Path) -> int:
 def launch(data: Path, *, lifeline: int | None) -> subprocess.Popen[bytes]:
     """Writes keys and configuration below `data` and starts the supervisor; raises ToolError, ClusterError.
 
-    `lifeline` is `subprocess.PIPE` or the reading end of a pipe: the supervisor ends, and removes `data`, when every
-    writer has closed it or died. With None it runs until it is told to end.
+    `lifeline` is `subprocess.PIPE` or the read end of a pipe: the supervisor ends, and removes `data`, when every
+    writer has closed it or died. With None it runs until SIGTERM or SIGINT.
     """
     deps.require(deps.CONTROL_PLANE)
     programs = dict(zip(CONTROL_PLANE, ensure(CONTROL_PLANE), strict=True))
@@ -144,7 +144,7 @@ def launch(data: Path, *, lifeline: int | None) -> subprocess.Popen[bytes]:
         "etcd": components.etcd(programs["etcd"], data, client_port, peer_port),
         "kube-apiserver": [
             *components.kube_apiserver(programs["kube-apiserver"], keys, settings),
-            # Without controllers there are no ServiceAccounts to insist on, and loopback is no valid endpoint.
+            # Without controllers no ServiceAccount exists that pods could use, and loopback is not a valid endpoint.
             "--disable-admission-plugins=ServiceAccount",
             "--endpoint-reconciler-type=none",
         ],

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# `template` answers the names of the outside world, which pods do not reach, at once; it comes last (coredns/main.go).
+# `template` returns NXDOMAIN at once for external names, which pods cannot reach; it is last (coredns/main.go).
 _COREFILE = """\
 .:5353 {
     errors

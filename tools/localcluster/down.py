@@ -1,4 +1,4 @@
-"""Removes a cluster in whatever state it is, from its record alone."""
+"""Removes a cluster in any state; needs only its record."""
 
 import hashlib
 import shutil
@@ -12,22 +12,22 @@ from localcluster.record import Record
 
 
 def config_file(cluster: Record) -> Path:
-    """The file whose name on a command line marks the cluster's supervisors."""
+    """The file whose path in a process's command line identifies the cluster's supervisors."""
     return cluster.data / (controlplane.CONFIG_FILE if cluster.network is None else node.CONFIG_FILE)
 
 
 def cgroup_name(cluster: Record) -> str:
-    """The cgroup folder of the cluster's pods; the data folder's hash tells clusters of one name apart."""
+    """The cgroup folder of the cluster's pods; a hash of the data folder distinguishes clusters of one name."""
     return f"octavo-{cluster.name}-{hashlib.sha256(str(cluster.data).encode()).hexdigest()[:8]}"
 
 
 def tear_down(cluster: Record) -> None:
-    """Processes, link, cgroups, data, record, in this order; raises ClusterError naming what could not be removed.
+    """Removes processes, link, cgroups, data, record, in this order; raises ClusterError with what remains.
 
-    Mounts, pods, bridges and packet filter rules end with the namespaces, and those with their first process.
+    Mounts, pods, bridges and packet filter rules are removed with the namespaces, and these with their first process.
     """
     if not processes.kill(config_file(cluster)):
-        raise ClusterError(f"processes of cluster {cluster.name} are still there 30 s after SIGKILL; run down again")
+        raise ClusterError(f"processes of cluster {cluster.name} still exist 30 s after SIGKILL; run down again")
     if cluster.network is not None:
         host.delete_link(Addresses(cluster.network).link, str(cluster.data))
         if left := cgroups.remove(cgroup_name(cluster)):
@@ -37,7 +37,7 @@ def tear_down(cluster: Record) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    # The namespace's mounts of it may be let go a moment after its processes.
+    # The namespace's mounts of the folder may be released shortly after its processes.
     for attempt in range(50):
         try:
             shutil.rmtree(folder)

@@ -1,6 +1,6 @@
-"""Keeps the node's nftables table equal to what `networkpolicy.render` says; a component of the node.
+"""Keeps the node's nftables table equal to the output of `networkpolicy.render`; a component of the node.
 
-Limits: a new pod is open for up to half a second, and connections that exist stay when a policy gets stricter.
+Limits: a new pod is open for up to half a second, and existing connections stay when a policy becomes stricter.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ _PERIOD = 0.5
 
 
 def _current(api: kube.Api) -> str:
-    # resourceVersion=0: from the API server's memory, which costs it next to nothing.
+    # resourceVersion=0: served from the API server's watch cache, which is cheap.
     def items(path: str) -> list[networkpolicy.Object]:
         return list(api.get(f"{path}resourceVersion=0")["items"])
 
@@ -35,7 +35,7 @@ def _main(data: Path, server: str) -> None:
         try:
             wanted = _current(api)
         except OSError as error:
-            # The rules in force stay as they are while the API server is away.
+            # The current rules stay in force while the API server is unavailable.
             reason = str(error)
         else:
             if wanted != applied:
@@ -43,7 +43,7 @@ def _main(data: Path, server: str) -> None:
                 reason = run.stderr.strip()
                 applied = wanted if run.returncode == 0 else applied
         if reason != trouble:
-            print(reason or "fine again", flush=True)
+            print(reason or "recovered", flush=True)
             trouble = reason
         time.sleep(_PERIOD)
 

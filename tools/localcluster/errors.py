@@ -1,5 +1,5 @@
-"""What goes wrong with a cluster, told to people."""
+"""The error of cluster operations."""
 
 
 class ClusterError(Exception):
-    """A cluster cannot be started, found or removed; the message names what and the fix."""
+    """A cluster cannot be started, found or removed; the message names the problem and the fix."""

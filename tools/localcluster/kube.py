@@ -1,4 +1,4 @@
-"""A few calls to an API server: enough to wait for a cluster and to install its DNS."""
+"""A minimal API client, to wait for a cluster and to install its DNS."""
 
 import json
 import ssl
@@ -15,7 +15,7 @@ from localcluster.pki import Pki
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API server and the client certificate to call it with."""
+    """An API server, and the client certificate for it."""
 
     server: str
     context: ssl.SSLContext
@@ -25,21 +25,21 @@ class Api:
         return json.loads(self._call("GET", path, None))
 
     def apply(self, path: str, manifest: dict[str, Any]) -> None:
-        """Server-side apply; raises ClusterError with the server's words when it refuses."""
+        """Server-side apply; raises ClusterError with the server's message if it rejects the object."""
         try:
             self._call("PATCH", f"{path}?fieldManager=localcluster&force=true", json.dumps(manifest).encode())
         except urllib.error.HTTPError as error:
-            raise ClusterError(f"the API server refused {path}: {error.read().decode(errors='replace')}") from error
+            raise ClusterError(f"the API server rejected {path}: {error.read().decode(errors='replace')}") from error
 
     def ready(self) -> bool:
-        """Whether /readyz answers 200."""
+        """True if /readyz returns 200."""
         try:
             return self._call("GET", "/readyz", None) == b"ok"
         except OSError:
             return False
 
     def _call(self, method: str, path: str, body: bytes | None) -> bytes:
-        request = urllib.request.Request(  # noqa: S310 (always https: the server's URL is ours)
+        request = urllib.request.Request(  # noqa: S310 (always https: the URL is that of our own server)
             self.server + path, data=body, method=method, headers={"Content-Type": "application/apply-patch+yaml"}
         )
         with urllib.request.urlopen(request, context=self.context, timeout=10) as answer:  # noqa: S310
@@ -55,7 +55,7 @@ def connect(server: str, pki: Pki, user: str = "admin") -> Api:
 
 
 def node_ready(api: Api, name: str) -> bool:
-    """Whether the node exists and is Ready; False also when the server does not answer."""
+    """True if the node exists and is Ready; False also if the server does not respond."""
     try:
         conditions = api.get(f"/api/v1/nodes/{name}")["status"].get("conditions", [])
     except OSError:
@@ -64,7 +64,7 @@ def node_ready(api: Api, name: str) -> bool:
 
 
 def wait(what: str, condition: Callable[[], bool], seconds: float, failed: Callable[[], str | None]) -> None:
-    """Polls until `condition`; raises ClusterError after `seconds`, or as soon as `failed` gives a reason."""
+    """Polls until `condition`; raises ClusterError after `seconds`, or as soon as `failed` returns a reason."""
     end = time.monotonic() + seconds
     while not condition():
         if reason := failed():

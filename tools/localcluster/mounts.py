@@ -1,4 +1,4 @@
-"""Mounts inside the node's mount namespace, by system call: there are dozens, and mount(8) costs milliseconds each."""
+"""Mounts in the node's mount namespace by system call: there are dozens, and mount(8) takes milliseconds each."""
 
 import ctypes
 import os
@@ -17,15 +17,15 @@ def mount(source: str, target: Path | str, kind: str | None = None, flags: int =
 
 
 def bind(source: Path, target: Path) -> None:
-    """Shows `source` also at `target`."""
+    """Bind-mounts `source` at `target`, recursively."""
     mount(str(source), target, flags=BIND | RECURSIVE)
 
 
 def replace_folders(private: Path, folders: list[Path]) -> None:
-    """Puts folders of the node's own (below `private`) over the host's `folders`, without making any on the host.
+    """Mounts private folders of the node (below `private`) over the host's `folders`, and creates none on the host.
 
-    Where the host lacks one, its parent is shown again as a tmpfs that holds the same folders, bound one by one, and
-    the new one. `/run` has to be a tmpfs of the namespace already.
+    If the host lacks a folder, its parent is replaced by a tmpfs with bind mounts of the same folders plus the new one.
+    `/run` must already be a tmpfs of the namespace.
     """
     rebuilt: set[Path] = set()
     for folder in folders:

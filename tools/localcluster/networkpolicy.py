@@ -1,8 +1,8 @@
-"""NetworkPolicies of one node as one nftables table: objects in, ruleset out.
+"""Renders the NetworkPolicies of one node as one nftables table. Pure.
 
-Semantics after the NetworkPolicy v1 API reference: a pod is isolated in a direction as soon as one policy selects it
-there, and then only what some policy allows passes. Packets are seen after kube-proxy has put the pod's address and
-port in place of a Service's. IPv4 only, as the node is.
+Semantics of the NetworkPolicy v1 API reference: a pod is isolated in a direction if at least one policy selects it
+there; then only traffic that some policy allows passes. The rules apply after kube-proxy has replaced a Service's
+address and port with the pod's. IPv4 only, like the node.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ class _Pod:
 
 @dataclass(frozen=True, slots=True)
 class _Direction:
-    """Which fields of a policy, and which end of a packet, a direction is about."""
+    """The fields of a policy, and the addresses of a packet, for one direction."""
 
     kind: str
     rules: str
@@ -44,7 +44,7 @@ class _Cluster:
     namespaces: Mapping[str, Mapping[str, str]]
 
     def select(self, peer: Object, home: str) -> list[_Pod]:
-        """The pods that a peer of a policy in namespace `home` means."""
+        """The pods that a peer of a policy in namespace `home` selects."""
         return [pod for pod in self.pods if self._in_namespace(pod, peer, home) and _matches_pod(peer, pod)]
 
     def _in_namespace(self, pod: _Pod, peer: Object, home: str) -> bool:
@@ -54,7 +54,7 @@ class _Cluster:
 
 
 def render(policies: Sequence[Object], pods: Sequence[Object], namespaces: Sequence[Object]) -> str:
-    """An `nft -f` script that replaces the table at once."""
+    """An `nft -f` script that replaces the table atomically."""
     cluster = _Cluster(
         [_pod(pod) for pod in pods if _has_own_address(pod)],
         {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in namespaces},
@@ -74,7 +74,7 @@ def render(policies: Sequence[Object], pods: Sequence[Object], namespaces: Seque
 
 
 def matches(selector: Object, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector (matchLabels and matchExpressions, all of them) selects these labels."""
+    """True if a label selector (all of matchLabels and matchExpressions) selects these labels."""
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False
     return all(_expression_holds(each, labels) for each in selector.get("matchExpressions") or [])
@@ -103,7 +103,7 @@ def _has_own_address(pod: Object) -> bool:
 
 
 def _pod(pod: Object) -> _Pod:
-    # Sidecars are init containers that keep running: their ports count too.
+    # Sidecars are init containers that keep running, so their ports count, too.
     containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
     ports = frozenset(
         (port["name"], port.get("protocol", "TCP"), port["containerPort"])
@@ -162,7 +162,7 @@ def _ports(ports: Sequence[Object] | None, receivers: Sequence[_Pod]) -> Iterato
 
 
 def _table(chains: Mapping[tuple[str, str], Sequence[str]]) -> str:
-    # Declared first, so that deleting never fails.
+    # Declared before the deletion, which would fail without the table.
     lines = [f"table ip {TABLE} {{}}", f"delete table ip {TABLE}", f"table ip {TABLE} {{"]
     for (name, ip), rules in sorted(chains.items()):
         lines += [f" chain {_chain(name, ip)} {{"]
@@ -174,7 +174,7 @@ def _table(chains: Mapping[tuple[str, str], Sequence[str]]) -> str:
             if name == direction.rules:
                 lines.append(f"  ip {direction.own} {ip} jump {_chain(name, ip)}")
         lines += [" }"]
-    # Traffic to the node itself (API server) ends in `input`; kubelet's probes leave by `output`: never filtered.
+    # Traffic to the node itself (API server) passes `input`. kubelet's probes pass `output`, which is not filtered.
     lines += [
         f" chain forward {{ type filter hook forward priority -5; {_ESTABLISHED}; jump egress; jump ingress; }}",
         f" chain input {{ type filter hook input priority -5; {_ESTABLISHED}; jump egress; }}",

@@ -1,7 +1,7 @@
 """PID 1 of the node's namespaces: private mounts, network, components; reaps and restarts.
 
-Run as `python -m localcluster.node CONFIG.json` under unshare(1). Everything it makes vanishes with the namespaces,
-which end when this process ends.
+Run as `python -m localcluster.node CONFIG.json` under unshare(1). Everything it creates is removed with the namespaces,
+which end with this process.
 """
 
 import json
@@ -19,9 +19,9 @@ from localcluster.supervisor import Supervisor
 
 CONFIG_FILE = "node.json"
 LINK = "eth0"
-# Paths that containerd, CNI and kubelet write to whatever their configuration says.
+# Hard-coded paths to which containerd, CNI and kubelet write.
 _PRIVATE_FOLDERS = [Path("/var/lib/cni"), Path("/var/lib/kubelet"), Path("/var/log/containers")]
-# Kernel settings that kubelet wants and that no namespace separates: it is shown files that say so.
+# Kernel settings that kubelet requires and that are not namespaced: files with these values are mounted over them.
 _KUBELET_SETTINGS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -33,7 +33,7 @@ _KUBELET_SETTINGS = {
 
 
 def _private_mounts(data: Path) -> None:
-    # What the host unmounts goes here too, instead of being kept busy; nothing goes the other way.
+    # Unmounts on the host propagate here, so that this namespace keeps no mount busy; nothing propagates to the host.
     mounts.mount("none", "/", flags=mounts.SLAVE | mounts.RECURSIVE)
     mounts.mount("tmpfs", "/run", "tmpfs")
     Path("/run").chmod(0o755)
@@ -44,7 +44,7 @@ def _private_mounts(data: Path) -> None:
         file = settings / name.replace("/", ".")
         file.write_text(value, encoding="ascii")
         mounts.bind(file, Path("/proc/sys") / name)
-    # Volumes that kubelet mounts have to reach running containers (mountPropagation).
+    # Mounts by kubelet must propagate to running containers (mountPropagation).
     mounts.mount("none", "/", flags=mounts.SHARED | mounts.RECURSIVE)
 
 
@@ -55,7 +55,7 @@ def _network(addresses: Addresses) -> None:
     _ip("link", "set", LINK, "up")
     _ip("route", "add", "default", "via", addresses.host)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
-    # Traffic between pods of the one bridge has to pass kube-proxy's rules and the network policies.
+    # Traffic between pods on the bridge must pass kube-proxy's rules and the network policies.
     Path("/proc/sys/net/bridge/bridge-nf-call-iptables").write_text("1", encoding="ascii")
 
 

@@ -1,4 +1,4 @@
-"""Keys, certificates and kubeconfigs of a cluster, made with openssl (EC P-256: quick to make and to verify)."""
+"""Keys, certificates and kubeconfigs of a cluster, created with openssl (EC P-256: fast to generate and verify)."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ class Pki:
 def create(folder: Path, servers: Mapping[str, tuple[str, Sequence[str]]], clients: Mapping[str, str]) -> Pki:
     """A CA, server certificates (name → subject, alternative names), client certificates (name → subject), `sa` keys.
 
-    Raises ClusterError with openssl's words.
+    Raises ClusterError with openssl's error output.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     pki = Pki(folder)
@@ -50,7 +50,7 @@ def create(folder: Path, servers: Mapping[str, tuple[str, Sequence[str]]], clien
 
 
 def write_kubeconfig(path: Path, pki: Pki, user: str, server: str, context: str) -> None:
-    """A kubeconfig with everything embedded, readable by its owner only (JSON, which is YAML)."""
+    """Writes a kubeconfig with embedded certificates, readable only by its owner (JSON, which is valid YAML)."""
 
     def data(file: Path) -> str:
         return base64.b64encode(file.read_bytes()).decode()

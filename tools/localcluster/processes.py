@@ -1,4 +1,4 @@
-"""Finding and ending a cluster's processes: by what they run, so that no pid file can be stale or missing."""
+"""Finds and ends a cluster's processes by their command lines, so that no pid file can be stale or missing."""
 
 import os
 import select
@@ -10,14 +10,14 @@ _MODULES = (b"localcluster.node", b"localcluster.supervisor")
 
 
 def keepers(config: Path) -> list[int]:
-    """Process ids of the supervisors that were started with this configuration file, `unshare` included."""
+    """Process ids of the supervisors with this configuration file, including `unshare`."""
     wanted = os.fsencode(config)
     ids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [pid for pid in ids if _runs(pid, wanted)]
 
 
 def node_init(config: Path) -> int | None:
-    """The host's id of the process that is PID 1 of the node's namespaces, or None."""
+    """The process id, on the host, of PID 1 of the node's namespaces, or None."""
     for pid in keepers(config):
         try:
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
@@ -30,9 +30,9 @@ def node_init(config: Path) -> int | None:
 
 
 def kill(config: Path, seconds: float = 30) -> bool:
-    """SIGKILL to the supervisors, with which everything below them dies; True when they are all gone in time.
+    """Sends SIGKILL to the supervisors, which also ends all their children; True if all have ended in time.
 
-    The end of a PID namespace's first process waits for all others in it.
+    The first process of a PID namespace ends only after all others in it.
     """
     wanted = os.fsencode(config)
     handles = []
@@ -42,7 +42,7 @@ def kill(config: Path, seconds: float = 30) -> bool:
         except ProcessLookupError:
             continue
         handles.append(handle)
-        # Checked again behind the handle: the id may have been given to another process meanwhile.
+        # Checked again with the handle open: the id may have been reused for another process meanwhile.
         if _runs(pid, wanted):
             try:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)

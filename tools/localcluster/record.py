@@ -1,4 +1,4 @@
-"""What is known about a cluster outside of its data folder: enough to find and remove it in any state."""
+"""The record of a cluster, outside its data folder: sufficient to find and remove the cluster in any state."""
 
 import fcntl
 import json
@@ -17,9 +17,9 @@ DEFAULT_NAME = "octavo"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One cluster. It is written before anything is started, so nothing can be started and forgotten.
+    """One cluster. The record is written before anything is started, so every started part can be found.
 
-    `network` is the N of its addresses, None for a control plane without a node; `up` is set when it is complete.
+    `network`: the N of its addresses, None for a control plane without a node; `up`: the start is complete.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Record:
 
 
 def check_name(name: str) -> str:
-    """The name, if it can name folders, cgroups and links; raises ClusterError."""
+    """The name, if valid for folders, cgroups and links; otherwise raises ClusterError."""
     if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", name) is None:
         raise ClusterError(
             f"--name {name!r}: use at most 40 lowercase letters, digits and hyphens, with a letter or digit at each end"
@@ -56,7 +56,7 @@ def check_name(name: str) -> str:
 
 
 def default_data(name: str) -> Path:
-    """The data folder of a cluster for which none is given."""
+    """The default data folder of a cluster."""
     return _folder() / name
 
 
@@ -70,16 +70,16 @@ def load(name: str) -> Record | None:
 
 
 def load_all() -> list[Record]:
-    """All clusters that this user has records of."""
+    """The records of all clusters of this user."""
     found = [load(path.stem) for path in sorted(_folder().glob("*.json"))]
     return [record for record in found if record is not None]
 
 
 @contextmanager
 def held(name: str) -> Iterator[None]:
-    """Holds the cluster's lock; raises ClusterError when another process is just starting or removing it.
+    """Holds the cluster's lock; raises ClusterError while another process starts or removes it.
 
-    The kernel frees the lock of a killed process.
+    The kernel releases the lock of a killed process.
     """
     path = _folder() / f"{name}.lock"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,14 +93,14 @@ def held(name: str) -> Iterator[None]:
                 raise ClusterError(f"cluster {name} has just been removed by another process; try again")
             yield
         finally:
-            # A file that stays only while there is a cluster: whoever opened it meanwhile notices by its inode.
+            # The lock file exists only while the cluster does: a process that opened the old one detects it by inode.
             if load(name) is None:
                 path.unlink(missing_ok=True)
 
 
 @contextmanager
 def all_held() -> Iterator[None]:
-    """Waits for and holds the lock under which network numbers are chosen."""
+    """Waits for the lock on the choice of network numbers, and holds it."""
     _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(_folder(), os.O_RDONLY)
     try:

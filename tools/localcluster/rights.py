@@ -1,4 +1,4 @@
-"""Rights of an account by its Role and ClusterRole bindings, held against the requests it made."""
+"""Compares the rights that an account has through its role bindings with the requests that it made."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Right:
     name: str = ""
 
     def covers(self, other: Right) -> bool:
-        """Whether whoever has this right has the other one too."""
+        """True if this right includes the other one."""
         same = (self.group, self.resource, self.verb) == (other.group, other.resource, other.verb)
         return same and self.namespace in ("", other.namespace) and self.name in ("", other.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`used` counts requests by the right that covers them; `unused` and `missing` should be empty."""
+    """`used`: number of requests by the right that covers them; `unused` and `missing` should be empty."""
 
     used: Mapping[Right, int]
     unused: tuple[Right, ...]
@@ -38,7 +38,7 @@ class Comparison:
 
 
 def granted(roles: Iterable[Object], bindings: Iterable[Object], account: str, home: str) -> set[Right]:
-    """What the ServiceAccount `account` of namespace `home` may do, by objects of all four RBAC kinds."""
+    """The rights of the ServiceAccount `account` of namespace `home`, from objects of all four RBAC kinds."""
     rules = {(role["kind"], role["metadata"].get("namespace", ""), role["metadata"]["name"]): role for role in roles}
     found: set[Right] = set()
     for binding in bindings:
@@ -52,7 +52,7 @@ def granted(roles: Iterable[Object], bindings: Iterable[Object], account: str, h
 
 
 def compare(rights: Iterable[Right], requests: Iterable[Request]) -> Comparison:
-    """Which rights the requests needed, which nothing needed, and which were lacking."""
+    """The rights that the requests used, the unused ones, and the missing ones."""
     used = dict.fromkeys(sorted(rights), 0)
     missing: set[Right] = set()
     for request in requests:
@@ -67,7 +67,7 @@ def compare(rights: Iterable[Right], requests: Iterable[Request]) -> Comparison:
 
 
 def table(comparison: Comparison, explained: Mapping[Right, str]) -> str:
-    """A Markdown table: each right, how often it was used, and what `explained` says where requests cannot show it."""
+    """A Markdown table: each right with its number of uses, or its explanation in `explained` if it has none."""
     lines = ["| API group | resource | verb | where | requests |", "|---|---|---|---|---|"]
     for right, count in comparison.used.items():
         lines.append(_row(right, str(count) if count else explained.get(right, "**none: granted, not used**")))
@@ -93,6 +93,6 @@ def _rights(rule: Object, namespace: str) -> Iterator[Right]:
 def _needed(request: Request) -> Sequence[Right]:
     right = Right(request.group, request.resource, request.verb, request.namespace, request.name)
     if request.verb == "patch" and request.code == _CREATED:
-        # Server-side apply of an object that is not there asks for both.
+        # Server-side apply of a missing object needs both verbs.
         return right, Right(request.group, request.resource, "create", request.namespace)
     return (right,)

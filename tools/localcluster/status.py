@@ -12,14 +12,14 @@ from toolbox.progress import duration
 
 
 def report(cluster: Record) -> tuple[str, bool]:
-    """The table, and whether everything runs and the API server (and the node) is ready."""
+    """The table, and True if everything runs and the API server (and the node) is ready."""
     alive = bool(processes.keepers(config_file(cluster)))
     rows = [("cluster", cluster.name), ("data", str(cluster.data)), ("kubeconfig", str(cluster.kubeconfig))]
     healthy = alive and cluster.up
     if not alive:
-        rows.append(("state", "not running: `down` removes what is left, `up` starts anew"))
+        rows.append(("state", "not running: `down` removes the remains, `up` starts it again"))
     elif not cluster.up:
-        rows.append(("state", "starting, or its start was killed (then `down` removes it)"))
+        rows.append(("state", "starting, or its start was killed: `down` removes it"))
     else:
         api_ready, node_state = _health(cluster)
         healthy = api_ready and node_state in ("", "Ready")
@@ -47,6 +47,6 @@ def _network_rows(cluster: Record, node_state: str) -> list[tuple[str, str]]:
         ("node", f"{components.NODE_NAME} {plan.node} ({node_state})"),
         ("pods", plan.pods),
         ("services", f"{plan.services}, DNS {plan.dns}"),
-        ("registry", f"http://{plan.registry}, called {REGISTRY_NAME} in manifests"),
+        ("registry", f"http://{plan.registry}, {REGISTRY_NAME} in manifests"),
         ("host", f"{plan.host} on link {plan.link}"),
     ]

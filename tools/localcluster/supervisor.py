@@ -1,6 +1,6 @@
-"""Runs components, restarts the ones that exit, and writes down how they are.
+"""Runs components, restarts those that exit, and records their state.
 
-Run as `python -m localcluster.supervisor CONFIG.json` it keeps a control plane outside of any namespace.
+`python -m localcluster.supervisor CONFIG.json` runs a control plane without namespaces.
 """
 
 import json
@@ -43,7 +43,7 @@ class Supervisor:
         self._write()
 
     def reap(self) -> None:
-        """Takes the exit of every child (as PID 1 also strangers') and plans the restart of components."""
+        """Reaps every exited child (as PID 1 also orphans) and schedules the restart of components."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -58,14 +58,14 @@ class Supervisor:
                     print(f"{name} exited with {running.process.returncode}", flush=True)
 
     def restart_due(self) -> None:
-        """Starts the components whose time has come."""
+        """Starts the components whose restart is due."""
         for name, due in list(self._due.items()):
             if time.time() >= due:
                 del self._due[name]
                 self.start(name, self._running[name].restarts + 1)
 
     def kill(self) -> None:
-        """Ends all components at once: what they store is thrown away, nothing is worth waiting for."""
+        """Kills all components at once: their data is discarded, so no graceful end is needed."""
         for entry in self._running.values():
             if entry.process.returncode is None:
                 entry.process.kill()
@@ -80,14 +80,14 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class ComponentState:
-    """When a component was started (Unix time) and how often it was restarted."""
+    """Start time of a component (Unix time), and its number of restarts."""
 
     started: float
     restarts: int
 
 
 def read_state(data: Path) -> dict[str, ComponentState]:
-    """What the supervisor wrote down last; empty before the first component runs."""
+    """The state that the supervisor recorded last; empty before the first component runs."""
     try:
         state = json.loads((data / STATE_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def log_tail(data: Path, name: str, lines: int = 15) -> str:
 def _main(config_file: Path) -> None:
     config = json.loads(config_file.read_text(encoding="utf-8"))
     data = Path(config["data"])
-    # A component dies with its supervisor, even when that is killed.
+    # A component dies with its supervisor, even if that is killed.
     prefix = ["setpriv", "--pdeathsig", "KILL", "--"]
     supervisor = Supervisor(data, {name: [*prefix, *command] for name, command in config["commands"].items()})
     woken, wake = os.pipe()
@@ -127,7 +127,7 @@ def _main(config_file: Path) -> None:
         signal.signal(number, lambda number, _: ending.append(number))
     for name in supervisor.commands:
         supervisor.start(name)
-    # The lifeline is a pipe whose other end the starter holds: its end of file means that the starter is gone.
+    # The lifeline is a pipe with its write end in the parent process: end-of-file means that the parent has ended.
     watched = [woken, 0] if config["lifeline"] else [woken]
     while not ending:
         readable, _, _ = select.select(watched, [], [], 0.5)

@@ -1,4 +1,4 @@
-"""Starts a cluster: record, keys and files, cgroup, namespaces, link, images, DNS; each stage shown with its time."""
+"""Starts a cluster: record, keys and files, cgroup, namespaces, link, images, DNS; shows the time of each stage."""
 
 import json
 import subprocess
@@ -42,9 +42,9 @@ def up(
     progress: Progress,
     audit_policy: str | None = None,
 ) -> Record:
-    """Starts the cluster `name` and returns its record; raises ClusterError or ToolError and then leaves nothing.
+    """Starts the cluster `name` and returns its record; after a ClusterError or ToolError nothing remains.
 
-    With an audit policy (its text), a node's API server logs the requests that it is about; see `audit.requests`.
+    `audit_policy`: text of the audit policy for a node's API server; see `audit.requests`.
     """
     record.check_name(name)
     if control_plane_only:
@@ -66,7 +66,7 @@ def up(
             else:
                 _start_node(current, progress, audit_policy)
         except BaseException:
-            # Also for Ctrl-C. A killed process cannot do this: then the next `up` or `down` does.
+            # Also for Ctrl-C. If this process is killed, the next `up` or `down` removes the cluster.
             tear_down(current)
             raise
         complete = Record(current.name, current.data, current.network, current.server, up=True)
@@ -80,7 +80,7 @@ def _clear_remains(name: str, progress: Progress) -> None:
         return
     if found.up and processes.keepers(config_file(found)):
         raise ClusterError(f"cluster {name} is already up: {found.server} (kubeconfig {found.kubeconfig})")
-    with progress.step(f"remove what is left of an earlier cluster {name}"):
+    with progress.step(f"remove the remains of an earlier cluster {name}"):
         tear_down(found)
 
 
@@ -162,7 +162,7 @@ def _write_files(data: Path, addresses: Addresses, name: str, cgroup: str) -> pk
     )
     for user in ("admin", "kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy"):
         pki.write_kubeconfig(data / f"{user}.kubeconfig", keys, user, addresses.server, f"octavo-{name}")
-    # The images stay when the cluster goes: the next one of this name starts without pushing them again.
+    # The images outlive the cluster: the next one of this name need not push them again.
     storage = registry_storage(name)
     storage.mkdir(parents=True, exist_ok=True)
     programs = {each: program(each) for each in NODE}
@@ -189,7 +189,7 @@ def _write_files(data: Path, addresses: Addresses, name: str, cgroup: str) -> pk
 
 
 def registry_storage(name: str) -> Path:
-    """Where the registry of the clusters of this name keeps its images."""
+    """The storage folder of the registry for clusters of this name."""
     return cache_root() / "registry" / name
 
 
@@ -214,7 +214,7 @@ def _unshare(current: Record) -> subprocess.Popen[bytes]:
 
 
 def _connect(current: Record, addresses: Addresses, process: subprocess.Popen[bytes]) -> None:
-    """The veth pair and the host's routes to pods and Services."""
+    """Creates the veth pair and the host's routes to pods and Services."""
 
     def failed() -> str | None:
         return None if process.poll() is None else supervisor.log_tail(current.data, "node")
@@ -224,7 +224,7 @@ def _connect(current: Record, addresses: Addresses, process: subprocess.Popen[by
     host.ip(
         "link", "add", addresses.link, "type", "veth", "peer", "name", node_process.LINK, "netns", str(init),
     )  # fmt: skip
-    # The alias says whose it is: only links with the data folder's name are ever removed.
+    # The alias identifies the owner: only links with the data folder's path as alias are ever removed.
     host.ip("link", "set", addresses.link, "alias", str(current.data))
     host.ip("address", "add", f"{addresses.host}/30", "dev", addresses.link)
     host.ip("link", "set", addresses.link, "up")
@@ -233,7 +233,7 @@ def _connect(current: Record, addresses: Addresses, process: subprocess.Popen[by
 
 
 def _containerd_listens(current: Record) -> bool:
-    # Before containerd is started, the namespace's /run may still be the host's, with another containerd's socket.
+    # Until containerd is started, the namespace's /run may be the host's, with the socket of another containerd.
     if "containerd" not in supervisor.read_state(current.data):
         return False
     return Path(f"/proc/{processes.node_init(config_file(current))}/root", "run/containerd/containerd.sock").exists()

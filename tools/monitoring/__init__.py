@@ -1,1 +1,1 @@
-"""A real Prometheus beside a cluster: what alerts and dashboards are tested with, and drawn from."""
+"""A real Prometheus next to a cluster, to test alerts and dashboards, and to draw dashboards for the docs."""

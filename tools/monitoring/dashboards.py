@@ -1,4 +1,4 @@
-"""Grafana's dashboards as far as Octavo uses them: panels and their queries."""
+"""The parts of Grafana dashboards that Octavo uses: panels and their queries."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL with Grafana's variables filled in; `legend` holds `{{label}}`."""
+    """PromQL with Grafana's variables replaced; `legend` contains `{{label}}`."""
 
     expression: str
     legend: str
 
     def name(self, labels: Mapping[str, str]) -> str:
-        """What the legend says for a series."""
+        """The legend's text for a series."""
         return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), self.legend)
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph. `unit` is Grafana's word for it."""
+    """One graph. `unit` is Grafana's name of the unit."""
 
     title: str
     unit: str
@@ -32,7 +32,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One file."""
+    """One dashboard file."""
 
     uid: str
     title: str
@@ -40,7 +40,7 @@ class Dashboard:
 
 
 def load(path: Path, rate_interval: str) -> Dashboard:
-    """A dashboard with everything chosen; rates are taken over `rate_interval`, such as `1m`."""
+    """A dashboard with all variables set to match everything; `rate_interval`, such as `1m`, is the range of rates."""
     board = json.loads(path.read_text(encoding="utf-8"))
     values = {"__rate_interval": rate_interval, **{each["name"]: ".*" for each in board["templating"]["list"]}}
 

@@ -1,6 +1,6 @@
-"""Tells a Prometheus what to scrape: Octavo's running pods, as its HTTP service discovery asks for them.
+"""HTTP service discovery for Prometheus: the targets are Octavo's running pods.
 
-Debian's Prometheus is built without discovery of Kubernetes.
+Debian's Prometheus is built without Kubernetes service discovery.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from localcluster.kube import Api
 
-# As charts/octavo/templates/monitoring/podmonitor.yaml has them: the same pods, ports and labels, whoever scrapes.
+# The same pods, ports and labels as in charts/octavo/templates/monitoring/podmonitor.yaml.
 _PODS = "/api/v1/pods?labelSelector=app.kubernetes.io%2Fpart-of%3Doctavo"
 _PORTS = ("admin", "http")
 _MODEL = "octavo.dev/llmdeployment"
@@ -41,7 +41,10 @@ def targets(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @contextmanager
 def discovery(api: Api) -> Iterator[str]:
-    """URL that answers with the target groups of a cluster while in use. 503, and the last answer stays, without it."""
+    """URL of the target groups of a cluster, served during the block.
+
+    503 if the API server does not respond: Prometheus then keeps the last targets.
+    """
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -54,8 +57,8 @@ def discovery(api: Api) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so it is called
-            """Nobody wants to know."""
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            """No access log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""A dashboard drawn from what Prometheus answered: for the documentation, where no Grafana runs."""
+"""Draws a dashboard from Prometheus' query results, for the documentation, without Grafana."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from monitoring.dashboards import Dashboard, Panel, Query
 Results = Mapping[Query, Sequence[Mapping[str, Any]]]
 _COLUMNS = 3
 _LEGEND_LINES = 6
-# In Grafana's words, and in ours.
+# Grafana's unit names, and the labels of the axes.
 _UNITS = {"short": "", "percentunit": "share", "reqps": "per second"}
 
 
 def draw(dashboard: Dashboard, results: Results, start: float) -> bytes:
     """An SVG. `results` are matrices by query; the time axis counts minutes from `start`."""
-    import matplotlib as mpl  # noqa: PLC0415 - takes a second, and only drawing needs it
+    import matplotlib as mpl  # noqa: PLC0415 - loading takes a second, and only this function needs it
 
     mpl.use("agg")
     mpl.rcParams.update({"svg.hashsalt": "octavo", "font.size": 7, "axes.titlesize": 8, "svg.fonttype": "none"})

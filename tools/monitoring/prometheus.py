@@ -1,4 +1,4 @@
-"""A Prometheus of Debian's package as a child process on loopback."""
+"""Prometheus from Debian's package, as a child process on loopback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCRAPE = "2s"
 
 
 class QueryError(Exception):
-    """Prometheus refused a query; the message is its own."""
+    """Prometheus rejected a query; the message is that of Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Prometheus:
     url: str
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Instant vector now."""
+        """The instant vector of `expression` now."""
         return list(self._get("query", query=expression)["result"])
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        """Matrix; times are Unix seconds."""
+        """The matrix of `expression`; times are Unix seconds."""
         return list(self._get("query_range", query=expression, start=start, end=end, step=step)["result"])
 
     def firing(self) -> set[str]:
@@ -47,15 +47,15 @@ class Prometheus:
         return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"] if each["state"] == "firing"}
 
     def rules(self) -> dict[str, dict[str, Any]]:
-        """Rules by name, with what Prometheus says of their health."""
+        """Rules by name, with their health."""
         return {rule["name"]: rule for group in self._get("rules")["groups"] for rule in group["rules"]}
 
     def metadata(self) -> set[str]:
-        """Names of all metrics that scraped pods declare, also of those without a value yet."""
+        """Names of all metrics that scraped pods declare, including those without a value."""
         return set(self._get("metadata"))
 
     def targets(self) -> list[dict[str, Any]]:
-        """What is scraped, each with `health` and `lastError`."""
+        """The active targets, each with `health` and `lastError`."""
         return list(self._get("targets", state="active")["activeTargets"])
 
     def _get(self, path: str, **parameters: object) -> Any:
@@ -71,10 +71,10 @@ class Prometheus:
 
 
 def configuration(targets: str, rules: Path) -> dict[str, Any]:
-    """Scrapes what the discovery at the URL `targets` names; `rules` is a file of alerting rules."""
+    """A configuration that scrapes the targets of the HTTP discovery at URL `targets`; `rules`: alerting rules file."""
     job = {
         "job_name": "octavo",
-        # The operator's labels `namespace` and `name` are those of what it tells about.
+        # The operator's labels `namespace` and `name` are those of the LLMDeployment, not of the operator's pod.
         "honor_labels": True,
         "http_sd_configs": [{"url": targets, "refresh_interval": _SCRAPE}],
     }
@@ -84,12 +84,15 @@ def configuration(targets: str, rules: Path) -> dict[str, Any]:
 
 @contextmanager
 def prometheus(folder: Path, targets: str, rules: Path) -> Iterator[Prometheus]:
-    """One that keeps its data in `folder` while in use. Raises ToolError where there is none, TimeoutError if stuck."""
+    """A Prometheus with its data in `folder`, for the block.
+
+    Raises ToolError if the program is missing, TimeoutError if it does not start.
+    """
     config, log = folder / "prometheus.yaml", folder / "prometheus.log"
     config.write_text(yaml.safe_dump(configuration(targets, rules)), encoding="utf-8")
     address = f"127.0.0.1:{_free_port()}"
     command = [
-        # It dies with whoever started it, even when that is killed.
+        # Prometheus dies with its parent process, even if that is killed.
         *("setpriv", "--pdeathsig", "KILL", "--"),
         str(debian_program("prometheus", PACKAGE)),
         f"--config.file={config}",
@@ -106,7 +109,7 @@ def prometheus(folder: Path, targets: str, rules: Path) -> Iterator[Prometheus]:
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs promtool of the same package."""
+    """Run promtool of the same package."""
     command = [str(debian_program("promtool", PACKAGE)), *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 

@@ -1,1 +1,1 @@
-"""Runs the stages of `make test`: what computes beside what waits, and one table at the end."""
+"""Runs the stages of `make test`, CPU-bound ones in parallel with waiting ones, and prints one table at the end."""

@@ -11,8 +11,8 @@ from stages import report
 from stages.run import Lane, run
 
 ROOT = Path(__file__).resolve().parents[2]
-# Lanes run side by side. What computes for long yields the processors to what mostly waits for others, whose time-outs
-# would otherwise measure the neighbour.
+# Lanes run in parallel. Long CPU-bound stages have a lower priority than stages that mostly wait: otherwise the
+# timeouts of the latter would depend on the load of the former.
 LANES = (
     Lane(("e2e",)),
     Lane(("lint", "types", "unit", "kernels", "integration-engine"), niceness=5),
@@ -21,14 +21,14 @@ LANES = (
 
 
 def main() -> int:
-    """The command line; 0 when every stage passed."""
+    """Run the command line; 0 if every stage passed."""
     parser = argparse.ArgumentParser(prog="stages", description=__doc__)
     stages = [stage for lane in LANES for stage in lane.stages]
     parser.add_argument("stage", nargs="*", help=f"default: all of {', '.join(stages)}")
     chosen = parser.parse_args().stage or stages
     if unknown := sorted(set(chosen) - set(stages)):
-        parser.error(f"no stage {unknown[0]!r}; there are {', '.join(stages)}")
-    # Started by make, these would make the inner make take part in a job server that it cannot reach.
+        parser.error(f"unknown stage {unknown[0]!r}; known are {', '.join(stages)}")
+    # Under make, these variables would connect the inner make to a job server that it cannot reach.
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     }

@@ -1,4 +1,4 @@
-"""The table at the end of a run: minutes and counts per stage, which tests failed, and why tests were skipped."""
+"""The table at the end of a run: minutes and counts per stage, failed tests, and reasons of skipped tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from xml.etree import ElementTree as ET
 
 from stages.run import Result
 
-# Of a failure's message, which may hold whole objects, as much as tells it from others.
+# Maximum length of a failure's message, which may contain whole objects.
 _MESSAGE = 200
 
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of test cases; `failures` names those that failed, `reasons` counts why cases were skipped."""
+    """Numbers of test cases; `failures`: names of the failed ones, `reasons`: counts of the reasons for skips."""
 
     passed: int = 0
     failed: int = 0
@@ -25,7 +25,7 @@ class Counts:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Counts) -> None:
-        """Adds another stage's counts to these."""
+        """Add another stage's counts."""
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
@@ -34,7 +34,7 @@ class Counts:
 
 
 def counts(reports: Path) -> Counts:
-    """The sum of pytest's XML reports in a folder; all zero where there is none."""
+    """The sum of pytest's XML reports in a folder; all zero without a report."""
     found = Counts()
     cases = (case for file in sorted(reports.glob("*.xml")) for case in _cases(file))
     for case in cases:
@@ -53,11 +53,11 @@ def counts(reports: Path) -> Counts:
 
 
 def _cases(report: Path) -> Iterator[ET.Element]:
-    return ET.parse(report).iter("testcase")  # noqa: S314 - pytest wrote it a moment ago
+    return ET.parse(report).iter("testcase")  # noqa: S314 - a file that pytest has just written
 
 
 def table(results: Sequence[Result]) -> str:
-    """Stages with minutes and counts, failed tests, reasons of skips, and a last line that sums them up.
+    """Stages with minutes and counts, failed tests, reasons of skips, and a last line with the totals.
 
     The last line reads `N passed, N failed, N skipped`. A stage that failed without a failed test, such as a linter,
     counts as one failure.

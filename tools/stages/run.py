@@ -1,4 +1,4 @@
-"""Lanes of stages: a lane runs its stages one after the other, lanes run side by side."""
+"""Lanes of stages: a lane runs its stages one after the other, lanes run in parallel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-# Linux weighs sessions against each other by the niceness of their autogroup, where it has such, and processes by their
-# own only inside of a session.
+# With autogroups, Linux schedules sessions by the niceness of their autogroup, and uses a process's own niceness only
+# within its session. So both are set.
 _YIELDING = '{ echo "$1" > /proc/self/autogroup; } 2>/dev/null; exec nice -n "$1" make --no-print-directory "$0"'
 
 
@@ -23,7 +23,7 @@ _YIELDING = '{ echo "$1" > /proc/self/autogroup; } 2>/dev/null; exec nice -n "$1
 class Lane:
     """Stages that run one after the other; each is a target of the Makefile.
 
-    `niceness` is added to that of the caller. `after` names a stage of another lane that has to end before.
+    `niceness` is added to that of the caller. `after`: a stage of another lane that has to end before.
     """
 
     stages: tuple[str, ...]
@@ -31,14 +31,14 @@ class Lane:
     after: str = ""
 
     def only(self, chosen: Sequence[str]) -> Lane:
-        """The lane with the chosen stages alone, waiting for no stage that is not chosen."""
+        """The lane with only the chosen stages; `after` is kept only if chosen."""
         kept = tuple(stage for stage in self.stages if stage in chosen)
         return replace(self, stages=kept, after=self.after if self.after in chosen else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A stage that has ended after `seconds`; `reports` is the folder of its reports by pytest, which may be empty."""
+    """A stage that ended after `seconds`; `reports`: the folder of its pytest reports, possibly empty."""
 
     stage: str
     passed: bool
@@ -49,8 +49,8 @@ class Result:
 def run(lanes: Sequence[Lane], root: Path, environment: Mapping[str, str], out: TextIO) -> list[Result]:
     """Runs all lanes and returns the results in the order in which the stages ended.
 
-    A stage that fails ends its lane, not the others. Each line of output is preceded by its stage. Interrupted, it
-    interrupts every stage and waits for their end. pytest's reports go to `root`/build/tests/STAGE.
+    A failed stage ends its lane, not the others. Each line of output is prefixed with its stage. An interrupt is passed
+    on to every stage, and their end is awaited. pytest's reports are in `root`/build/tests/STAGE.
     """
     work = _Work(root, environment, out, [stage for lane in lanes for stage in lane.stages])
     threads = [threading.Thread(target=work.lane, args=(lane,), daemon=True) for lane in lanes]
@@ -86,7 +86,7 @@ class _Work:
             self._ended[stage].set()
 
     def interrupt(self) -> None:
-        """Interrupts what runs, with all of its children, and waits for its end."""
+        """Interrupts the running stages with all their children, and waits for their end."""
         self._interrupted = True
         with self._lock:
             running = list(self._running)
@@ -111,7 +111,7 @@ class _Work:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            # A group of its own, so that an interrupt reaches it once, with its children.
+            # Its own process group, so that an interrupt reaches it and its children exactly once.
             start_new_session=True,
         ) as process:
             with self._lock:

@@ -1,9 +1,9 @@
-"""`python tools/toolbox`: build, list and check what the local cluster needs."""
+"""`python tools/toolbox`: builds, lists and checks the programs of the local cluster."""
 
 import sys
 from pathlib import Path
 
-if not __package__:  # started by its folder: then the folder is on the path, and its parent is needed
+if not __package__:  # run as `python tools/toolbox`: sys.path has this folder, but the imports need its parent
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from toolbox.cli import main

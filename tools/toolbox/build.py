@@ -1,4 +1,4 @@
-"""Builds programs once per content of go.mod, go.sum, our own Go files, Go version, linker flags and architecture."""
+"""Builds programs once per go.mod, go.sum, our own Go files, Go version, linker flags and architecture."""
 
 import fcntl
 import functools
@@ -26,8 +26,8 @@ _GO_HELP = "install Go (https://go.dev/dl) and put it on PATH; Debian's golang p
 def go_version(folder: Path) -> str:
     """The version of Go that builds the module in `folder`, such as `go1.26.8`.
 
-    Asked there, because go itself then fetches a newer toolchain if it may; raises ToolError where Go is missing or
-    stays older than go.mod asks for.
+    Runs `go version` in that folder, where go fetches a newer toolchain if permitted. Raises ToolError if Go is missing
+    or older than go.mod requires.
     """
     if shutil.which("go") is None:
         raise ToolError(f"go was not found: {_GO_HELP}")
@@ -52,7 +52,7 @@ def go_arch() -> str:
 
 
 def cache_key(sources: Sequence[bytes], go: str, ldflags: str, arch: str) -> str:
-    """What a build depends on, as 16 hex digits of a SHA-256; every part is length-prefixed so that none can shift."""
+    """16 hex digits of a SHA-256 over all inputs of a build; the parts are length-prefixed, so they cannot merge."""
     digest = hashlib.sha256()
     for part in (go.encode(), ldflags.encode(), arch.encode(), *sources):
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -60,7 +60,7 @@ def cache_key(sources: Sequence[bytes], go: str, ldflags: str, arch: str) -> str
 
 
 def cached(name: str) -> Path:
-    """Where the built program is, or will be, for the sources at hand; in a folder of its own, under its own name."""
+    """The path of the built program for the current sources, in its own folder; it may not exist yet."""
     made = PROGRAMS[name]
     folder = catalog.TOOLS_FOLDER
     key = cache_key(
@@ -73,9 +73,9 @@ def cached(name: str) -> Path:
 
 
 def find(name: str, progress: Progress | None = None) -> Path | None:
-    """The program where it needs no build: named by the user, built before, or on PATH in the right version.
+    """The program if it needs no build: set by the user, built before, or on PATH in the required version.
 
-    A program on PATH that is of another version is noted in `progress`. Raises ToolError for an unknown name.
+    `progress` gets a note about a program on PATH with another version. Raises ToolError for an unknown name.
     """
     if name not in PROGRAMS:
         raise ToolError(f"unknown program {name!r}: known are {', '.join(sorted(PROGRAMS))}")
@@ -88,17 +88,17 @@ def find(name: str, progress: Progress | None = None) -> Path | None:
 
 
 def missing(names: Iterable[str], progress: Progress | None = None) -> list[str]:
-    """The programs that have to be built; see `find`."""
+    """The programs that must be built; see `find`."""
     return [name for name in names if find(name, progress) is None]
 
 
 def program(name: str, progress: Progress | None = None) -> Path:
-    """The path of a program such as `kubectl`, built first if need be; raises ToolError."""
+    """The path of a program such as `kubectl`; builds it if needed. Raises ToolError."""
     return find(name) or ensure([name], progress)[0]
 
 
 def ensure(names: Iterable[str], progress: Progress | None = None) -> list[Path]:
-    """Builds the programs that are not there yet, all in one run of Go, and returns the paths of all; ToolError."""
+    """Builds the missing programs in one run of Go, and returns the paths of all. Raises ToolError."""
     wanted = list(names)
     shown = progress or Progress()
     if absent := missing(wanted, shown):
@@ -108,7 +108,7 @@ def ensure(names: Iterable[str], progress: Progress | None = None) -> list[Path]
 
 @contextmanager
 def locked(path: Path, step: Step) -> Iterator[None]:
-    """Holds an exclusive file lock: two clones do not build the same thing at once, and a killed one leaves no lock."""
+    """Holds an exclusive file lock, so that two clones do not build the same program; a killed process releases it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
         step.detail = "waiting for another build"
@@ -125,7 +125,7 @@ def _build(names: Sequence[str], progress: Progress) -> None:
         if not made:
             step.detail = "built by another process meanwhile"
             return
-        # One name, so that the next build removes what a killed one left.
+        # A fixed name, so that the next build removes the remains of a killed one.
         scratch = folder / ".scratch"
         shutil.rmtree(scratch, ignore_errors=True)
         try:
@@ -141,7 +141,7 @@ def _build(names: Sequence[str], progress: Progress) -> None:
 
 def _compile(programs: Sequence[Program], out: Path, step: Step) -> None:
     env = {
-        # The compiler collects garbage when it has used a gigabyte, not before: a twentieth less CPU time.
+        # The compiler collects garbage only after using 1 GB: 5 % less CPU time.
         "GOGC": "off",
         "GOMEMLIMIT": "1GiB",
         **os.environ,
@@ -149,7 +149,7 @@ def _compile(programs: Sequence[Program], out: Path, step: Step) -> None:
         "GOWORK": "off",
     }
     packages = [program.package for program in programs]
-    # Also downloads the modules that are needed, several at a time.
+    # Also downloads the needed modules, several at a time.
     total = len(_run_go(["go", "list", "-deps", *packages], env, step, programs).splitlines())
     # -mod=readonly is Go's default: a build never changes go.mod or go.sum.
     command = ["go", "build", "-v", "-trimpath", "-buildvcs=false", "-o", f"{out}/"]
@@ -160,7 +160,7 @@ def _compile(programs: Sequence[Program], out: Path, step: Step) -> None:
 def _run_go(
     command: Sequence[str], env: Mapping[str, str], step: Step, programs: Sequence[Program], total: int = 0
 ) -> str:
-    """Runs go, of which `total` packages are to be expected, and returns its output; raises ToolError."""
+    """Runs go and returns its output; `total`: the expected number of packages. Raises ToolError."""
     last: deque[str] = deque(maxlen=40)
     downloaded = compiled = 0
     with (

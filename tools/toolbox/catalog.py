@@ -1,11 +1,11 @@
-"""Which programs of the local cluster there are, which Go packages they are built from, and how they are linked."""
+"""The programs of the local cluster, with their Go packages and linker flags."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# The Go module of all programs: what several of them import is compiled once.
+# One Go module for all programs: shared imports are compiled once.
 TOOLS_FOLDER = Path(__file__).resolve().parent.parent
 _OWN = "octavo.dev/tools/"
 
@@ -14,11 +14,10 @@ _OWN = "octavo.dev/tools/"
 class Program:
     """One program.
 
-    `package` is its Go package, `module` the required module whose version it has. `cost` is the CPU time in seconds,
-    the kernel's included, of compiling what the programs before it in the table have not compiled, and of linking it.
-    `flags` are the linker flags that write the version into it (`{version}`, `{major}`, `{minor}` are filled in).
-    `asks` are the arguments that make it print its version; one without them must be ours, and is taken from nowhere
-    else.
+    `package`: its Go package; `module`: the required module that determines its version. `cost`: CPU time in seconds,
+    system time included, to compile the packages that no earlier program in the table needs, and to link it.
+    `flags`: the linker flags that embed the version (`{version}`, `{major}`, `{minor}` are replaced).
+    `asks`: the arguments with which it prints its version; a program without them is always built here.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Program:
         return " ".join(filter(None, ["-s -w", self.flags.format(version=version, major=major, minor=minor)]))
 
     def sources(self) -> list[Path]:
-        """Our own files that it is built from; everything else follows from go.mod and go.sum."""
+        """Our own source files of the program; everything else is determined by go.mod and go.sum."""
         own = TOOLS_FOLDER / self.package.removeprefix(_OWN) if self.package.startswith(_OWN) else None
         return sorted(own.glob("*.go")) if own else []
 
@@ -53,7 +52,7 @@ _CONTAINERD = "github.com/containerd/containerd/v2"
 
 
 def _kubernetes(name: str, cost: float, *asks: str) -> Program:
-    # Without the flags /version is a placeholder and a chart's kubeVersion check fails.
+    # Without the flags /version is a placeholder, and the kubeVersion check of charts fails.
     flags = (
         f"{_COMPONENT_VERSION}.gitVersion={{version}} {_COMPONENT_VERSION}.gitMajor={{major}}"
         f" {_COMPONENT_VERSION}.gitMinor={{minor}}"
@@ -88,7 +87,7 @@ PROGRAMS: dict[str, Program] = {
         _containerd("containerd", f"{_OWN}containerd", 75),
         _containerd("containerd-shim-runc-v2", f"{_CONTAINERD}/cmd/containerd-shim-runc-v2", 3),
         _containerd("ctr", f"{_CONTAINERD}/cmd/ctr", 7),
-        # The order of its plugins is ours, and an image without a C library holds it: none from PATH will do.
+        # Its plugin order is our own, and it runs in an image without a C library: a program on PATH cannot replace it.
         Program("coredns", f"{_OWN}coredns", "github.com/coredns/coredns", 28),
         Program("registry", f"{_OWN}registry", "github.com/distribution/distribution/v3", 42, asks=("--version",)),
         Program(
@@ -112,5 +111,5 @@ NODE = (
 
 
 def cost(names: Iterable[str]) -> float:
-    """CPU time in seconds of building these programs from nothing, by the table."""
+    """CPU time in seconds to build these programs from scratch, by the table."""
     return sum(PROGRAMS[name].cost for name in names)

@@ -13,18 +13,18 @@ from toolbox.progress import Progress
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="toolbox", description=build.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("build", help="build the programs that are not there yet")
-    make.add_argument("program", nargs="*", help=f"which ones (default: all): {', '.join(PROGRAMS)}")
-    commands.add_parser("list", help="print each program's version and where it is")
-    path = commands.add_parser("path", help="print the path of one program, built first if need be")
+    make = commands.add_parser("build", help="build the missing programs")
+    make.add_argument("program", nargs="*", help=f"programs to build (default: all): {', '.join(PROGRAMS)}")
+    commands.add_parser("list", help="print each program's version and path")
+    path = commands.add_parser("path", help="print the path of one program; builds it if needed")
     path.add_argument("program")
-    check = commands.add_parser("deps", help="name the missing Debian packages")
+    check = commands.add_parser("deps", help="list the missing Debian packages")
     check.add_argument("--install", action="store_true", help="install them with apt-get (Debian or Ubuntu, root)")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 when it worked, 1 when not, with the reason on stderr."""
+    """Runs one command: 0 on success, 1 on failure with the reason on stderr."""
     options = _parser().parse_args(arguments)
     progress = Progress()
     try:

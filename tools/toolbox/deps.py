@@ -1,4 +1,4 @@
-"""The programs that come from Debian packages: which are missing, and installing them."""
+"""Programs from Debian packages: finds missing ones and installs them."""
 
 import os
 import shutil
@@ -11,20 +11,20 @@ from toolbox.errors import ToolError
 from toolbox.progress import Progress
 
 CNI_FOLDER = Path("/usr/lib/cni")
-# Administrators' programs are found also where a shell's PATH lacks their folders, as after Debian's plain `su`.
+# Includes the sbin folders, which the PATH of a shell may lack, as after Debian's plain `su`.
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that must be there: a program on PATH, or a file when it is an absolute path."""
+    """A requirement: a program on PATH, or an existing file if it is an absolute path."""
 
     what: str
     package: str
     why: str
 
     def met(self) -> bool:
-        """Whether it is there."""
+        """True if the requirement is met."""
         if self.what.startswith("/"):
             return Path(self.what).exists()
         return shutil.which(self.what, path=SEARCH_PATH) is not None
@@ -51,12 +51,12 @@ IMAGES = (
 
 
 def missing(needs: Sequence[Need]) -> list[Need]:
-    """The needs that are not met."""
+    """The unmet requirements."""
     return [need for need in needs if not need.met()]
 
 
 def message(needs: Sequence[Need]) -> str:
-    """What is missing, why it is needed and the command that installs it."""
+    """The missing programs, why they are needed, and the command that installs them."""
     lines = [f"  {need.what:<28} {need.why}" for need in needs]
     packages = " ".join(sorted({need.package for need in needs}))
     return "\n".join(
@@ -65,13 +65,13 @@ def message(needs: Sequence[Need]) -> str:
 
 
 def require(needs: Sequence[Need]) -> None:
-    """Raises ToolError naming what is missing and the packages to install."""
+    """Raises ToolError with the missing programs and the packages to install."""
     if absent := missing(needs):
         raise ToolError(message(absent))
 
 
 def require_all(*, install: bool, progress: Progress) -> None:
-    """Checks everything that the demo and the tests use; installs what is missing when asked to. ToolError."""
+    """Checks all requirements of demo and tests, and installs missing ones on request. Raises ToolError."""
     absent = missing([*NODE, *IMAGES])
     if absent and install:
         if shutil.which("apt-get") is None or os.geteuid() != 0:

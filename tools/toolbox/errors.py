@@ -1,5 +1,5 @@
-"""What can go wrong, in words that say what to do."""
+"""The error of the toolbox."""
 
 
 class ToolError(Exception):
-    """A program cannot be built or found; the message says what to do."""
+    """A program cannot be built or found; the message contains the fix."""

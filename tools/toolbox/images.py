@@ -1,4 +1,4 @@
-"""Single-program images (pause, CoreDNS) written as docker archives: a layer and two JSON files, no builder needed."""
+"""Single-program images (pause, CoreDNS) as docker archives: a layer and two JSON files, without an image builder."""
 
 import hashlib
 import io
@@ -32,7 +32,7 @@ class ImageSpec:
     user: str = "65532:65532"
 
     def write(self, path: Path) -> None:
-        """Writes the docker archive (the format of `docker save`); the same content gives the same bytes."""
+        """Writes the docker archive (the format of `docker save`), reproducibly: same content, same bytes."""
         layer = _tar(self.files)
         config = json.dumps(
             {
@@ -71,7 +71,7 @@ def coredns_image() -> str:
 
 
 def node_images(progress: Progress) -> list[Path]:
-    """Archives of the images that a node needs before it can pull any: pause and CoreDNS; built once. ToolError."""
+    """Archives of the images that a node needs before it can pull any: pause and CoreDNS. Raises ToolError."""
     arch = go_arch()
     source = _PAUSE_SOURCE.read_bytes()
     folder = cache_root() / "images"

@@ -1,4 +1,4 @@
-"""Where built programs, images and clusters live: never inside the clone."""
+"""Folders for built programs, images and clusters, outside the repository."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cache_root(env: Mapping[str, str] = os.environ) -> Path:
-    """What can be built again: $OCTAVO_CACHE, else $XDG_CACHE_HOME/octavo, else ~/.cache/octavo."""
+    """The folder for rebuildable files: $OCTAVO_CACHE, else $XDG_CACHE_HOME/octavo, else ~/.cache/octavo."""
     if own := env.get("OCTAVO_CACHE"):
         return Path(own).expanduser().resolve()
     base = env.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -14,7 +14,7 @@ def cache_root(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def state_root(env: Mapping[str, str] = os.environ) -> Path:
-    """What running clusters write: $OCTAVO_STATE, else $XDG_STATE_HOME/octavo, else ~/.local/state/octavo."""
+    """The folder for running clusters: $OCTAVO_STATE, else $XDG_STATE_HOME/octavo, else ~/.local/state/octavo."""
     if own := env.get("OCTAVO_STATE"):
         return Path(own).expanduser().resolve()
     base = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")

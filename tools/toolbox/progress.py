@@ -1,4 +1,4 @@
-"""Progress that reads well on a terminal (one live line) and in a log (a line when something ends, and a heartbeat)."""
+"""Progress for a terminal (one live line) and for a log (a line at the end of each step, and a heartbeat)."""
 
 import sys
 import threading
@@ -11,7 +11,7 @@ _LOG_HEARTBEAT = 15.0
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: `0.4 s`, `12 s`, `3 m 05 s`."""
+    """Seconds as text: `0.4 s`, `12 s`, `3 m 05 s`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
 
 
 class Step:
-    """One piece of work in progress; `detail` is what it is doing now."""
+    """One step in progress; `detail` is its current activity."""
 
     __slots__ = ("detail", "label", "shown", "started")
 
@@ -30,13 +30,13 @@ class Step:
         self.started = self.shown = time.monotonic()
 
     def line(self) -> str:
-        """Label, time so far, detail."""
+        """Label, elapsed time, detail."""
         text = f"{self.label} {duration(time.monotonic() - self.started)}"
         return f"{text} · {self.detail}" if self.detail else text
 
 
 class Progress:
-    """Shows steps, also several at a time; written to by any thread."""
+    """Shows steps, also concurrent ones; thread-safe."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
@@ -65,7 +65,7 @@ class Progress:
                 self._print(f"{mark} {step.line()}")
 
     def note(self, text: str) -> None:
-        """A line of its own that stays."""
+        """A separate line that stays on the terminal."""
         with self._lock:
             self._print(f"  {text}")
 

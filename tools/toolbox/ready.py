@@ -1,4 +1,4 @@
-"""Programs that need no build: in $OCTAVO_KUBERNETES_BIN, or on PATH in the version that go.mod asks for."""
+"""Programs that need no build: in $OCTAVO_KUBERNETES_BIN, or on PATH in the version of go.mod."""
 
 import functools
 import os
@@ -15,10 +15,10 @@ _SECONDS = 10.0
 
 
 def named(name: str, env: Mapping[str, str] = os.environ) -> Path | None:
-    """The program in $OCTAVO_KUBERNETES_BIN, in whatever version, where that is set and has it.
+    """The program in $OCTAVO_KUBERNETES_BIN, in any version; None if the variable is unset or the folder lacks it.
 
-    None for a program that must be ours, see `Program.asks`.
-    Raises ToolError for a Kubernetes program that the folder lacks: mixing versions silently helps nobody.
+    None also for a program that is always built here, see `Program.asks`.
+    Raises ToolError for a Kubernetes program that the folder lacks, because versions must not be mixed silently.
     """
     folder = env.get("OCTAVO_KUBERNETES_BIN")
     if not folder or not PROGRAMS[name].asks:
@@ -32,9 +32,9 @@ def named(name: str, env: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def on_path(program: Program, path: str | None = None) -> tuple[Path | None, str]:
-    """The program on PATH (or the search path `path`) if it says that it has the version of go.mod, and why if not.
+    """The program on PATH (or the search path `path`) if its version is that of go.mod; else None and the reason.
 
-    The reason is empty where PATH has no such program, and for a program that must be ours.
+    The reason is empty if PATH has no such program, and for a program that is always built here.
     """
     found = shutil.which(program.name, path=path) if program.asks else None
     if found is None:
@@ -47,7 +47,7 @@ def on_path(program: Program, path: str | None = None) -> tuple[Path | None, str
 
 @functools.cache
 def _version(path: str, asks: tuple[str, ...]) -> str:
-    """The first version in what a program answers, without what a distribution appends to it; empty when none."""
+    """The first version in a program's output, without a distribution's suffix; empty if there is none."""
     try:
         run = subprocess.run(
             [path, *asks], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS

@@ -12,7 +12,7 @@ from toolbox.progress import Progress
 
 
 def test_a_warm_run_is_one_line() -> None:
-    assert plan.text([plan.STORY], 2) == "make demo: all is built; about 1 m 40 s"
+    assert plan.text([plan.STORY], 2) == "make demo: everything is built; about 1 m 40 s"
 
 
 def test_a_cold_run_names_each_part_with_its_time() -> None:

@@ -64,8 +64,8 @@ class LeaseLock:
         self._identity = identity
         self._clock = clock
         self._timing = timing
-        self._seen: Json = {}
-        self._seen_at = clock()
+        self._observed: Json = {}
+        self._observed_at = clock()
         self._renewed = float("-inf")
         self.last_try = clock()
 
@@ -102,15 +102,15 @@ class LeaseLock:
             logger.info("lease not released: %s", error)
 
     def _holder(self) -> str:
-        return str(self._seen.get("holderIdentity") or "")
+        return str(self._observed.get("holderIdentity") or "")
 
     def _ours(self) -> bool:
         return self._holder() == self._identity
 
     def _free(self) -> bool:
         """True if the last observed Lease is ours, released or expired."""
-        duration = self._seen.get("leaseDurationSeconds") or self._timing.duration
-        return self._holder() in ("", self._identity) or self._clock() - self._seen_at >= duration
+        duration = self._observed.get("leaseDurationSeconds") or self._timing.duration
+        return self._holder() in ("", self._identity) or self._clock() - self._observed_at >= duration
 
     async def _attempt(self, allowed: Callable[[], bool]) -> bool:
         """Acquire or renew the Lease if `allowed` for its current state; return True on success."""
@@ -133,15 +133,15 @@ class LeaseLock:
         except KubeError as error:
             logger.info("lease not acquired: %s", error)
             return False
-        self._seen, self._seen_at, self._renewed = answer["spec"], self._clock(), requested_at
+        self._observed, self._observed_at, self._renewed = answer["spec"], self._clock(), requested_at
         return True
 
     async def _read(self) -> Json | None:
         """The current Lease. A deleted Lease stays valid for those that observed it: its holder creates it again."""
         body = await self._client.get(LEASES, self._namespace, self._name)
-        spec = body.get("spec", {}) if body else self._seen
-        if spec != self._seen:
-            self._seen, self._seen_at = spec, self._clock()
+        spec = body.get("spec", {}) if body else self._observed
+        if spec != self._observed:
+            self._observed, self._observed_at = spec, self._clock()
         return body
 
     def _lease(self, current: Json | None) -> Json:

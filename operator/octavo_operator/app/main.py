@@ -86,7 +86,7 @@ class App:
         self._lease = LeaseLock(client, options.lease_namespace, LEASE_NAME, options.identity, boottime, options.lease)
         log = DecisionLog(options.decision_log) if options.decision_log else None
         self._loop = AutoscaleLoop(
-            partial(fetch, http), self._gateways, self._ask, metrics, time.time, log, time.monotonic
+            partial(fetch, http), self._gateways, self._force, metrics, time.time, log, time.monotonic
         )
         self._reconciler = Reconciler(
             client.fenced(self._lease.left),
@@ -146,7 +146,7 @@ class App:
             self._version_tracker.observe(change)
             self._queue.add(change.key)
 
-    def _ask(self, key: Key) -> None:
+    def _force(self, key: Key) -> None:
         """Reconcile `key` even if no event reported a new version."""
         self._version_tracker.force(key)
         self._queue.add(key)
@@ -203,14 +203,14 @@ class App:
             for namespace in self._options.scope or (None,):
                 async for page in self._client.pages(LLMDEPLOYMENTS, namespace, size=_SCREEN_BATCH):
                     for key in await self._reconciler.screen(namespace, page):
-                        self._ask(key)
+                        self._force(key)
                     gone -= {Key(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page}
             self._undefined = False
         except NotFoundError:
             # The CRD was deleted, and with it all LLMDeployments: nothing to screen until it is created again.
             self._warn_undefined()
         for key in gone:
-            self._ask(key)
+            self._force(key)
         self._resynced = time.monotonic()
 
     async def _wait_for_crd(self) -> None:

@@ -8,21 +8,21 @@ from octavo_operator.autoscale.state import FAILED_STARTS, DecisionInput
 
 def dominant(inputs: DecisionInput) -> tuple[str, str]:
     """Reason and message of the demand term that needs the most replicas."""
-    settings, signals, asked = inputs.settings, inputs.signals, inputs.demand
+    settings, signals, demanded = inputs.settings, inputs.signals, inputs.demand
     capacity = inputs.state.learned.capacity
-    most = max(inputs.rate, asked.stock, asked.queue, asked.ttft)
+    most = max(inputs.rate, demanded.stock, demanded.queue, demanded.ttft)
     if capacity is not None and inputs.rate == most:
-        why = f"; {asked.surge}" if asked.surge else ""
+        why = f"; {demanded.surge}" if demanded.surge else ""
         return "ArrivalRate", (
-            f"{asked.arrivals:.3g} requests per second need {asked.rate:.2f} replicas; "
+            f"{demanded.arrivals:.3g} requests per second need {demanded.rate:.2f} replicas; "
             f"one replica serves {capacity.rate:.3g} per second{why}"
         )
-    if asked.stock == most:
+    if demanded.stock == most:
         return "KVOccupancy", (
             f"{signals.stock + signals.held_tokens:.0f} KV tokens are pinned, waiting or held; "
             f"the target per replica is {settings.kv_target:.0%} of {signals.pod_tokens}"
         )
-    if asked.ttft == most:
+    if demanded.ttft == most:
         return "PromptBacklog", (
             f"{signals.prompts + signals.held_tokens:.0f} prompt tokens wait for prefill; "
             f"ttftMilliseconds is {1000 * settings.ttft:.0f}"
@@ -35,7 +35,7 @@ def dominant(inputs: DecisionInput) -> tuple[str, str]:
 
 def described(inputs: DecisionInput, desired: int) -> str:
     """The input figures of a decision in one short line."""
-    signals, asked, capacity = inputs.signals, inputs.demand, inputs.state.learned.capacity
+    signals, demanded, capacity = inputs.signals, inputs.demand, inputs.state.learned.capacity
     share = f" ({signals.pinned_blocks / signals.total_blocks:.0%})" if signals.total_blocks else ""
     parts = [f"kv {signals.pinned_blocks}/{signals.total_blocks} blocks pinned{share}"]
     parts += [f"{signals.running:.0f} running", f"{signals.waiting:.0f} waiting"]
@@ -49,8 +49,8 @@ def described(inputs: DecisionInput, desired: int) -> str:
     }
     parts += [f"{count} {what}" for what, count in optional.items() if count or what == "ready"]
     if capacity is not None:
-        parts.append(f"{asked.arrivals:.3g} requests/s of {capacity.rate:.3g} per replica")
-    terms = {"rate": asked.rate, "kv": asked.stock, "queue": asked.queue, "ttft": asked.ttft}
+        parts.append(f"{demanded.arrivals:.3g} requests/s of {capacity.rate:.3g} per replica")
+    terms = {"rate": demanded.rate, "kv": demanded.stock, "queue": demanded.queue, "ttft": demanded.ttft}
     by_term = ", ".join(f"{name} {value:.2f}" for name, value in terms.items() if value or name != "ttft")
     return f"{', '.join(parts)}, demand by {by_term}: {inputs.observation.current} → {desired}"
 

@@ -53,9 +53,9 @@ def decide(settings: ScalingSettings, state: PolicyState, observation: Observati
     signals = measure(settings, state, observation, now)
     known = learned(settings, state.learned, observation, signals, now)
     surging = state.surge_until is not None and now < state.surge_until
-    asked = demand(settings, known, signals, now, state.surge_arrivals if surging else 0.0)
+    demanded = demand(settings, known, signals, now, state.surge_arrivals if surging else 0.0)
     inputs = DecisionInput(
-        settings, replace(state, learned=known), observation, signals, asked, preempting(state, signals), now
+        settings, replace(state, learned=known), observation, signals, demanded, preempting(state, signals), now
     )
     inputs = replace(inputs, state=remember(inputs))
     desired, reason, message = _choose(inputs)
@@ -72,7 +72,7 @@ def decide(settings: ScalingSettings, state: PolicyState, observation: Observati
         inputs=described(inputs, desired),
         state=state,
         requeue=_requeue(signals, observation, desired),
-        demand=asked,
+        demand=demanded,
         notice=notice(inputs, reason, message),
     )
 

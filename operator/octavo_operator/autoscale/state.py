@@ -59,15 +59,15 @@ class DecisionInput:
     @property
     def need(self) -> float:
         """Replicas needed by the known load; pods without a sample add nothing."""
-        asked = self.demand
-        return max(self.rate, asked.stock, asked.queue, asked.ttft) + self.odd
+        demanded = self.demand
+        return max(self.rate, demanded.stock, demanded.queue, demanded.ttft) + self.odd
 
     @property
     def cautious_need(self) -> float:
         """Replicas needed for scale-down: assumes that every pod without a sample is exactly at its target."""
-        asked = self.demand
-        facts = max(asked.stock + self.signals.missing, asked.queue, asked.ttft)
-        return max(asked.rate, facts + FACTS_MARGIN) + self.odd
+        demanded = self.demand
+        facts = max(demanded.stock + self.signals.missing, demanded.queue, demanded.ttft)
+        return max(demanded.rate, facts + FACTS_MARGIN) + self.odd
 
 
 def current(state: PolicyState, now: float) -> PolicyState:
@@ -124,8 +124,8 @@ def remember(inputs: DecisionInput) -> PolicyState:
     active = signals.busy or signals.pending or difference or observation.wake or state.started is None
     active = active or _requests_arrived(state.counters, signals.reports)
     panic = signals.many(inputs.preempting)
-    asked = inputs.demand
-    surge_until = now + max(SURGE_SECONDS, asked.cold_start) if asked.surge else state.surge_until
+    demanded = inputs.demand
+    surge_until = now + max(SURGE_SECONDS, demanded.cold_start) if demanded.surge else state.surge_until
     surging = surge_until is not None and now < surge_until
     return replace(
         state,
@@ -138,7 +138,7 @@ def remember(inputs: DecisionInput) -> PolicyState:
         pod_tokens=signals.pod_tokens,
         panic_until=now + seconds if panic else state.panic_until,
         surge_until=surge_until,
-        surge_arrivals=max(state.surge_arrivals, asked.lately) if surging else 0.0,
+        surge_arrivals=max(state.surge_arrivals, demanded.lately) if surging else 0.0,
         last_active=now if active else state.last_active,
         woken=now if observation.wake else state.woken,
         missing_since=(state.missing_since or now) if signals.missing else None,

@@ -74,7 +74,7 @@ def observation(
     for pod in _without_surge(tuple(pods), replicas):
         at, report = reports.get(pod.name, (0.0, None))
         samples.append(PodSample(pod.name, _phase(pod), pod.created, report, at))
-    asked = tuple(
+    gateway_samples = tuple(
         GatewaySample(
             gateway.name,
             _traffic(owner, gateway),
@@ -83,7 +83,7 @@ def observation(
         )
         for gateway in gateways
     )
-    return Observation(current=replicas, pods=tuple(samples), gateways=asked, wake=wake)
+    return Observation(current=replicas, pods=tuple(samples), gateways=gateway_samples, wake=wake)
 
 
 def summary(
@@ -109,17 +109,17 @@ def summary(
 
 def estimates(decision: Decision) -> AutoscalerEstimates:
     """The estimates behind a decision, for metrics."""
-    asked, known = decision.demand, decision.state.learned
+    demanded, known = decision.demand, decision.state.learned
     model = known.fit.model
     step = {}
     if model is not None:
         step = {"base": model.base, "prefill": model.prefill, "row": model.row, "context": model.context}
     return AutoscalerEstimates(
-        demand={"rate": asked.rate, "stock": asked.stock, "queue": asked.queue, "prompts": asked.ttft},
-        arrivals=asked.arrivals,
-        dispersion=asked.dispersion,
-        cold_start=asked.cold_start,
-        surge=bool(asked.surge),
+        demand={"rate": demanded.rate, "stock": demanded.stock, "queue": demanded.queue, "prompts": demanded.ttft},
+        arrivals=demanded.arrivals,
+        dispersion=demanded.dispersion,
+        cold_start=demanded.cold_start,
+        surge=bool(demanded.surge),
         capacity=known.capacity.rate if known.capacity else None,
         step=step,
     )

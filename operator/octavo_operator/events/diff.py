@@ -34,7 +34,7 @@ def event_diff(before: Json, after: Json) -> tuple[Event, ...]:
         warning = new["status"] != "True" and new["reason"] not in _CALM
         found.append(Event(warning, new["reason"], new["message"]))
     found += _rollout(_condition(before, "Progressing"), _condition(after, "Progressing"))
-    found += _troubles(before, after, {item.reason for item in found})
+    found += _warnings(before, after, {item.reason for item in found})
     known = before.get("autoscaling", {}).get("history", [])
     for change in after.get("autoscaling", {}).get("history", []):
         if change not in known:
@@ -44,7 +44,7 @@ def event_diff(before: Json, after: Json) -> tuple[Event, ...]:
     return tuple(found)
 
 
-def _troubles(before: Json, after: Json, told: set[str]) -> list[Event]:
+def _warnings(before: Json, after: Json, reported: set[str]) -> list[Event]:
     """New reasons of failures and conditions, each once, however many pods and conditions have it."""
     known = {failure["reason"] for failure in before.get("failures", ())}
     known |= {condition["reason"] for condition in before.get("conditions", ()) if _bad(condition)}
@@ -53,11 +53,11 @@ def _troubles(before: Json, after: Json, told: set[str]) -> list[Event]:
         pod = f"pod {failure['pod']}: " if "pod" in failure else ""
         found.append(Event(True, failure["reason"], pod + failure["message"]))
     found += [Event(True, c["reason"], c["message"]) for c in after["conditions"] if _bad(c)]
-    unsaid: dict[str, Event] = {}
+    unreported: dict[str, Event] = {}
     for item in found:
-        if item.reason not in told | known:
-            unsaid.setdefault(item.reason, item)
-    return list(unsaid.values())
+        if item.reason not in reported | known:
+            unreported.setdefault(item.reason, item)
+    return list(unreported.values())
 
 
 def _bad(condition: Json) -> bool:

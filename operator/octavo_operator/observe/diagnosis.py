@@ -364,10 +364,12 @@ def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:
     if _about_claim(message, owner):
         return "ModelVolumeUnavailable", _claim(message, owner)
     resources = owner.spec.resources
-    asked = [f"{resources.cpu} CPUs", f"{resources.memory} memory"]
+    requested = [f"{resources.cpu} CPUs", f"{resources.memory} memory"]
     if resources.gpu.count:
-        asked.append(gpu_fit.asked(resources.gpu))
-    return "Unschedulable", short(f"no node takes a pod that asks for {', '.join(asked)} (spec.resources): {message}")
+        requested.append(gpu_fit.request_text(resources.gpu))
+    return "Unschedulable", short(
+        f"no node takes a pod that asks for {', '.join(requested)} (spec.resources): {message}"
+    )
 
 
 def _about_claim(message: str, owner: LLMDeployment) -> bool:

@@ -37,7 +37,7 @@ def of_node(body: Json, resource: str) -> NodeGpus:
     )
 
 
-def asked(gpu: Gpu) -> str:
+def request_text(gpu: Gpu) -> str:
     """The GPUs that a replica requests, as text."""
     product = f" of product {gpu.product!r}" if gpu.product else ""
     memory = f" with at least {gpu.min_memory} ({least_mib(gpu)} MiB)" if gpu.min_memory else ""

@@ -20,10 +20,10 @@ UNKNOWN = ModelReport()
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The newest pod of the Job. `said`: its last termination message; `done`: it succeeded."""
+    """The newest pod of the Job. `message`: its last termination message; `done`: it succeeded."""
 
     pod: Pod
-    said: str = ""
+    message: str = ""
     done: bool = False
 
 
@@ -68,7 +68,7 @@ def observe_inspection(
     about = [event for event in events if event.get("involvedObject", {}).get("uid") == uid]
     return Inspection(
         pod=observe_pod(newest, owner, about, main=model_job.CONTAINER),
-        said=_final_message(newest),
+        message=_final_message(newest),
         done=newest.get("status", {}).get("phase") == "Succeeded",
     )
 
@@ -77,8 +77,8 @@ def _final_message(body: Json) -> str:
     statuses = body.get("status", {}).get("containerStatuses", [])
     container: Json = next((c for c in statuses if c["name"] == model_job.CONTAINER), {})
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
-    said: str = ended.get("message", "")
-    return said
+    message: str = ended.get("message", "")
+    return message
 
 
 def resolve(
@@ -100,7 +100,7 @@ def resolve(
         refused = next(iter(inspection_problems), None)
         return InspectionFailed(refused.reason, refused.message) if refused else Pending()
     if inspection.done:
-        return _resolved(inspection.said)
+        return _resolved(inspection.message)
     return _failed(owner, inspection)
 
 
@@ -116,18 +116,18 @@ def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) ->
         return InspectionFailed("ClaimNotFound", f"spec.cache.claimName: {where}; create it")
     if claim.get("status", {}).get("phase") == "Bound":
         return Pending()
-    said = next(
+    message = next(
         (e.get("message", "") for e in events if e.get("reason") in ("ProvisioningFailed", "FailedBinding")), ""
     )
-    if not said:
+    if not message:
         return Pending()
-    if "storageclass" in said and "not found" in said:
+    if "storageclass" in message and "not found" in message:
         wanted = owner.spec.cache.storage_class_name
         field = f"spec.cache.storageClassName: {wanted!r}" if wanted else f"PersistentVolumeClaim {name!r}"
         return InspectionFailed(
-            "StorageClassNotFound", short(f"{field}: {said}; kubectl get storageclass lists those there are")
+            "StorageClassNotFound", short(f"{field}: {message}; kubectl get storageclass lists those there are")
         )
-    return InspectionFailed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {said}"))
+    return InspectionFailed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {message}"))
 
 
 def _resolved(report: str) -> Resolved:
@@ -136,7 +136,7 @@ def _resolved(report: str) -> Resolved:
 
 
 def _failed(owner: LLMDeployment, inspection: Inspection) -> Model:
-    found = _read(inspection.said)
+    found = _read(inspection.message)
     if isinstance(found, ModelFailure):
         secret = owner.spec.model.credentials_secret_ref
         given = f" (it is Secret {secret.name!r} now)" if secret and found.reason == "Unauthorized" else ""
@@ -145,9 +145,9 @@ def _failed(owner: LLMDeployment, inspection: Inspection) -> Model:
     return InspectionFailed(problem.reason, problem.message) if problem else Pending()
 
 
-def _read(said: str) -> ModelReport | ModelFailure | None:
+def _read(message: str) -> ModelReport | ModelFailure | None:
     try:
-        return decode_inspection(said)
+        return decode_inspection(message)
     except msgspec.DecodeError:
         return None
 

@@ -36,7 +36,7 @@ class VersionTracker:
         self._settled: dict[Key, Mapping[str, int]] = {}
         self._written: dict[Key, dict[str, int]] = {}
         self._changed: dict[Key, set[tuple[str, int]]] = {}
-        self._asked: set[Key] = set()
+        self._forced: set[Key] = set()
 
     def observe(self, change: ObjectChange) -> None:
         """Record an event."""
@@ -51,7 +51,7 @@ class VersionTracker:
         self._settled.pop(key, None)
         self._written.pop(key, None)
         self._changed.pop(key, None)
-        self._asked.discard(key)
+        self._forced.discard(key)
 
     def record_settled(self, key: Key, versions: Mapping[str, int]) -> None:
         """A pass found nothing left to do in objects of these versions, by uid."""
@@ -59,7 +59,7 @@ class VersionTracker:
 
     def force(self, key: Key) -> None:
         """Require a new pass for `key`, whatever the versions."""
-        self._asked.add(key)
+        self._forced.add(key)
 
     def needs_pass(self, key: Key) -> bool:
         """True if another pass could find something new.
@@ -67,11 +67,11 @@ class VersionTracker:
         Our own write is recognized by its exact version: an older unread version may be someone else's write.
         """
         settled = self._settled.get(key)
-        if settled is None or key in self._asked:
+        if settled is None or key in self._forced:
             return True
         written = self._written.get(key, {})
         for uid, version in self._changed.pop(key, ()):
             if version > settled.get(uid, -1) and version != written.get(uid):
-                self._asked.add(key)
+                self._forced.add(key)
                 return True
         return False

@@ -249,7 +249,7 @@ def _rolling(surge: int, missing: int) -> Json:
 
 def _in_place(spec: Spec) -> Progress:
     gpu = spec.resources.gpu
-    pod = f"pod with {gpu_fit.asked(gpu)}" if gpu.count else "pod"
+    pod = f"pod with {gpu_fit.request_text(gpu)}" if gpu.count else "pod"
     return Progress(
         "True",
         "SurgeUnschedulable",

@@ -26,10 +26,10 @@ def _less(*terms: str) -> Callable[..., Demand]:
     """The demand with some terms set to zero."""
     nothing: dict[str, Any] = dict.fromkeys(terms, 0.0)
 
-    def asked(*given: Any) -> Demand:
+    def reduced(*given: Any) -> Demand:
         return replace(demands.demand(*given), **nothing)
 
-    return asked
+    return reduced
 
 
 def _unlearned(settings: ScalingSettings, known: Learned, *given: Any) -> Demand:
@@ -62,11 +62,11 @@ def without(part: str, settings: Callable[[float], ScalingSettings]) -> Controll
     """Octavo without one of `PARTS`."""
     whole = octavo(settings)
 
-    def look(observation: Observation, now: float) -> ReplicaTarget:
+    def control(observation: Observation, now: float) -> ReplicaTarget:
         with _replaced(*PARTS[part]):
             return whole(observation, now)
 
-    return look
+    return control
 
 
 @contextmanager

@@ -19,7 +19,7 @@ TOLERANCE = 0.1
 RATE = 2.0
 
 
-def answer(usage: float, target: float, current: int) -> int:
+def recommendation(usage: float, target: float, current: int) -> int:
     """Replicas for the mean `usage` of the current pods."""
     ratio = usage / target
     if ratio > 1 + TOLERANCE:
@@ -33,15 +33,15 @@ def apa(target: float, down_window: float = 300.0) -> Controller:
     """`target`: KV occupancy of a replica, 0..1."""
     window = Window(down_window)
 
-    def look(observation: Observation, now: float) -> ReplicaTarget:
-        seen = view(observation, now)
-        if not seen.current:
-            return ReplicaTarget(int(seen.held > 0), TICK_SECONDS, "")
-        if not seen.loads:
-            return ReplicaTarget(seen.current, TICK_SECONDS, "MetricsMissing")
-        asked = answer(fmean(load.kv_occupancy for load in seen.loads.values()), target, seen.ready)
-        window.add(now, asked)
-        desired = min(seen.current, int(window.highest())) if asked < seen.current else asked
+    def control(observation: Observation, now: float) -> ReplicaTarget:
+        state = view(observation, now)
+        if not state.current:
+            return ReplicaTarget(int(state.held > 0), TICK_SECONDS, "")
+        if not state.loads:
+            return ReplicaTarget(state.current, TICK_SECONDS, "MetricsMissing")
+        recommended = recommendation(fmean(load.kv_occupancy for load in state.loads.values()), target, state.ready)
+        window.add(now, recommended)
+        desired = min(state.current, int(window.highest())) if recommended < state.current else recommended
         return ReplicaTarget(max(1, desired), TICK_SECONDS, "")
 
-    return look
+    return control

@@ -64,18 +64,18 @@ def behaviour(wanted: Callable[[Observation, float], int | None], down_window: f
     changes: deque[tuple[float, int]] = deque()
     due = 0.0
 
-    def look(observation: Observation, now: float) -> ReplicaTarget:
+    def control(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal due
         current = observation.current
-        asked = wanted(observation, now)
+        recommended = wanted(observation, now)
         if now < due and not observation.wake:
             return ReplicaTarget(current, SCRAPE_SECONDS)
         due = now + SYNC_SECONDS
-        if asked is None:
+        if recommended is None:
             return ReplicaTarget(current, SCRAPE_SECONDS, "MetricsMissing")
-        window.add(now, asked)
-        desired = min(int(window.highest()), current) if asked < current else asked
-        desired = max(desired, asked)
+        window.add(now, recommended)
+        desired = min(int(window.highest()), current) if recommended < current else recommended
+        desired = max(desired, recommended)
         while changes and changes[0][0] <= now - UP_PERIOD:
             changes.popleft()
         before = current - sum(step for _, step in changes)
@@ -84,20 +84,20 @@ def behaviour(wanted: Callable[[Observation, float], int | None], down_window: f
             changes.append((now, desired - current))
         return ReplicaTarget(desired, SCRAPE_SECONDS, "Metric" if desired != current else "")
 
-    return look
+    return control
 
 
 def on_pods(metric: Metric, target: float, down_window: float = 300.0) -> Controller:
     """HPA with a metric of type Pods. From zero a held request starts one replica at once, as with KEDA."""
 
     def wanted(observation: Observation, now: float) -> int | None:
-        seen = view(observation, now)
-        values = metric(seen, now)
-        if not seen.current:
-            return int(seen.held > 0)
+        state = view(observation, now)
+        values = metric(state, now)
+        if not state.current:
+            return int(state.held > 0)
         if not values:
             return None
-        return of_pods(values.values(), target, current=seen.current, ready=seen.ready, pending=seen.pending)
+        return of_pods(values.values(), target, current=state.current, ready=state.ready, pending=state.pending)
 
     return behaviour(wanted, down_window)
 
@@ -106,19 +106,19 @@ def on_queue_outside(target: float, down_window: float = 300.0) -> Controller:
     """HPA with a metric of type External: all waiting requests in pods and gateways, as a KEDA scaler reports."""
 
     def wanted(observation: Observation, now: float) -> int | None:
-        seen = view(observation, now)
-        if not seen.loads and not seen.heard:
+        state = view(observation, now)
+        if not state.loads and not state.gateways_answering:
             return None
-        waiting = sum(load.waiting for load in seen.loads.values()) + seen.held
-        return external(waiting, target, current=seen.current)
+        waiting = sum(load.waiting for load in state.loads.values()) + state.held
+        return external(waiting, target, current=state.current)
 
     return behaviour(wanted, down_window)
 
 
-def queue(seen: ControllerView, _: float) -> Mapping[str, float]:
+def queue(state: ControllerView, _: float) -> Mapping[str, float]:
     """Waiting requests of each pod, plus an equal share of the gateways' held requests."""
-    share = seen.held / len(seen.loads) if seen.loads else 0.0
-    return {name: load.waiting + share for name, load in seen.loads.items()}
+    share = state.held / len(state.loads) if state.loads else 0.0
+    return {name: load.waiting + share for name, load in state.loads.items()}
 
 
 def duty_cycle(window: float = 30.0) -> Metric:
@@ -126,13 +126,13 @@ def duty_cycle(window: float = 30.0) -> Metric:
     windows: dict[str, Window] = {}
     before: dict[str, tuple[float, float]] = {}
 
-    def metric(seen: ControllerView, now: float) -> Mapping[str, float]:
-        for name, load in seen.loads.items():
+    def metric(state: ControllerView, now: float) -> Mapping[str, float]:
+        for name, load in state.loads.items():
             at, busy = before.get(name, (now, load.steps.seconds))
             if now > at:
                 share = min(1.0, (load.steps.seconds - busy) / (now - at))
                 windows.setdefault(name, Window(window)).add(now, share)
             before[name] = (now, load.steps.seconds)
-        return {name: windows[name].mean() for name in seen.loads if name in windows}
+        return {name: windows[name].mean() for name in state.loads if name in windows}
 
     return metric

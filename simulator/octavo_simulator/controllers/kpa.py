@@ -31,16 +31,16 @@ def kpa(
     delayed = Window(max(delay, 1e-9))
     panic_at, most, idle_since = -inf, 0, 0.0
 
-    def look(observation: Observation, now: float) -> ReplicaTarget:
+    def control(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal panic_at, most, idle_since
-        seen = view(observation, now)
-        if not seen.heard:
-            return ReplicaTarget(seen.current, TICK_SECONDS, "MetricsMissing")
-        stable_window.add(now, seen.active)
-        panic_window.add(now, seen.active)
-        if seen.active:
+        state = view(observation, now)
+        if not state.gateways_answering:
+            return ReplicaTarget(state.current, TICK_SECONDS, "MetricsMissing")
+        stable_window.add(now, state.active)
+        panic_window.add(now, state.active)
+        if state.active:
             idle_since = now
-        ready = max(1, seen.ready)
+        ready = max(1, state.ready)
         by_stable = ceil(stable_window.mean() / target)
         by_panic = ceil(panic_window.mean() / target)
         up, down = ceil(UP_RATE * ready), floor(ready / DOWN_RATE)
@@ -57,8 +57,8 @@ def kpa(
             desired = most
         delayed.add(now, desired)
         desired = int(delayed.highest())
-        if now - idle_since < idle_to_zero and seen.current:
+        if now - idle_since < idle_to_zero and state.current:
             desired = max(1, desired)
         return ReplicaTarget(max(least, desired), TICK_SECONDS, "Panic" if panic_at > -inf else "")
 
-    return look
+    return control

@@ -21,18 +21,18 @@ def kubeai(target: float, window: float = 600.0, delay: float = 30.0) -> Control
     needed = ceil(delay / TICK_SECONDS)
     downs = 0
 
-    def look(observation: Observation, now: float) -> ReplicaTarget:
+    def control(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal downs
-        seen = view(observation, now)
-        if not seen.heard:
-            return ReplicaTarget(seen.current, TICK_SECONDS, "MetricsMissing")
-        average.add(now, seen.active)
+        state = view(observation, now)
+        if not state.gateways_answering:
+            return ReplicaTarget(state.current, TICK_SECONDS, "MetricsMissing")
+        average.add(now, state.active)
         desired = ceil(average.mean() / target)
-        if not seen.current and seen.held:
+        if not state.current and state.held:
             desired = max(1, desired)  # the proxy itself requests the first replica
-        downs = downs + 1 if desired < seen.current else 0
-        if desired < seen.current and downs <= needed:
-            desired = seen.current
+        downs = downs + 1 if desired < state.current else 0
+        if desired < state.current and downs <= needed:
+            desired = state.current
         return ReplicaTarget(desired, TICK_SECONDS, "")
 
-    return look
+    return control

@@ -19,7 +19,7 @@ def octavo(settings: Callable[[float], ScalingSettings], record: Callable[[bytes
     """
     state, recorder = PolicyState(), Recorder()
 
-    def look(observation: Observation, now: float) -> ReplicaTarget:
+    def control(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal state
         wanted = settings(now)
         decision = decide(wanted, state, observation, now)
@@ -28,7 +28,7 @@ def octavo(settings: Callable[[float], ScalingSettings], record: Callable[[bytes
         state = decision.state
         return ReplicaTarget(decision.desired, decision.requeue, decision.reason)
 
-    return look
+    return control
 
 
 def static(replicas: int) -> Controller:

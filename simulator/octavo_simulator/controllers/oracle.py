@@ -41,7 +41,7 @@ def oracle(trace: Trace, profile: PodProfile, promise: Promise, busy: float, win
     sums = [0.0, *accumulate(work(request, profile, promise) for request in trace.requests)]
     ahead = 2.0 * profile.start
 
-    def look(_: Observation, now: float) -> ReplicaTarget:
+    def control(_: Observation, now: float) -> ReplicaTarget:
         most, at = 0.0, now - window / 2
         while at <= now + ahead:
             inside = sums[bisect_left(times, at + window)] - sums[bisect_left(times, at)]
@@ -49,4 +49,4 @@ def oracle(trace: Trace, profile: PodProfile, promise: Promise, busy: float, win
             at += window / 4
         return ReplicaTarget(max(1, ceil(most / busy)), TICK_SECONDS, "")
 
-    return look
+    return control

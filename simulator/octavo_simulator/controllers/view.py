@@ -25,7 +25,7 @@ class ControllerView:
     active: int
     held: int
     held_tokens: int
-    heard: bool
+    gateways_answering: bool
 
     @property
     def missing(self) -> int:
@@ -46,7 +46,7 @@ def view(observation: Observation, now: float) -> ControllerView:
         active=sum(one.in_flight for one in traffic) + held,
         held=held,
         held_tokens=sum(one.held_prompt_tokens for one in traffic),
-        heard=bool(traffic),
+        gateways_answering=bool(traffic),
     )
 
 

@@ -50,24 +50,28 @@ def wva(up: float = 0.85, down: float = 0.70, tick: float = TICK_SECONDS) -> Con
     counted: dict[str, LoadReport] = {}
     prompt = output = 0.0
 
-    def look(observation: Observation, now: float) -> ReplicaTarget:
+    def control(observation: Observation, now: float) -> ReplicaTarget:
         nonlocal prompt, output
-        seen = view(observation, now)
-        if not seen.loads:
-            return ReplicaTarget(max(seen.current, int(seen.held > 0)), tick, "MetricsMissing" if seen.current else "")
-        prompt, output = _sizes(seen, counted, prompt, output)
-        counted.update(seen.loads)
+        state = view(observation, now)
+        if not state.loads:
+            return ReplicaTarget(
+                max(state.current, int(state.held > 0)), tick, "MetricsMissing" if state.current else ""
+            )
+        prompt, output = _sizes(state, counted, prompt, output)
+        counted.update(state.loads)
         bucket = 0 if output < 100 else 1 if output < 500 else 2
-        for load in seen.loads.values():
+        for load in state.loads.values():
             if load.waiting >= QUEUE_THRESHOLD:
                 saturated.setdefault(bucket, deque(maxlen=_SEEN)).append(load.blocks_pinned * load.block_size)
-        each = median(_capacity(load, saturated.get(bucket, ()), prompt, output) for load in seen.loads.values())
-        demand = sum(load.blocks_pinned * load.block_size + load.waiting * prompt for load in seen.loads.values())
-        demand += seen.held_tokens + seen.held * output
-        wanted = replicas(demand=demand, each=max(1.0, each), ready=seen.ready, pending=seen.pending, up=up, down=down)
+        each = median(_capacity(load, saturated.get(bucket, ()), prompt, output) for load in state.loads.values())
+        demand = sum(load.blocks_pinned * load.block_size + load.waiting * prompt for load in state.loads.values())
+        demand += state.held_tokens + state.held * output
+        wanted = replicas(
+            demand=demand, each=max(1.0, each), ready=state.ready, pending=state.pending, up=up, down=down
+        )
         return ReplicaTarget(wanted, tick, "")
 
-    return look
+    return control
 
 
 def _capacity(load: LoadReport, seen: Sequence[float] | deque[float], prompt: float, output: float) -> float:
@@ -76,10 +80,10 @@ def _capacity(load: LoadReport, seen: Sequence[float] | deque[float], prompt: fl
     return min(memory, compute) if compute > 0 else memory
 
 
-def _sizes(seen: ControllerView, before: dict[str, LoadReport], prompt: float, output: float) -> tuple[float, float]:
+def _sizes(state: ControllerView, before: dict[str, LoadReport], prompt: float, output: float) -> tuple[float, float]:
     """Smoothed mean lengths of the requests served since the last call; unchanged if there were none."""
     requests = prompts = outputs = 0
-    for name, load in seen.loads.items():
+    for name, load in state.loads.items():
         known = before.get(name)
         requests += load.requests - (known.requests if known else 0)
         prompts += load.prompt_tokens - (known.prompt_tokens if known else 0)

@@ -183,8 +183,8 @@ def test_wva_replicas(demand: float, ready: int, pending: int, expected: int) ->
     ("usage", "current", "expected"),
     [(0.55, 4, 4), (0.6, 4, 5), (1.0, 4, 8), (0.3, 4, 3), (0.01, 8, 4), (0.01, 1, 1)],
 )
-def test_apa_answer(usage: float, current: int, expected: int) -> None:
-    assert apa.answer(usage, 0.5, current) == expected
+def test_apa_recommendation(usage: float, current: int, expected: int) -> None:
+    assert apa.recommendation(usage, 0.5, current) == expected
 
 
 def test_apa_goes_down_by_the_window() -> None:

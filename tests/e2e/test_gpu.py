@@ -130,7 +130,7 @@ def test_each_pod_gets_a_gpu_of_its_own_and_the_third_is_told_why_it_waits(model
     patiently("in place", lambda: in_place(models, "two"), timeout=TIMEOUT)
 
     models.run("patch", RESOURCE, "two", "-n", NAMESPACE, "--type=merge", "-p", '{"spec": {"replicas": 3}}')
-    says = ("asks for 10m CPUs", "1 nvidia.com/gpu (spec.resources)", "Insufficient nvidia.com/gpu", "; nodes have: 2 ")
+    says = ("requests 10m CPUs", "1 nvidia.com/gpu (spec.resources)", "Insufficient nvidia.com/gpu", "; nodes have: 2 ")
     patiently("the third waits", lambda: failure(models, "two", "Unschedulable", *says), timeout=TIMEOUT)
     scheduled = condition(models.get(RESOURCE, "two"), "Scheduled") or {}
     assert (scheduled["status"], scheduled["reason"]) == ("False", "Unschedulable")

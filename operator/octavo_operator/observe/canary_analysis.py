@@ -53,7 +53,7 @@ def analyze(evidence: AnalysisSample, limits: Canary, percent: int, *, held: boo
     if enough and excess > limits.max_error_percent and (held or canary.errors >= ERRORS_AT_ONCE):
         return AnalysisResult(
             "fail",
-            f"canary answered {canary.error_percent:.1f} % of {canary.requests:,} requests with errors, stable "
+            f"canary failed {canary.error_percent:.1f} % of {canary.requests:,} requests, stable "
             f"{stable.error_percent:.1f} % of {stable.requests:,}; allowed {limits.max_error_percent} % more",
         )
     if not held:
@@ -66,11 +66,11 @@ def analyze(evidence: AnalysisSample, limits: Canary, percent: int, *, held: boo
     if slower is not None and slower > limits.max_ttft_regression_percent:
         return AnalysisResult(
             "fail",
-            f"canary's median time to the first token is {median(canary.ttft):.3g} s over {sum(canary.ttft):,} "
+            f"canary's median TTFT is {median(canary.ttft):.3g} s over {sum(canary.ttft):,} "
             f"streams, stable's {median(stable.ttft):.3g} s over {sum(stable.ttft):,}: {slower:.0f} % longer; allowed "
             f"{limits.max_ttft_regression_percent} %",
         )
-    return AnalysisResult("pass", f"{canary.errors} of {canary.requests:,} answers were errors")
+    return AnalysisResult("pass", f"{canary.errors} of {canary.requests:,} requests failed")
 
 
 def median(counts: Sequence[int]) -> float:
@@ -93,4 +93,4 @@ def _slower(stable: TrackAnswers, canary: TrackAnswers) -> float | None:
 
 
 def _waiting(whose: str) -> str:
-    return f"waits for {MIN_REQUESTS} answers of {whose}; without requests, rollout.strategy Auto ends the wait"
+    return f"waiting for {MIN_REQUESTS} responses of {whose}; without traffic, set rollout.strategy to Auto"

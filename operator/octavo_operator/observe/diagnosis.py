@@ -66,16 +66,16 @@ HOPELESS = frozenset(REASONS[: REASONS.index("CrashLoop") + 1])
 _OWN_ENDS = {
     70: (
         "EngineStalled",
-        "was restarted because its engine stood still: {words}; spec.probes.livenessStallSeconds is {stall}",
+        "was restarted because its engine made no progress: {words}; spec.probes.livenessStallSeconds is {stall}",
     ),
-    71: ("EngineCorrupt", "stopped so that answers cannot mix: {words}"),
+    71: ("EngineCorrupt", "stopped after a failed integrity check, so that responses cannot mix: {words}"),
     72: (
         "GpuFailed",
-        "ended because its GPU failed, and starts anew: {words}; if it comes back, drain the node",
+        "restarts because its GPU failed: {words}; if the error recurs, drain the node",
     ),
     73: (
         "RankLost",
-        "ended because one of the processes that share the model did, and starts anew with all of them: {words}",
+        "restarts because one of the processes that share the model died: {words}",
     ),
 }
 # Exit codes of a process that the kubelet stopped: 0 on SIGTERM, killed by SIGTERM, killed by SIGKILL.
@@ -160,14 +160,14 @@ def _refused(cause: str) -> tuple[str, str]:
             "spec.resources, or run fewer replicas"
         )
     if "violates PodSecurity" in cause:
-        return "PodSecurityViolated", short(f"the namespace's Pod Security level refuses the pods: {cause}")
+        return "PodSecurityViolated", short(f"the namespace's Pod Security level rejects the pods: {cause}")
     if re.search(r"(maximum|minimum) \S+ usage per (Container|Pod)|limit to request ratio", cause):
         return "LimitRangeExceeded", short(
-            f"spec.resources: the namespace's LimitRange refuses the pods: {cause}; change one of the two"
+            f"spec.resources: the namespace's LimitRange rejects the pods: {cause}; change one of the two"
         )
     if "RuntimeClass" in cause:
         return "PodsRefused", short(f"spec.scheduling.runtimeClassName: {cause}; create it, or name another one")
-    return "PodsRefused", short(f"the API server refuses to create pods: {cause}")
+    return "PodsRefused", short(f"the API server rejects the pods: {cause}")
 
 
 def _of_conditions(body: Json, owner: LLMDeployment) -> Iterator[Problem]:
@@ -215,14 +215,14 @@ def _of_readiness(body: Json) -> Iterator[Problem]:
         node = body["spec"].get("nodeName", "its node")
         yield Problem(pod, "", "NodeNotReady", _silent_node(node), 1, since)
     else:
-        text = f"the server runs and does not answer /readyz any more; see kubectl logs {pod} -c {SERVER}"
+        text = f"the server runs but no longer responds to /readyz; see kubectl logs {pod} -c {SERVER}"
         yield Problem(pod, SERVER, "NotReady", text, 1, since)
 
 
 def _silent_node(node: str) -> str:
     return (
-        f"{node} does not report any more, so nobody knows whether the pod still serves; see kubectl describe node "
-        f"{node}: Kubernetes replaces the pod when the node stays away"
+        f"{node} no longer reports, so it is unknown whether the pod still serves; see kubectl describe node "
+        f"{node}: Kubernetes replaces the pod if the node does not return"
     )
 
 
@@ -246,7 +246,7 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
     if ended.get("reason") == "OOMKilled":
         return "OOMKilled", short(_memory(name, owner))
     if "No space left on device" in words:
-        return "DiskFull", short(f"container {name} found no room on its disk: {words}; {logs}")
+        return "DiskFull", short(f"container {name} ran out of disk space: {words}; {logs}")
     if name == source.PREFETCH:
         return "ModelPullFailed", short(
             f"spec.model.uri: {owner.spec.model.uri!r} cannot be downloaded: {words or f'exit code {code}; {logs}'}"
@@ -257,15 +257,15 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
         return reason, short(f"container {name} {meaning.format(words=words, stall=stall)}; {logs}")
     if code in _STOPPED and (probe := _killed_by(ended, owner, events)):
         return _killed(probe, name, owner, logs)
-    said = f": {words}" if words else " without a last word"
-    return "CrashLoop", short(f"container {name} ended with exit code {code}{said}; {logs}")
+    reported = f": {words}" if words else " without a message"
+    return "CrashLoop", short(f"container {name} ended with exit code {code}{reported}; {logs}")
 
 
 def _memory(name: str, owner: LLMDeployment) -> str:
     if name != SERVER:
-        return f"container {name} needed more than its memory limit and was killed"
+        return f"container {name} exceeded its memory limit and was killed"
     return (
-        f"spec.resources.memory: {owner.spec.resources.memory} is less than container {name} needed, and it was "
+        f"spec.resources.memory: {owner.spec.resources.memory} is less than container {name} used, and it was "
         "killed; raise it, or lower spec.engine.kv.memory"
     )
 
@@ -293,7 +293,7 @@ def _killed(probe: str, name: str, owner: LLMDeployment, logs: str) -> tuple[str
             f"spec.probes.startupTimeoutSeconds: container {name} was not ready within {limit} s and was stopped; "
             f"raise it, or {logs}"
         )
-    return "Unresponsive", short(f"container {name} did not answer its liveness probe and was stopped; {logs}")
+    return "Unresponsive", short(f"container {name} failed its liveness probe and was stopped; {logs}")
 
 
 def _config(reason: str, message: str, owner: LLMDeployment) -> tuple[str, str]:
@@ -368,7 +368,7 @@ def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:
     if resources.gpu.count:
         requested.append(gpu_fit.request_text(resources.gpu))
     return "Unschedulable", short(
-        f"no node takes a pod that asks for {', '.join(requested)} (spec.resources): {message}"
+        f"no node fits a pod that requests {', '.join(requested)} (spec.resources): {message}"
     )
 
 

@@ -125,7 +125,7 @@ def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) ->
         wanted = owner.spec.cache.storage_class_name
         field = f"spec.cache.storageClassName: {wanted!r}" if wanted else f"PersistentVolumeClaim {name!r}"
         return InspectionFailed(
-            "StorageClassNotFound", short(f"{field}: {message}; kubectl get storageclass lists those there are")
+            "StorageClassNotFound", short(f"{field}: {message}; kubectl get storageclass lists the existing ones")
         )
     return InspectionFailed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {message}"))
 
@@ -139,7 +139,7 @@ def _failed(owner: LLMDeployment, inspection: Inspection) -> Model:
     found = _read(inspection.message)
     if isinstance(found, ModelFailure):
         secret = owner.spec.model.credentials_secret_ref
-        given = f" (it is Secret {secret.name!r} now)" if secret and found.reason == "Unauthorized" else ""
+        given = f" (current Secret: {secret.name!r})" if secret and found.reason == "Unauthorized" else ""
         return InspectionFailed(found.reason, f"spec.model: {owner.spec.model.uri!r}: {found.message}{given}")
     problem = next(iter(inspection.pod.problems), None)
     return InspectionFailed(problem.reason, problem.message) if problem else Pending()

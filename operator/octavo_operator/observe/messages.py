@@ -24,8 +24,8 @@ def short(text: str, limit: int = LIMIT) -> str:
 
 def final_message(log: str) -> str:
     """The last lines of a container's log without traceback frames; the message of JSON lines."""
-    said = [line for line in map(_message, _without_frames(log.splitlines())) if line]
-    text = short("; ".join(said[-_LINES:]), 1 << 20)
+    lines = [line for line in map(_message, _without_frames(log.splitlines())) if line]
+    text = short("; ".join(lines[-_LINES:]), 1 << 20)
     return text if len(text) <= _LAST_WORDS else f"…{text[1 - _LAST_WORDS :]}"
 
 

@@ -364,7 +364,7 @@ def _conflicts(owner: LLMDeployment, rollout: RolloutPlan, children: Mapping[Chi
     listed = ", ".join(f"{kind} {name}" for (kind, name), _ in found)
     references = [ref for _, body in found for ref in body["metadata"].get("ownerReferences", [{}])]
     if all((ref.get("kind"), ref.get("name")) == (names.KIND, owner.name) for ref in references):
-        return f"metadata.name: {listed} belongs to a deleted LLMDeployment of this name and is not gone yet"
+        return f"metadata.name: {listed} belongs to a deleted LLMDeployment of this name and still exists"
     return (
         f"metadata.name: {listed} exists and does not belong to this LLMDeployment; "
         "delete or rename it, or use another name"

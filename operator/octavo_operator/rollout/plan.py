@@ -201,7 +201,7 @@ def _rolled_back(update: Revision, good: Revision) -> Progress:
     return Progress(
         "False",
         "RolledBack",
-        f"revision {update.name} failed and was rolled back to {good.name}: {update.failed}. It is not tried again "
+        f"revision {update.name} failed and was rolled back to {good.name}: {update.failed}. It is not retried "
         "until the spec changes (or its ControllerRevision is deleted)",
     )
 
@@ -254,7 +254,7 @@ def _in_place(spec: Spec) -> Progress:
         "True",
         "SurgeUnschedulable",
         f"no node had room for an additional {pod} within {spec.rollout.surge_schedule_timeout_seconds} s: replicas "
-        "are replaced one at a time, with one fewer meanwhile",
+        "are replaced in place one at a time, with one fewer during the rollout",
     )
 
 
@@ -297,9 +297,9 @@ def _canary(
     done = complete(inputs.stable_pods, old.name, replicas)
     strategy, _, _ = _strategy(spec, inputs, old.name, done=done, now=now)
     if failed:
-        progress = Progress("False", "CanaryFailed", f"{failed}; rollout.autoRollback is false: it stays as it is")
+        progress = Progress("False", "CanaryFailed", f"{failed}; no rollback, because rollout.autoRollback is false")
     else:
-        hold = "waits for its pods" if until is None else f"held until {rfc3339(until)}"
+        hold = "waiting for its pods" if until is None else f"held until {rfc3339(until)}"
         share = f"step {state.step + 1} of {len(limits.steps)}, {limits.steps[state.step].percent} % of the requests"
         progress = Progress("True", "Canary", f"{share}: {analysis.message if over else hold}")
     return RolloutPlan(old, replicas, strategy, {**inputs.revisions, update.name: update}, run, progress, wait)
@@ -325,9 +325,7 @@ def _not_ready(spec: Spec, inputs: RolloutInput, update: Revision, state: Canary
     Pods that are added during a step have the same time as the first ones.
     """
     if state.falls >= MAX_READINESS_LOSSES:
-        return (
-            f"canary was ready and then not any more, {state.falls} times: {_failure_reason(inputs.pods, update.name)}"
-        )
+        return f"canary became unready {state.falls} times: {_failure_reason(inputs.pods, update.name)}"
     waiting = [pod.created for pod in inputs.canary_pods if not pod.ready]
     since = state.begun if state.held is None else min(waiting, default=now)
     if not inputs.target or now < since + deadline(spec):

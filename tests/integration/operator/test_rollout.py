@@ -196,7 +196,7 @@ async def test_a_bad_canary_goes_and_leaves_nothing(cluster: Cluster, sampled: A
     assert await cluster.deployment("tiny-canary") is None
     found = (await cluster.status())["conditions"]
     assert found["Progressing"]["reason"] == "RolledBack"
-    assert "canary answered 9.0 % of 100 requests" in found["Progressing"]["message"]
+    assert "canary failed 9.0 % of 100 requests" in found["Progressing"]["message"]
     # The gateways know the canary's pods by its Service: it stays until they are gone.
     assert await kube.get(SERVICES, cluster.key.namespace, "tiny-canary") is not None
     for pod in await kube.list(PODS, cluster.key.namespace, labels="octavo.dev/track=canary"):

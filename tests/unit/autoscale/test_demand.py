@@ -146,7 +146,7 @@ def test_a_surge_is_twice_what_serves_and_counts_in_full():
     fast = replace(KNOWN, arrivals=replace(ARRIVALS, fast=6.0))
     surge, calm = asked(fast, ready=3), asked(fast, ready=4)
     assert (surge.arrivals, surge.rate, surge.lately) == (3.0, 6.0, 3.0)
-    assert "ask for 6.0 replicas, 3 serve" in surge.surge
+    assert "need 6.0 replicas, 3 are ready" in surge.surge
     assert (calm.arrivals, calm.rate, calm.lately, calm.surge) == (2.0, 4.0, 3.0, "")
     assert asked(fast, ready=4, surge_arrivals=5.0).arrivals == 5.0, "the most that a surge had while it lasts"
 

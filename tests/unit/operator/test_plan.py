@@ -222,7 +222,7 @@ def test_children_of_a_deleted_namesake_are_waited_for(make_world: Callable[...,
     world.owner = replace(world.owner, uid="u2", status={})
     decided = world.plan()
     assert decided.actions == ()
-    assert "not gone yet" in condition(decided, "SpecValid")["message"]
+    assert "still exists" in condition(decided, "SpecValid")["message"]
 
 
 def test_a_refusal_is_shown(make_world: Callable[..., World]) -> None:

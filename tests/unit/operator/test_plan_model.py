@@ -127,7 +127,7 @@ def test_a_refused_model_says_why_and_leaves_the_old_one(make_world: Callable[..
     decided = world.pass_()
     ready = condition(decided, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "ModelNotFound")
-    assert "'hf://org/other': the hub has no such model (404); 1 replicas of the spec before" in ready["message"]
+    assert "'hf://org/other': the hub has no such model (404); 1 replicas of the previous spec" in ready["message"]
     assert condition(decided, "Available")["status"] == "True"
     assert decided.status["failures"][0]["reason"] == "ModelNotFound"
     assert len(world.pods) == 1
@@ -171,7 +171,7 @@ def test_who_is_refused_reads_which_secret_was_not_enough(make_world: Callable[.
     world.failed = encode_inspection(ModelFailure(reason="Unauthorized", message="access is refused (403)")).decode()
     ready = condition(world.pass_(), "Ready")
     assert ready["reason"] == "Unauthorized"
-    assert "'s3://models/tiny': access is refused (403) (it is Secret 'storage' now)" in ready["message"]
+    assert "'s3://models/tiny': access is refused (403) (current Secret: 'storage')" in ready["message"]
 
 
 def test_pods_made_before_there_were_looks_are_left_alone(make_world: Callable[..., World]) -> None:

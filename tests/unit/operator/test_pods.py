@@ -326,7 +326,7 @@ def test_a_rank_that_died_says_the_servers_sentence(problem: Callable[..., Probl
     state = {"state": {"running": {"startedAt": LATER}}, "restartCount": 1}
     found = problem(body(containerStatuses=[container(lastState=last, **state)]))
     assert found.reason == "RankLost"
-    assert f"processes that share the model did, and starts anew with all of them: {said}; see kubectl" in found.message
+    assert f"processes that share the model died: {said}; see kubectl" in found.message
 
 
 @pytest.mark.parametrize(

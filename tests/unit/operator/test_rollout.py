@@ -221,7 +221,7 @@ def test_a_step_is_held_then_judged_then_the_next_begins() -> None:
     waiting = plan_rollout(spec(CANARY), canary(*OLD, NEW, state=state), NOW + 61)
     assert waiting.revisions["b"].canary == state
     assert waiting.progress is not None
-    assert "waits for 20 answers" in waiting.progress.message
+    assert "waiting for 20 responses" in waiting.progress.message
     onward = plan_rollout(spec(CANARY), canary(*OLD, NEW, state=state, answers=WELL), NOW + 61)
     assert onward.revisions["b"].canary == CanaryState(1, NOW + 61)
     # Two pods for half of the requests, which come when both are ready.
@@ -252,10 +252,7 @@ def test_a_canary_with_errors_ends_at_once_and_says_so() -> None:
     assert back.stable.name == "a"
     assert back.progress is not None
     assert back.progress.reason == "RolledBack"
-    assert (
-        "canary answered 7.1 % of 140 requests with errors, stable 0.2 % of 1,260; allowed 2 % more"
-        in back.progress.message
-    )
+    assert "canary failed 7.1 % of 140 requests, stable 0.2 % of 1,260; allowed 2 % more" in back.progress.message
     after = canary(*OLD, revisions=back.revisions, canary=None)
     assert plan_rollout(spec(CANARY), after, NOW + 20).canary is None
 
@@ -290,7 +287,7 @@ def test_a_canary_that_falls_again_and_again_is_given_up() -> None:
         down = plan_rollout(spec(CANARY), canary(*OLD, fallen, state=up.revisions["b"].canary), now + 50)
         state = down.revisions["b"].canary
         assert (down.canary is None) == (number == 3)
-    assert "ready and then not any more, 3 times: CrashLoop: pod c" in down.revisions["b"].failed
+    assert "became unready 3 times: CrashLoop: pod c" in down.revisions["b"].failed
     assert down.stable is not None
     assert down.stable.name == "a"
 

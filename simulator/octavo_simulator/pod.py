@@ -48,8 +48,8 @@ class SimulatedPod:
         self._steps = 0
         self._factor = self._draw()
         self._pace = PrefillBudget(profile.slowdown) if profile.slowdown else None
-        # Decoding: rows, the context tokens of the next step, a heap of ends by step count, and for each step number
-        # modulo the block size the number of rows that need a new block.
+        # Decoding: rows, the context tokens of the next step, and a heap of ends by step count. `_due`: for each step
+        # number modulo the block size, the number of rows that need a new block.
         self._rows = 0
         self._context = 0
         self._ends: list[tuple[int, int, SimulatedRequest]] = []

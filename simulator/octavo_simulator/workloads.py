@@ -26,8 +26,8 @@ _SMALL = PROFILES["8b-24gb"]
 _LARGE = PROFILES["llama2-70b-4xh100"]
 # Until then no scaler's window is full, so none may scale below the initial replicas.
 _GRACE = 300.0
-# Chosen once, so that with enough pods more than 99.5 % of the requests meet them: a prompt of 7,400 tokens takes two
-# seconds on the small pod, and the steps of one prompt are most of the time of an output of 13 tokens.
+# Chosen once, so that with enough pods more than 99.5 % of the requests meet them. A prompt of 7,400 tokens takes two
+# seconds on the small pod. The steps of one prompt are most of the time of an output of 13 tokens.
 _CHAT = Promise(ttft=5.0, tpot=0.15)
 _DEEP = Promise(ttft=10.0, tpot=0.15)
 _CODE = Promise(ttft=8.0, tpot=0.4)

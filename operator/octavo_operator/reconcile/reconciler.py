@@ -195,5 +195,5 @@ def _log(key: Key, decided: Plan) -> None:
         elif isinstance(action, Delete):
             what = f"delete {action.kind} {action.name}"
         else:
-            what = f"mark pod {action.pod}"
+            what = f"annotate pod {action.pod}"
         logger.info("%s", what, extra={"key": str(key)})

@@ -29,8 +29,8 @@ SECURITY: Json = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
-# If NVIDIA's container runtime is the default of a node, a container that requests no GPU sees all GPUs of the node,
-# unless it sets this variable. A container that requests a GPU gets the variable from the device plugin.
+# If NVIDIA's container runtime is a node's default, containers without a GPU request see all GPUs of the node, unless
+# they set this variable. Containers with a GPU request get the variable from the device plugin.
 NO_GPUS: Json = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
 

@@ -20,8 +20,8 @@ TICK_SECONDS = 10.0
 def work(request: TraceRequest, profile: PodProfile, promise: Promise) -> float:
     """Pod-seconds of a request at the TPOT objective.
 
-    They are the cost of its prompt and, for each step, the cost of its row and context plus its part of the fixed cost,
-    which is shared by all rows that fit.
+    They are the cost of its prompt, and for each step the cost of its row and context. All rows that fit share the
+    fixed cost of a step equally.
     """
     resident = request.prompt + request.output / 2
     prompt = profile.prefill * max(1, request.prompt - (request.shared if request.prefix >= 0 else 0))

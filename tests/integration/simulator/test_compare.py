@@ -73,5 +73,5 @@ def test_public_traces() -> None:
 
 
 def test_missing_traces_are_said() -> None:
-    with pytest.raises(NoTracesError, match="name their folder with --traces or OCTAVO_TRACES"):
+    with pytest.raises(NoTracesError, match="set --traces or OCTAVO_TRACES to their folder"):
         JUDGED["azure-code"](0, None)

@@ -75,7 +75,7 @@ UNIT_WORKERS = $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
 	@$(PYTEST) tests/unit$(if $(PART),/$(PART))$(if $(PART),, tests/contract) -n $(UNIT_WORKERS) --dist worksteal
 
-kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/kernels.md: writes the errors)
+kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/evidence/kernels.md: writes the errors)
 	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -n auto --dist worksteal
 
 # Computes: real weights, servers, the simulator.
@@ -88,8 +88,8 @@ integration-cluster: .venv/.ready deps ## Operator, gateway and chart on a real 
 
 integration: integration-engine integration-cluster
 
-kill-points: .venv/.ready deps ## Kill the operator before and after each write of each scenario; writes docs/kill-points.md
-	@OCTAVO_KILL_POINTS=$(CURDIR)/docs/kill-points.md $(PY) -m pytest tests/integration/operator/test_kill_points.py -q -k anywhere
+kill-points: .venv/.ready deps ## Kill the operator before and after each write of each scenario; writes docs/evidence/kill-points.md
+	@OCTAVO_KILL_POINTS=$(CURDIR)/docs/evidence/kill-points.md $(PY) -m pytest tests/integration/operator/test_kill_points.py -q -k anywhere
 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
 	@OCTAVO_TEST_TIER=$(TIER) PYTHONPATH=tools $(PY) -m tests.e2e
@@ -106,8 +106,8 @@ calibrate: .venv/.ready ## The simulator's pod beside a real server: about six m
 bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10 minutes (QUICK=1: half a minute, to see that it works)
 	@$(PY) bench/gateway --rounds $(ROUNDS) $(if $(QUICK),--quick)
 
-simulate: .venv/.ready ## Octavo's scaler beside others on simulated clusters; writes docs/simulation.md (TRACES=folder)
-	@$(PY) -m octavo_simulator.compare --docs docs/simulation.md $(if $(TRACES),--traces $(TRACES))
+simulate: .venv/.ready ## Octavo's scaler beside others on simulated clusters; writes docs/evidence/simulation.md (TRACES=folder)
+	@$(PY) -m octavo_simulator.compare --docs docs/evidence/simulation.md $(if $(TRACES),--traces $(TRACES))
 
 generate: .venv/.ready ## CRD and API reference from the types
 	@$(PY) -m octavo_operator.api.generate

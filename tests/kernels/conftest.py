@@ -12,12 +12,12 @@ import pytest
 os.environ["TRITON_INTERPRET"] = "1"
 
 _HEAD = (
-    "# GPU kernels beside their references",
+    "# GPU kernels against their references",
     "",
-    "What `make kernels TIER=full TABLE=docs/kernels.md` compared in Triton's interpreter, and the largest error of an",
-    "element: all cases of `make test-all`, of which `make test` runs a part.",
-    "Shapes of attention are heads / key-value heads x head dim; the type is that of activations, or of the KV pool.",
-    "bfloat16 is cut off in the interpreter and rounded on a GPU, so its errors are about twice a GPU's.",
+    "The largest error of an element in Triton's interpreter, as `make kernels TIER=full TABLE=docs/evidence/kernels.md`",
+    "found it. These are all cases of `make test-all`; `make test` runs a part of them.",
+    "A shape of attention is heads / key-value heads x head dimension. The type is that of activations, or of the KV pool.",
+    "The interpreter truncates bfloat16 and a GPU rounds it, so errors of bfloat16 are about twice those of a GPU.",
     "",
 )
 

@@ -52,7 +52,7 @@ LATENT = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
 }
-# Configuration class without "Config" -> what its tiny model needs beside the sizes. docs/models.md lists the same.
+# Configuration class without "Config" -> what its tiny model needs besides the sizes; as docs/guides/models.md lists.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Apertus": {},
     "Arcee": {},
@@ -121,7 +121,7 @@ def load(folder: Path, **settings: Any) -> LLM:
 
 
 def test_the_documented_table_is_what_is_tested() -> None:
-    text = (Path(__file__).parents[3] / "docs/models.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/guides/models.md").read_text()
     listed = set(re.findall(r"^\| (\w+(?:ForCausalLM|LMHeadModel)) \|", text, re.MULTILINE))
     mapping = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
     tested = {mapping[getattr(transformers, f"{name}Config")].__name__ for name in ARCHITECTURES}

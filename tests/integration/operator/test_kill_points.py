@@ -1,7 +1,7 @@
 """A kill of the operator at every write to the API server: its successor comes to the same end as if nothing happened.
 
 Here the operator is killed between any two writes, all in one life of the resource. `make kill-points` runs one life
-for every kill, before and after each write, and writes docs/kill-points.md.
+for every kill, before and after each write, and writes docs/evidence/kill-points.md.
 """
 
 from __future__ import annotations

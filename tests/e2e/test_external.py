@@ -33,8 +33,8 @@ def cluster(installation: Installation) -> Iterator[Cluster]:
 
 
 def recipe() -> dict[str, Any]:
-    """The HorizontalPodAutoscaler of docs/operations.md: what users are told is what is tested."""
-    text = (ROOT / "docs" / "operations.md").read_text()
+    """The HorizontalPodAutoscaler of docs/guides/autoscaling.md: the documented object is the tested one."""
+    text = (ROOT / "docs" / "guides" / "autoscaling.md").read_text()
     block = text.partition("```yaml\n# hpa.yaml\n")[2].partition("```")[0]
     body: dict[str, Any] = yaml.safe_load(block)
     return body

@@ -63,7 +63,7 @@ def _where_next(console: Console, cluster: Cluster) -> None:
         console.line(f"  export KUBECONFIG={cluster.kubeconfig}")
     console.line(f"  {cluster.kubectl} get llmd                     # the model, its load and its scaling")
     console.line(f"  {cluster.kubectl} get llmd {story.NAME} -o yaml    # why: conditions, autoscaling.history")
-    console.line("  docs/concepts.md, docs/operations.md, examples/")
+    console.line("  docs/index.md, examples/")
     console.line("  make demo-down                               # remove everything")
 
 

@@ -42,7 +42,7 @@ def test_metrics_ports_of_running_pods_are_targets() -> None:
 
 def test_the_gateways_dashboard_shows_its_routing_by_metrics_that_there_are() -> None:
     root = Path(__file__).parents[3]
-    reference = (root / "docs/reference/gateway.md").read_text()
+    reference = (root / "docs/reference/metrics.md").read_text()
     known = set(re.findall(r"`(octavo_gateway_\w+)`", reference))
     board = load(root / "charts/octavo/dashboards/octavo-gateway.json", "1m")
     shown = {name for panel in board.panels for query in panel.queries

@@ -271,7 +271,7 @@ async def test_every_metric_of_the_reference_is_there(world):
     world.has((await world.pod()).endpoint())
     async with world.post() as response:
         assert response.status == 200
-    text = (Path(__file__).parents[3] / "docs/reference/gateway.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
     documented = set(re.findall(r"^\| `(octavo_gateway_\w+)`", text, re.MULTILINE))
     exposed = set(re.findall(r"^# TYPE (\w+)", world.metrics.exposition().decode(), re.MULTILINE))
     assert len(documented) > 15

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 # Else each of the hundreds of processes that tests start compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-all check lint types unit kernels integration integration-engine integration-cluster kill-points e2e test-scale bench calibrate bench-gateway generate images tools deps lock simulate
+.PHONY: help demo demo-down test test-all check lint types unit kernels integration integration-engine integration-cluster kill-points e2e test-scale bench calibrate bench-gateway generate docs images tools deps lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -111,6 +111,15 @@ simulate: .venv/.ready ## Octavo's scaler beside others on simulated clusters; w
 
 generate: .venv/.ready ## CRD and API reference from the types
 	@$(PY) -m octavo_operator.api.generate
+
+# Programs of the site have an environment of their own: nothing else needs them.
+build/docs/.ready: requirements/docs.txt .venv/.ready
+	@.venv/bin/uv venv --quiet --clear --python $(PY) build/docs
+	@VIRTUAL_ENV=build/docs .venv/bin/uv pip install --quiet --no-deps --require-hashes -r $<
+	@touch $@
+
+docs: build/docs/.ready ## The documentation as a site in build/site; a broken link or anchor fails
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --quiet && echo build/site/index.html
 
 images: .venv/.ready deps ## Build all images (PUSH=registry:port also pushes them); `server` brings torch, 5 GB
 	@$(PY) tools/images --all $(if $(PUSH),--push $(PUSH))

@@ -18,14 +18,14 @@ from octavo_simulator.tables import table
 from octavo_simulator.workloads import FAULTS, JUDGED, RECORDED, NoTracesError
 
 Figures = dict[str, float]
-BEST = """What a user gets who cannot tune for each load: of each scaler the cheapest setting among those that keep 99 %
-on most workloads, picked knowing all results. Cells: attainment · GPU-hours."""
+BEST = """The result without tuning for each load: of each scaler the cheapest setting among those that keep 99 % on most
+workloads, picked with all results known. Cells: attainment · GPU-hours."""
 BEFOREHAND = """The same, picked on the first 20 minutes only."""
-HARD = """The hardest comparison: Octavo cannot be tuned, the baselines may be, for each workload anew."""
+HARD = """The hardest comparison: Octavo has one setting, the baselines are tuned for each workload."""
 SEEDS = """Octavo's one setting (chosen beforehand) and the best-tuned baseline on the same seeds, with 95 % intervals.
-A seed makes *prefixes*, *reasoning* and *clients* anew; the other three are recorded, and it only changes starts, noise
-and ties there: three seeds show all they can."""
-PARTS = """The operator's own decisions with a part of their demand taken away from outside
+A seed generates *prefixes*, *reasoning* and *clients*. The other three are recorded; there a seed changes only starts,
+noise and ties, and three seeds are enough."""
+PARTS = """The operator's own decisions with a part of their demand removed from outside
 (`simulator/octavo_simulator/controllers/ablation.py`). Cells: attainment · GPU-hours."""
 BEGIN, END = "<!-- results: written by make simulate -->", "<!-- end of results -->"
 STRATEGIES = ("RoundRobin", "LeastLoad", "Session", "PrefixAware")

@@ -14,9 +14,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 _HEAD = (
     "# GPU kernels against their references",
     "",
-    "The largest error of an element in Triton's interpreter, as `make kernels TIER=full TABLE=docs/evidence/kernels.md`",
-    "found it. These are all cases of `make test-all`; `make test` runs a part of them.",
-    "A shape of attention is heads / key-value heads x head dimension. The type is that of activations, or of the KV pool.",
+    "The largest error of an element, as `make kernels TIER=full TABLE=docs/evidence/kernels.md` found it in Triton's",
+    "interpreter. These are all cases of `make test-all`; `make test` runs a part of them.",
+    "A shape of attention is heads / key-value heads x head dimension. The type is that of activations or KV pool.",
     "The interpreter truncates bfloat16 and a GPU rounds it, so errors of bfloat16 are about twice those of a GPU.",
     "",
 )

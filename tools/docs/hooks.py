@@ -6,7 +6,7 @@ site as in the repository. A finished site that would load something from anothe
 
 from __future__ import annotations
 
-import os.path
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links as the site has them; a link to a folder without README.md becomes its text."""
     origin = _origin(page.file.src_uri)
 
@@ -48,10 +48,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if target is None:
             return match[0]
         source = target.removeprefix("docs/") if target.startswith("docs/") else f"repository/{target}"
-        return f"]({os.path.relpath(source, os.path.dirname(page.file.src_uri) or '.')}{match[2] or ''})"
+        return f"]({os.path.relpath(source, Path(page.file.src_uri).parent)}{match[2] or ''})"
 
     parts = _CODE.split(markdown)
-    return "".join(part if place % 2 else _LINK.sub(link, part) for place, part in enumerate(_without_folders(origin, parts)))
+    return "".join(
+        part if place % 2 else _LINK.sub(link, part) for place, part in enumerate(_without_folders(origin, parts))
+    )
 
 
 def on_post_build(config: Any) -> None:
@@ -65,8 +67,14 @@ def on_post_build(config: Any) -> None:
 
 def _without_folders(origin: str, parts: list[str]) -> Iterator[str]:
     for place, part in enumerate(parts):
-        yield part if place % 2 else re.sub(
-            r"\[([^\]\n]+)\]\(([^)\s#]+)\)", lambda match: match[1] if _is_folder(origin, match[2]) else match[0], part
+        yield (
+            part
+            if place % 2
+            else re.sub(
+                r"\[([^\]\n]+)\]\(([^)\s#]+)\)",
+                lambda match: match[1] if _is_folder(origin, match[2]) else match[0],
+                part,
+            )
         )
 
 
@@ -104,4 +112,4 @@ def _target(origin: str, link: str) -> str | None:
 def _path(origin: str, link: str) -> str | None:
     if re.match(r"[a-z]+:", link):
         return None
-    return os.path.normpath(os.path.join(os.path.dirname(origin), link))
+    return os.path.normpath(Path(origin).parent / link)

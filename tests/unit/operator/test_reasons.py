@@ -24,8 +24,7 @@ MODULES = {Path(module.__file__ or "") for module in (policy, scaling_messages, 
 WORD = re.compile(r"[A-Z][a-z]*[A-Z][A-Za-z]*|[A-Z][a-z]+")
 
 
-def section() -> str:
-    """The page without its table of symptoms, whose words are those of Kubernetes."""
+def section() -> str:    """The page without its table of symptoms, which has words of Kubernetes."""
     return (ROOT / "docs/operations/troubleshooting.md").read_text().partition("\n## Conditions\n")[2]
 
 

@@ -18,7 +18,7 @@ from octavo_simulator.tables import table
 from octavo_simulator.workloads import FAULTS, JUDGED, RECORDED, NoTracesError
 
 Figures = dict[str, float]
-BEST = """The result without tuning for each load: of each scaler the cheapest setting among those that keep 99 % on most
+BEST = """The result without tuning for each load: of each scaler the cheapest setting that keeps 99 % on most
 workloads, picked with all results known. Cells: attainment · GPU-hours."""
 BEFOREHAND = """The same, picked on the first 20 minutes only."""
 HARD = """The hardest comparison: Octavo has one setting, the baselines are tuned for each workload."""

@@ -24,7 +24,8 @@ MODULES = {Path(module.__file__ or "") for module in (policy, scaling_messages, 
 WORD = re.compile(r"[A-Z][a-z]*[A-Z][A-Za-z]*|[A-Z][a-z]+")
 
 
-def section() -> str:    """The page without its table of symptoms, which has words of Kubernetes."""
+def section() -> str:
+    """The page without its table of symptoms, which has words of Kubernetes."""
     return (ROOT / "docs/operations/troubleshooting.md").read_text().partition("\n## Conditions\n")[2]
 
 

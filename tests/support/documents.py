@@ -16,6 +16,8 @@ PAGES = [
         for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "charts/octavo/README.md")
     ),
 ]
+# Pages with links into the documentation, whose commands are those of benchmarks and tools.
+OTHERS = [ROOT / "bench/README.md", ROOT / "tools/README.md"]
 
 _FENCE = re.compile(r"^```([a-z]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")

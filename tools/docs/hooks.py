@@ -50,10 +50,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         source = target.removeprefix("docs/") if target.startswith("docs/") else f"repository/{target}"
         return f"]({os.path.relpath(source, Path(page.file.src_uri).parent)}{match[2] or ''})"
 
-    parts = _CODE.split(markdown)
-    return "".join(
-        part if place % 2 else _LINK.sub(link, part) for place, part in enumerate(_without_folders(origin, parts))
-    )
+    parts = _without_folders(origin, _CODE.split(markdown))
+    return "".join(_code(part) if place % 2 else _LINK.sub(link, part) for place, part in enumerate(parts))
 
 
 def on_post_build(config: Any) -> None:
@@ -63,6 +61,11 @@ def on_post_build(config: Any) -> None:
     found += [str(path) for path in site.rglob("*.css") if _FOREIGN_CSS.search(path.read_text())]
     if found:
         raise PluginError(f"loads from another host: {', '.join(found)}")
+
+
+def _code(text: str) -> str:
+    """In a cell of a table the repository's viewer needs an escape for a bar in code, which mkdocs would show."""
+    return text if text.startswith("```") else text.replace("\\|", "|")
 
 
 def _without_folders(origin: str, parts: list[str]) -> Iterator[str]:

@@ -66,3 +66,20 @@ def test_make_check_takes_the_same_time_wherever_it_is_said() -> None:
     assert said
     assert "a minute" in said[1]
     assert re.search(r"^\| check \|.*\| 5\d s \|$", text(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
+
+
+def test_the_map_of_folders_is_complete() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "_"))}
+    named = re.findall(r"^\| (`[^|]*`) \|", text(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
+    assert folders - {"build", "dist"} <= {
+        each.split("/")[0] for cell in named for each in re.findall(r"`([^`]+)`", cell)
+    }
+
+
+def test_the_lines_that_were_broken_are_counted() -> None:
+    page = text(ROOT / "docs/evidence/breaking.md")
+    missed, found = (re.findall(r"^\| `", part, re.MULTILINE) for part in page.split("\n## ")[1:3])
+    said = re.search(r"found (\d+) of them and missed (\d+)", page)
+    assert said
+    assert (len(found), len(missed)) == (int(said[1]), int(said[2]))
+    assert f"{len(found) + len(missed)} lines" in page

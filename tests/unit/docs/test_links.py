@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.documents import PAGES, ROOT, SITE, anchors, links, name, spans, unfenced
+from tests.support.documents import OTHERS, PAGES, ROOT, SITE, anchors, links, name, spans, unfenced
 
 FOLDERS = (
     "bench|charts|common|crds|docs|examples|gateway|inference|operator|protocol|requirements|simulator|tests|tools"
@@ -19,7 +19,7 @@ def broken(page: Path, target: str) -> bool:
     return not file.exists() or bool(anchor and file.suffix == ".md" and anchor not in anchors(file))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name)
 def test_links_and_anchors_resolve(page: Path) -> None:
     assert not [target for target in links(page) if broken(page, target)]
 

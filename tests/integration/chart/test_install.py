@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.documents import PAGES, blocks
 
 from localcluster import ControlPlane
 
@@ -57,6 +58,20 @@ def test_the_standard_is_really_enforced(installed: ControlPlane, run: Run, rend
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_examples_are_accepted(installed: ControlPlane, run: Run, path: Any) -> None:
     run("kubectl", "apply", "--dry-run=server", "-n", "other", "-f", path, kubeconfig=installed.kubeconfig)
+
+
+def documented() -> Iterator[Any]:
+    """Objects in documents; KEDA's kinds are not in this cluster."""
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            body = yaml.safe_load(block)
+            if "apiVersion" in body and "keda" not in body["apiVersion"]:
+                yield pytest.param(block, id=f"{page.name}-{body['kind']}-{body['metadata']['name']}")
+
+
+@pytest.mark.parametrize("text", list(documented()))
+def test_objects_in_documents_are_accepted(installed: ControlPlane, run: Run, text: str) -> None:
+    run("kubectl", "apply", "--dry-run=server", "-n", "other", "-f", "-", stdin=text, kubeconfig=installed.kubeconfig)
 
 
 @pytest.mark.parametrize(

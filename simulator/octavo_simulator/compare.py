@@ -265,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("bench/results"),
         help="output folder for tables and JSON (default %(default)s)",
     )
-    add("--plots", type=Path, default=Path("docs/evidence/simulation"), help="output folder for plots (default %(default)s)")
+    add("--plots", type=Path, default=Path("docs/evidence/simulation"), help="folder of plots (default %(default)s)")
     add("--docs", type=Path, help="page in which to replace the results")
     add("--cache", type=Path, default=cache, help="folder of cached finished runs (default %(default)s)")
     add("--only", nargs="*", choices=list(JUDGED), help="workloads (default: all)")

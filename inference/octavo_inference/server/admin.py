@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo_inference.server.auth import Keys
-from octavo_inference.server.endpoint import Endpoint, http_router
+from octavo_inference.server.endpoint import HttpEndpoint, http_router
 from octavo_inference.server.errors import invalid, not_ready
 from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.service import Service
@@ -43,10 +43,10 @@ def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) ->
         return json_response(b'{"draining":true}', 202)
 
     endpoints = [
-        Endpoint("GET", "/metrics", get_metrics),
-        Endpoint("GET", names.PATH_LOAD, get_load),
-        Endpoint("POST", names.PATH_DRAIN, post_drain),
-        Endpoint("POST", names.PATH_CACHE_RESET, reset_cache),
+        HttpEndpoint("GET", "/metrics", get_metrics),
+        HttpEndpoint("GET", names.PATH_LOAD, get_load),
+        HttpEndpoint("POST", names.PATH_DRAIN, post_drain),
+        HttpEndpoint("POST", names.PATH_CACHE_RESET, reset_cache),
     ]
     return RequestGuard(http_router(service, endpoints), keys=keys)
 

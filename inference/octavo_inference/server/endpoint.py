@@ -15,7 +15,7 @@ from octavo_inference.server.service import Service
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class HttpEndpoint:
     """`path` as Starlette's routes have it; `respond` may raise `ApiError`."""
 
     method: str
@@ -23,13 +23,13 @@ class Endpoint:
     respond: Callable[[Service, Request], Awaitable[Response]]
 
 
-def http_router(service: Service, endpoints: Iterable[Endpoint]) -> Router:
+def http_router(service: Service, endpoints: Iterable[HttpEndpoint]) -> Router:
     """The application of these endpoints. Any other path is a 404 for `RequestGuard`."""
     routes = [_route(service, endpoint) for endpoint in endpoints]
     return Router(routes, redirect_slashes=False, default=_not_found)
 
 
-def _route(service: Service, endpoint: Endpoint) -> Route:
+def _route(service: Service, endpoint: HttpEndpoint) -> Route:
     async def call(request: Request) -> Response:
         return await endpoint.respond(service, request)
 

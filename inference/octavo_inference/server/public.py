@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo_inference.server.auth import Keys
-from octavo_inference.server.endpoint import Endpoint, http_router
+from octavo_inference.server.endpoint import HttpEndpoint, http_router
 from octavo_inference.server.errors import ApiError, not_ready
 from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
@@ -26,11 +26,11 @@ def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
 
     endpoints = [
         *OPENAI,
-        Endpoint("GET", "/version", get_version),
-        Endpoint("GET", "/livez", livez),
-        Endpoint("GET", "/readyz", readyz),
-        Endpoint("GET", "/startupz", startupz),
-        Endpoint("GET", "/health", readyz),
+        HttpEndpoint("GET", "/version", get_version),
+        HttpEndpoint("GET", "/livez", livez),
+        HttpEndpoint("GET", "/readyz", readyz),
+        HttpEndpoint("GET", "/startupz", startupz),
+        HttpEndpoint("GET", "/health", readyz),
     ]
     return RequestGuard(http_router(service, endpoints), keys=keys, open_paths=OPEN_PATHS)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 
 from octavo_common import json_logs
-from octavo_gateway.access.api_keys import KeyFile
+from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.app.run import GatewayOptions, run
 from octavo_gateway.app.workers import MOST, Parent, reachable, worker_port
 from octavo_gateway.discovery.endpoints import DEFAULT_POLICY
@@ -23,7 +23,7 @@ from octavo_gateway.discovery.static import StaticError, parse
 from octavo_gateway.http.connection import HEAD_SECONDS
 from octavo_gateway.http.server import BODY_SECONDS
 from octavo_gateway.queueing.hold_queue import Bounds
-from octavo_gateway.routing.router import STRATEGIES
+from octavo_gateway.routing.candidate import STRATEGIES
 from octavo_protocol.names import PORT_ADMIN, PORT_GATEWAY, PORT_OPERATOR
 
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}

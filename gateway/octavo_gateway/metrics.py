@@ -20,15 +20,15 @@ _HOLD_BUCKETS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 _OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
-def label(backend: ModelPool) -> str:
+def label(pool: ModelPool) -> str:
     """The value of `model` for a deployment: its served name, so that aliases and made-up names add no series."""
-    return backend.deployment.models[0]
+    return pool.deployment.models[0]
 
 
 class GatewayMetrics:
     """All metrics of one gateway process, in a registry of their own."""
 
-    def __init__(self, fleet: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "octavo_gateway_requests", "Requests answered, by HTTP status", ["model", "code"], registry=registry
@@ -91,8 +91,8 @@ class GatewayMetrics:
             "cached at the replica, and cached there", ["model", "kind"], registry=registry,
         )  # fmt: skip
         self._keys: set[str] = set()
-        self._fleet = fleet
-        registry.register(_Gauges(fleet))
+        self._models = models
+        registry.register(_Gauges(models))
 
     def key(self, name: str) -> str:
         """The value of the label `key` for requests with an API key of that name; "" is a key without one."""
@@ -104,32 +104,32 @@ class GatewayMetrics:
             self._keys.add(name)
         return name
 
-    def routed(self, lease: Reservation) -> None:
+    def routed(self, pool: ModelPool, reservation: Reservation) -> None:
         """Count a choice."""
-        model = label(lease.backend)
-        self._routed.labels(model, lease.choice.reason).inc()
-        if lease.choice.against:
+        model = label(pool)
+        self._routed.labels(model, reservation.choice.reason).inc()
+        if reservation.choice.against:
             self._against.labels(model).inc()
 
-    def answered(self, lease: Reservation, *, prompt: int, cached: int | None) -> None:
+    def answered(self, pool: ModelPool, reservation: Reservation, *, prompt: int, cached: int | None) -> None:
         """Compare the prompt tokens that were cached with what was predicted; None where the answer did not tell."""
         if cached is not None:
-            model = label(lease.backend)
-            for kind, tokens in (("all", prompt), ("predicted", lease.matched), ("cached", cached)):
+            model = label(pool)
+            for kind, tokens in (("all", prompt), ("predicted", reservation.matched), ("cached", cached)):
                 self._prefix.labels(model, kind).inc(tokens)
 
     def exposition(self) -> bytes:
         """Prometheus text format."""
         # From zero on: a counter that begins with its first event hides that event from `rate` and `increase`.
-        for backend in self._fleet.backends():
-            self.broken.labels(label(backend))
-            self._against.labels(label(backend))
+        for pool in self._models.pools():
+            self.broken.labels(label(pool))
+            self._against.labels(label(pool))
         return generate_latest(self.registry)
 
 
 class _Gauges(Collector):
-    def __init__(self, fleet: ModelRegistry) -> None:
-        self._fleet = fleet
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
         in_flight = GaugeMetricFamily(
@@ -156,24 +156,25 @@ class _Gauges(Collector):
             "Pieces of text, block hashes and assumed pieces known",
             labels=["kind"],
         )
-        known = self._fleet.index
+        known = self._models.index
         stride = GaugeMetricFamily("octavo_gateway_prefix_hash_stride", "Of all block hashes one in so many is kept")
         stride.add_metric([], known.stride)
         for kind, count in (("texts", len(known)), ("hashes", known.hashes), ("assumed", known.assumed)):
             index.add_metric([kind], count)
-        for backend in self._fleet.backends():
-            model = label(backend)
-            now = backend.clock()
-            ages = [old for u in backend.upstreams.values() if u.endpoint.ready and (old := u.age(now)) is not None]
+        for pool in self._models.pools():
+            model = label(pool)
+            now = pool.clock()
+            replicas = pool.replicas.values()
+            ages = [old for one in replicas if one.endpoint.ready and (old := one.age(now)) is not None]
             age.add_metric([model], max(ages, default=0.0))
-            for kind, count in backend.disbelieved.items():
+            for kind, count in pool.reports.rejected.items():
                 rejected.add_metric([model, kind], count)
-            accepting = sum(upstream.accepts(now) for upstream in backend.upstreams.values())
-            in_flight.add_metric([model], backend.in_flight)
-            held.add_metric([model], len(backend.queue))
-            for priority, count in backend.queue.by_priority().items():
+            accepting = sum(one.accepts(now) for one in replicas)
+            in_flight.add_metric([model], pool.in_flight)
+            held.add_metric([model], len(pool.queue))
+            for priority, count in pool.queue.by_priority().items():
                 waiting.add_metric([model, str(priority)], count)
-            oldest.add_metric([model], backend.queue.oldest(now))
+            oldest.add_metric([model], pool.queue.oldest(now))
             endpoints.add_metric([model, "accepting"], accepting)
-            endpoints.add_metric([model, "not-accepting"], len(backend.upstreams) - accepting)
+            endpoints.add_metric([model, "not-accepting"], len(replicas) - accepting)
         return [in_flight, held, waiting, oldest, endpoints, age, rejected, index, stride]

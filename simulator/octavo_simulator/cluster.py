@@ -9,11 +9,11 @@ from itertools import count
 from math import exp, inf
 from random import Random
 
-from octavo_gateway.pool.reservation import Reservation
+from octavo_gateway.pool.reservation import Ending, Reservation
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_operator.autoscale.types import GatewaySample, Observation, Phase, PodSample
 from octavo_protocol.load import LoadReport
-from octavo_simulator.gateway import SimulatedGateway, began, streamed
+from octavo_simulator.gateway import SimulatedGateway, streamed
 from octavo_simulator.job import Outcome, SimulatedRequest
 from octavo_simulator.pod import SimulatedPod
 from octavo_simulator.scenario import Controller, ReplicaTarget, Scenario
@@ -23,6 +23,13 @@ POLL_SECONDS = 1.0
 BACKOFF = 20.0
 # The minimum interval of a gateway's wake calls to the operator for a deployment without pods.
 WAKE_SECONDS = 1.0
+
+_ENDINGS = {
+    "finished": Ending.FINISHED,
+    "rejected": Ending.REFUSED,
+    "timeout": Ending.ABANDONED,
+    "broken": Ending.BROKEN,
+}
 
 _Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
 
@@ -38,7 +45,7 @@ class Member:
     ended: float = inf
     scheduled: float = -inf
     sample: tuple[float, LoadReport] | None = None
-    leases: dict[int, tuple[SimulatedRequest, Reservation]] = field(default_factory=dict)
+    reservations: dict[int, tuple[SimulatedRequest, Reservation]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +139,10 @@ class _Cluster:
         self._enter(self._jobs[number])
 
     def _enter(self, job: SimulatedRequest, *, again: bool = False) -> None:
-        gateway = self._gateways[job.number % len(self._gateways)]
-        lease = gateway.lease(job, again=again)
-        if lease is not None:
-            self._send(job, lease)
+        gateway = self._gateway(job)
+        reservation = gateway.reserve(job, again=again)
+        if reservation is not None:
+            self._send(job, reservation)
         elif gateway.hold(job):
             self._at(job.deadline, self._late, job)
             if not self._members and self._now - self._woken >= WAKE_SECONDS:
@@ -144,10 +151,13 @@ class _Cluster:
         else:
             self._end(job, "rejected")
 
-    def _send(self, job: SimulatedRequest, lease: Reservation) -> None:
-        member = self._members[lease.upstream.endpoint.name]
+    def _gateway(self, job: SimulatedRequest) -> SimulatedGateway:
+        return self._gateways[job.number % len(self._gateways)]
+
+    def _send(self, job: SimulatedRequest, reservation: Reservation) -> None:
+        member = self._members[reservation.replica.endpoint.name]
         self._progress(member)
-        member.leases[job.number] = (job, lease)
+        member.reservations[job.number] = (job, reservation)
         if member.pod is None or not member.pod.submit(job, self._now):
             self._end(job, "rejected", member)
         self._schedule(member)
@@ -155,15 +165,15 @@ class _Cluster:
     def _send_granted(self) -> None:
         """Send the held requests that the last event dispatched."""
         while self._turns:
-            job, lease = self._turns.pop(0)
-            job.held += self._gateways[job.number % len(self._gateways)].waited(job)
-            self._send(job, lease)
+            job, reservation = self._turns.pop(0)
+            job.held += self._gateway(job).waited(job)
+            self._send(job, reservation)
 
     def _late(self, job: SimulatedRequest) -> None:
         """Time out a request that is still held."""
         if job.outcome:
             return
-        waited = self._gateways[job.number % len(self._gateways)].give_up(job)
+        waited = self._gateway(job).give_up(job)
         if waited is not None:
             job.held += waited
             self._end(job, "timeout")
@@ -173,10 +183,8 @@ class _Cluster:
             job.outcome, job.ended = outcome, self._now
         self._open -= 1
         if member is not None:
-            _, lease = member.leases.pop(job.number)
-            if job.outcome == "finished":
-                lease.completed(job.request.output)
-            lease.release()
+            _, reservation = member.reservations.pop(job.number)
+            self._gateway(job).settle(job, reservation, _ENDINGS[job.outcome])
 
     # Pods.
 
@@ -185,7 +193,8 @@ class _Cluster:
         if member.pod is not None and member.pod.until <= self._now and member.ended == inf:
             ended = member.pod.advance(self._now)
             for job in member.pod.answered():
-                began(job, member.leases[job.number][1], self._scenario.profile.block_size)
+                reservation = member.reservations[job.number][1]
+                self._gateway(job).began(job, reservation, self._scenario.profile.block_size)
             for job in ended:
                 self._end(job, member=member)
 
@@ -247,9 +256,9 @@ class _Cluster:
         if self._now >= self._scenario.faults.forget:
             member.pod.forget_prefixes()
         report = member.pod.report(self._now)
-        for job, lease in member.leases.values():
-            if lease.left > 0:
-                streamed(lease, member.pod.generated(job))
+        for job, reservation in member.reservations.values():
+            if reservation.in_flight.left > 0:
+                streamed(reservation, member.pod.generated(job))
         for gateway in self._gateways:
             gateway.reported(member.name, member.pod, report)
         self._at(self._now + POLL_SECONDS, self._poll, member)
@@ -283,12 +292,12 @@ class _Cluster:
         self._send_granted()
         self._exit(member)
         self._publish()
-        for job, lease in tuple(member.leases.values()):
+        for job, reservation in tuple(member.reservations.values()):
             if job.first < inf:
                 self._end(job, "broken", member)
                 continue
-            del member.leases[job.number]
-            lease.release()
+            del member.reservations[job.number]
+            self._gateway(job).settle(job, reservation, Ending.UNREACHED)
             self._restart(job)
         self._reconcile()
 

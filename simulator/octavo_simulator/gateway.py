@@ -12,11 +12,12 @@ from msgspec import structs
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.reservation import Reservation
+from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
 from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest
-from octavo_gateway.routing.prefix_index import COARSE, COARSES, FINE, FINES
+from octavo_gateway.routing.candidate import PREFIX_AWARE, SESSION, Policy
+from octavo_gateway.routing.prefix_chain import COARSE, COARSES, FINE, FINES
+from octavo_gateway.routing.prefix_index import PrefixIndex
 from octavo_gateway.routing.prompt_features import Prompt, session_key
-from octavo_gateway.routing.router import PREFIX_AWARE, SESSION, Policy
 from octavo_protocol.load import LoadReport, ModelTraffic
 from octavo_protocol.prompt import PromptBlocks, chosen, encode_prompt
 from octavo_simulator.chains import block_key
@@ -37,8 +38,8 @@ class _Turn:
     job: SimulatedRequest
     turns: list[tuple[SimulatedRequest, Reservation]]
 
-    def set_result(self, lease: Reservation) -> None:
-        self.turns.append((self.job, lease))
+    def set_result(self, reservation: Reservation) -> None:
+        self.turns.append((self.job, reservation))
 
     def done(self) -> bool:
         return False
@@ -65,26 +66,26 @@ class SimulatedGateway:
         self._clock = clock
         self._start = scenario.profile.start
         self._policy = Policy(scenario.strategy)
-        self._backend = ModelPool(self._deployment(()), queue, clock, random, gateways=scenario.gateways)
+        self._pool = ModelPool(self._deployment(()), queue, PrefixIndex(), clock, random, gateways=scenario.gateways)
         self._held: dict[int, QueuedRequest[Reservation]] = {}
         self._turns = turns
 
-    def lease(self, job: SimulatedRequest, *, again: bool = False) -> Reservation | None:
+    def reserve(self, job: SimulatedRequest, *, again: bool = False) -> Reservation | None:
         """A reservation for an arriving request; None if no pod accepts it. `again`: a retry, counted before."""
         if not again:
-            self._backend.arrived(job.request.prompt)
-        return self._backend.lease(self._prompt(job))
+            self._pool.counters.arrived(job.request.prompt)
+        return self._pool.reserve(self._prompt(job))
 
     def hold(self, job: SimulatedRequest) -> bool:
         """Put a request into the hold queue; False if the queue is full."""
         tokens = job.request.prompt
         turn = cast("Any", _Turn(job, self._turns))
-        ticket: QueuedRequest[Reservation] = QueuedRequest(
+        queued: QueuedRequest[Reservation] = QueuedRequest(
             tokens * BYTES_PER_TOKEN, tokens, self._clock(), turn, self._prompt(job)
         )
-        if not self._backend.queue.offer(ticket):
+        if not self._pool.queue.offer(queued):
             return False
-        self._held[job.number] = ticket
+        self._held[job.number] = queued
         return True
 
     def waited(self, job: SimulatedRequest) -> float:
@@ -93,29 +94,45 @@ class SimulatedGateway:
 
     def give_up(self, job: SimulatedRequest) -> float | None:
         """Withdraw a held request; returns the seconds that it was held, or None if it is not held here."""
-        ticket = self._held.pop(job.number, None)
-        if ticket is None:
+        queued = self._held.pop(job.number, None)
+        if queued is None:
             return None
-        self._backend.withdraw(ticket)
-        return self._clock() - ticket.since
+        self._pool.cancel(queued)
+        return self._clock() - queued.since
+
+    def began(self, job: SimulatedRequest, reservation: Reservation, block_size: int) -> None:
+        """Handle the first token, whose response carries the block keys of the prompt."""
+        reservation.first_token(job.first - job.arrived)
+        request = job.request
+        blocks = request.shared // block_size
+        if request.prefix >= 0 and blocks:
+            marks = _marks(request.prefix, blocks, block_size)
+            self._pool.answered(reservation, encode_prompt(PromptBlocks(request.prompt, block_size, marks)))
+
+    def settle(self, job: SimulatedRequest, reservation: Reservation, ending: Ending) -> None:
+        """Settle the reservation of a request that has left its pod."""
+        request = job.request
+        prompt = request.prompt if ending.computed else 0
+        output = request.output if ending is Ending.FINISHED else job.made
+        self._pool.settle(Outcome(reservation, ending, prompt, output))
 
     def serve(self, pods: Iterable[str]) -> None:
         """Set the pods that are ready and not draining."""
-        self._backend.serve_by(self._deployment(tuple(pods)))
+        self._pool.update(self._deployment(tuple(pods)))
 
     def reported(self, name: str, pod: SimulatedPod, report: LoadReport) -> None:
         """Handle a poll of a pod's load, with the cache changes since this gateway's last poll."""
-        upstream = self._backend.upstreams.get(name)
-        if upstream is not None:
-            after = self._backend.index.sequence(name)
-            upstream.asked(self._clock())
+        replica = self._pool.replicas.get(name)
+        if replica is not None:
+            after = self._pool.router.index.sequence(name)
+            replica.asked(self._clock())
             if pod.chains.changes:
                 report = structs.replace(report, cache=pod.chains.delta(after))
-            self._backend.reported(upstream, report, after)
+            self._pool.take_report(replica, report, after)
 
     def traffic(self) -> ModelTraffic:
         """The traffic report for the operator."""
-        return self._backend.traffic()
+        return self._pool.traffic()
 
     def _deployment(self, pods: tuple[str, ...]) -> Deployment:
         endpoints = tuple(Endpoint(name=pod, url=pod, admin_url=pod) for pod in pods)
@@ -138,24 +155,15 @@ class SimulatedGateway:
         return Prompt(tokens, tokens * BYTES_PER_TOKEN, session=session)
 
 
-def began(job: SimulatedRequest, lease: Reservation, block_size: int) -> None:
-    """Handle the first token, whose response carries the block keys of the prompt."""
-    lease.first_token(job.first - job.arrived)
-    request = job.request
-    blocks = request.shared // block_size
-    if request.prefix >= 0 and blocks:
-        lease.heard(encode_prompt(PromptBlocks(request.prompt, block_size, _marks(request.prefix, blocks, block_size))))
-
-
 @lru_cache(maxsize=1024)
 def _marks(prefix: int, blocks: int, block_size: int) -> tuple[tuple[int, bytes], ...]:
     """End offsets and keys of a shared prefix's blocks; equal for all requests that share as much of it."""
     return tuple((n * block_size, block_key(prefix, n - 1)) for n in chosen(blocks))
 
 
-def streamed(lease: Reservation, tokens: int) -> None:
+def streamed(reservation: Reservation, tokens: int) -> None:
     """Report the output tokens so far: once a second here, with each event in a real gateway."""
-    lease.progress(max(0, tokens - round(lease.output - lease.left)))
+    reservation.progress(max(0, tokens - reservation.generated))
 
 
 def _prompt(job: SimulatedRequest) -> Prompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from octavo_gateway.routing.router import PREFIX_AWARE
+from octavo_gateway.routing.candidate import PREFIX_AWARE
 from octavo_operator.autoscale.types import Observation
 from octavo_simulator.steptime import PodProfile
 from octavo_simulator.trace import Trace

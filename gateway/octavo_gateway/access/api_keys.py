@@ -1,69 +1,73 @@
-"""The file of API keys, read again when it changes; only hashes of keys stay in memory."""
+"""API keys: what each may do, and the digest by which it is known. Pure.
+
+Keys are found by their digest in a hash table. That takes the same time for every wrong key as far as it matters: who
+guesses keys cannot choose digests, so the time of a look-up tells nothing of the keys there are.
+"""
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from octavo_gateway.access.keyring import ApiKey, KeyFileError, digest_of, parse
-from octavo_gateway.access.rate_limits import RateLimits
+from octavo_gateway.access.rate_limits import NO_LIMITS, RateLimits
 
-log = logging.getLogger(__name__)
+# As the server's bounds of a request's `priority`.
+MAX_PRIORITY = 10
+_HASHED = re.compile(r"sha256:([0-9a-f]{64})\Z")
 
-CHECK_SECONDS = 1.0
+
+class KeyFileError(ValueError):
+    """A key file that cannot be used: names the line and the field, never a key."""
 
 
-class KeyFile:
-    """Keys that may call. A file without any key lets nobody in.
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """Who calls. `name` is for metrics and logs, empty for plain keys; `account` identifies whose limits are counted.
 
-    Raises `OSError` or `KeyFileError` when the file cannot be used at first. Later failures keep the keys there were:
-    `valid` is False then. `generation` grows with every change taken over.
+    `tenant` is opaque: what pods are told, and who shares fairly with others. `models`: patterns, None for all.
+    `priority` is that of requests that name none, `max_priority` the highest. `expires`: Unix seconds.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._checked = float("-inf")
-        self._stamp: tuple[int, int, int] | None = self._stat()
-        self.generation = 0
-        self.valid = True
-        try:
-            self._entries = parse(self._path.read_text())
-        except (KeyFileError, UnicodeDecodeError) as error:
-            raise KeyFileError(f"{path}: {_why(error)}") from None
+    name: str
+    account: str
+    tenant: str
+    models: tuple[str, ...] | None = None
+    limits: RateLimits = NO_LIMITS
+    priority: int = 0
+    max_priority: int = MAX_PRIORITY
+    expires: float = float("inf")
 
-    def find(self, key: str, now: float) -> ApiKey | None:
-        """Whose key it is, None when nobody's."""
-        if now - self._checked >= CHECK_SECONDS:
-            self._checked = now
-            self._refresh()
-        return self._entries.get(digest_of(key))
+    def may_use(self, names: tuple[str, ...]) -> bool:
+        """Whether one of a model's names is among those allowed."""
+        return self.models is None or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
-    def limits(self) -> dict[str, RateLimits]:
-        """The limits of every account."""
-        return {entry.account: entry.limits for entry in self._entries.values()}
+    def priority_of(self, asked: object) -> int:
+        """The priority of a request that asks for `asked`, as its body has it."""
+        named = asked if isinstance(asked, int) and not isinstance(asked, bool) else self.priority
+        return max(-MAX_PRIORITY, min(named, self.max_priority))
 
-    def _refresh(self) -> None:
-        stamp: tuple[int, int, int] | None = None
-        try:
-            stamp = self._stat()
-            if stamp == self._stamp:
-                return
-            self._entries = parse(self._path.read_text())
-        except (OSError, KeyFileError, UnicodeDecodeError) as error:
-            if self.valid or stamp != self._stamp:
-                log.warning("API key file not usable, keeping the keys there were: %s", _why(error))
-            self.valid = False
-        else:
-            self.valid = True
-            self.generation += 1
-            log.info("read %d API keys", len(self._entries))
-        # Also of a file that is wrong: it is told once, not every second.
-        self._stamp = stamp
 
-    def _stat(self) -> tuple[int, int, int]:
-        stat = self._path.stat()
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+# Who calls a gateway without a key file.
+ANYBODY = ApiKey("", "", "")
+
+
+def digest_of(key: str) -> bytes:
+    """SHA-256 of a key as a client sends it."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def opaque(kind: str, text: str) -> str:
+    """A stable id that does not show what it stands for."""
+    return hashlib.sha256(f"octavo {kind}\0{text}".encode()).hexdigest()[:16]
+
+
+def hashed(key: str) -> bytes:
+    """The digest of a key as it stands in the file: the key, or `sha256:` and its digest."""
+    given = _HASHED.match(key)
+    return bytes.fromhex(given[1]) if given else digest_of(key)
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
@@ -72,10 +76,3 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
     return headers.get("X-Api-Key")
-
-
-def _why(error: Exception) -> str:
-    # The reason only: what could not be decoded may be a key.
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8 text"
-    return (error.strerror or "unreadable") if isinstance(error, OSError) else str(error)

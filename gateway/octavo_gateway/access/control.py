@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from octavo_gateway.access.api_keys import KeyFile, presented_key
-from octavo_gateway.access.keyring import ANYBODY, ApiKey
+from octavo_gateway.access.api_keys import ANYBODY, ApiKey, presented_key
+from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.access.rate_limits import Accounts, KeyUsage, LimitReached, TokenBucket
 from octavo_gateway.access.usage import TokenUsage
 from octavo_gateway.metrics import GatewayMetrics
@@ -74,13 +74,13 @@ class AccessControl:
             raise _limited(refused, account)
         return RequestGrant(entry, account, TokenUsage(tokens), tokens, entry.priority_of(priority))
 
-    def leave(self, visit: RequestGrant) -> None:
+    def leave(self, grant: RequestGrant) -> None:
         """The request is over: count what it really cost."""
-        visit.account.leave(visit.usage.total - visit.estimate)
-        if visit.entry is not ANYBODY and visit.usage.sent:
-            name = self._metrics.key(visit.entry.name)
-            self._metrics.key_tokens.labels(name, "prompt").inc(visit.usage.prompt)
-            self._metrics.key_tokens.labels(name, "generation").inc(visit.usage.output)
+        grant.account.leave(grant.usage.total - grant.estimate)
+        if grant.entry is not ANYBODY and grant.usage.sent:
+            name = self._metrics.key(grant.entry.name)
+            self._metrics.key_tokens.labels(name, "prompt").inc(grant.usage.prompt)
+            self._metrics.key_tokens.labels(name, "generation").inc(grant.usage.output)
 
 
 def rate_headers(account: KeyUsage) -> dict[str, str]:

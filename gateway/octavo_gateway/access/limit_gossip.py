@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
-from octavo_gateway.access.keyring import opaque
+from octavo_gateway.access.api_keys import opaque
 from octavo_gateway.access.rate_limits import Accounts, KeyUsage, TokenBucket
 
 # A gateway that has not been heard for so long, which is since the last round, is silent: the others leave it its part

@@ -199,7 +199,7 @@ def _bucket(before: TokenBucket | None, limit: int | None, now: float) -> TokenB
 
 @dataclass(slots=True, eq=False)
 class Accounts:
-    """The accounts of all keys, by `Entry.account`."""
+    """The accounts of all keys, by `ApiKey.account`."""
 
     known: dict[str, KeyUsage] = field(default_factory=dict)
 

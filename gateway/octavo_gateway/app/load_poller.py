@@ -24,63 +24,61 @@ CONCURRENCY = 64
 MAX_REPORT = 2 * 1024 * 1024
 
 
-async def poll(fleet: ModelRegistry, session: aiohttp.ClientSession) -> None:
+async def poll(registry: ModelRegistry, session: aiohttp.ClientSession) -> None:
     """Keep all reports fresh, for ever. A new pod is asked at once; held requests are looked at in the same rhythm."""
     slots = asyncio.Semaphore(CONCURRENCY)
     async with asyncio.TaskGroup() as tasks:
         while True:
-            for backend, upstream in fleet.upstreams():
-                if _wanted(upstream) and backend.clock() - upstream.asked_at >= INTERVAL_SECONDS:
-                    upstream.waiting = True
-                    tasks.create_task(_ask(backend, upstream, session, slots))
-            for backend in fleet.backends():
-                backend.pump()
+            for pool, replica in registry.replicas():
+                if _wanted(replica) and pool.clock() - replica.asked_at >= INTERVAL_SECONDS:
+                    replica.waiting = True
+                    tasks.create_task(_ask(pool, replica, session, slots))
+            for pool in registry.pools():
+                pool.dispatch()
             await asyncio.sleep(TICK_SECONDS)
 
 
-def _wanted(upstream: Replica) -> bool:
-    return bool(upstream.endpoint.admin_url) and upstream.endpoint.ready and not upstream.waiting
+def _wanted(replica: Replica) -> bool:
+    return bool(replica.endpoint.admin_url) and replica.endpoint.ready and not replica.waiting
 
 
-async def _ask(backend: ModelPool, upstream: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
+async def _ask(pool: ModelPool, replica: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
     """Get one pod's report; whatever it makes go wrong here, the other pods are asked on."""
     try:
-        await _hear(backend, upstream, session, slots)
+        await _hear(pool, replica, session, slots)
     except Exception as error:  # noqa: BLE001 (whatever it is, the others count)
-        backend.complain(upstream, "unexpected", f"taking its load report failed: {error!r}", error)
+        pool.reports.reject(replica, "unexpected", f"taking its load report failed: {error!r}", error)
 
 
-async def _hear(
-    backend: ModelPool, upstream: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore
-) -> None:
+async def _hear(pool: ModelPool, replica: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
     """Take one pod's report. One that does not come is no error: the last one ages and is left out of the choice."""
     try:
         async with slots:
-            upstream.asked(backend.clock())
-            after = backend.index.sequence(upstream.endpoint.url)
-            query = {QUERY_CACHE_AFTER: str(after)} if upstream.tells_cache else {}
-            data = await _read(session, upstream.endpoint.admin_url + PATH_LOAD, query)
+            replica.asked(pool.clock())
+            after = pool.router.index.sequence(replica.url)
+            query = {QUERY_CACHE_AFTER: str(after)} if replica.tells_cache else {}
+            data = await _read(session, replica.endpoint.admin_url + PATH_LOAD, query)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        log.debug("no load report from %s: %r", upstream.endpoint.name, error)
+        log.debug("no load report from %s: %r", replica.endpoint.name, error)
         return
     finally:
-        upstream.waiting = False
+        replica.waiting = False
     # The pod may be gone, and another have its address.
-    if data is None or backend.upstreams.get(upstream.endpoint.url) is not upstream:
+    if data is None or pool.replicas.get(replica.url) is not replica:
         return
     if len(data) > MAX_REPORT:
-        backend.disbelieve(upstream, "size", f"its load report is longer than {MAX_REPORT} bytes")
+        pool.reports.distrust(replica, "size", f"its load report is longer than {MAX_REPORT} bytes")
         # Perhaps its cache is that large. Its load is still worth knowing: asked for at once, without the cache.
-        if upstream.tells_cache:
-            upstream.tells_cache = False
-            upstream.asked_at = float("-inf")
+        if replica.tells_cache:
+            replica.tells_cache = False
+            replica.asked_at = float("-inf")
         return
     try:
         report = decode_load(data)
     except msgspec.MsgspecError as error:
-        backend.disbelieve(upstream, "malformed", f"its load report is malformed: {error}")
+        pool.reports.distrust(replica, "malformed", f"its load report is malformed: {error}")
         return
-    backend.reported(upstream, report, after)
+    pool.take_report(replica, report, after)
 
 
 async def _read(session: aiohttp.ClientSession, url: str, query: dict[str, str]) -> bytes | None:

@@ -22,7 +22,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=0.8)
 MAX_WORDS = 4 * 1024 * 1024
 
 
-class Peers:
+class PeerClient:
     """Asks every address that `hosts` (name and port of second ports) resolve to. One of them may be this gateway.
 
     `gateways` is told how many there are, this one included.
@@ -30,14 +30,14 @@ class Peers:
 
     def __init__(
         self,
-        crew: LimitGossip,
+        gossip: LimitGossip,
         session: aiohttp.ClientSession,
         hosts: Sequence[tuple[str, int]],
         ticks: Callable[[], float],
         metrics: GatewayMetrics,
         gateways: Callable[[int], None],
     ) -> None:
-        self._crew = crew
+        self._gossip = gossip
         self._session = session
         self._hosts = hosts
         self._ticks = ticks
@@ -69,9 +69,9 @@ class Peers:
         if missing != self._missing:
             log.warning("gateways that do not answer: %s", ", ".join(sorted(missing)) or "none any more")
             self._missing = missing
-        ids = {self._known[address] for address in found if address in self._known} - {self._crew.id}
+        ids = {self._known[address] for address in found if address in self._known} - {self._gossip.id}
         others = [*ids, *(None for address in found if address not in self._known)]
-        alive, total = self._crew.share_out(others, self._ticks())
+        alive, total = self._gossip.share_out(others, self._ticks())
         self._metrics.gateways.labels("heard").set(alive)
         self._metrics.gateways.labels("silent").set(total - alive)
         self._gateways(total)
@@ -91,7 +91,7 @@ class Peers:
             log.debug("gateway %s not heard: %r", address, error)
             return False
         self._known[address] = word.id
-        self._crew.hear(word, self._ticks())
+        self._gossip.hear(word, self._ticks())
         return True
 
     async def _heard(self, address: str) -> bool:

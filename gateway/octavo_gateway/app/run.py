@@ -18,11 +18,11 @@ from uuid import uuid4
 import aiohttp
 from aiohttp import web
 
-from octavo_gateway.access.api_keys import KeyFile
 from octavo_gateway.access.control import AccessControl
+from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.access.limit_gossip import LimitGossip
 from octavo_gateway.app import load_poller
-from octavo_gateway.app.peer_client import Peers
+from octavo_gateway.app.peer_client import PeerClient
 from octavo_gateway.app.wake import Waker
 from octavo_gateway.discovery.endpoints import ModelTable
 from octavo_gateway.http.connection import listen
@@ -36,7 +36,7 @@ from octavo_gateway.queueing.hold_queue import Bounds
 log = logging.getLogger(__name__)
 
 # Below the five seconds after which uvicorn closes an idle connection: a request must not meet a closing one.
-UPSTREAM_IDLE_SECONDS = 3.0
+REPLICA_IDLE_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
 # Draining comes before; what is left then is cut.
 SHUTDOWN_SECONDS = 1.0
@@ -75,25 +75,26 @@ async def run(options: GatewayOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     status = HealthEndpoints(start_time=time.time())
-    fleet = ModelRegistry(options.bounds, time.monotonic, options.random, time.time)
-    metrics = GatewayMetrics(fleet)
+    registry = ModelRegistry(options.bounds, time.monotonic, options.random, time.time)
+    metrics = GatewayMetrics(registry)
     async with AsyncExitStack() as stack:
-        upstream = await stack.enter_async_context(upstream_session())
-        own = await stack.enter_async_context(upstream_session())
-        background = [asyncio.create_task(load_poller.poll(fleet, own))]
+        forwarding = await stack.enter_async_context(replica_session())
+        own = await stack.enter_async_context(replica_session())
+        background = [asyncio.create_task(load_poller.poll(registry, own))]
         if options.operator:
-            waker = Waker(fleet, own, metrics, *options.operator, options.random)
+            waker = Waker(registry, own, metrics, *options.operator, options.random)
             background.append(asyncio.create_task(waker.run()))
-        background.append(asyncio.create_task(_tables(options, fleet, status)))
+        background.append(asyncio.create_task(_tables(options, registry, status)))
         stack.push_async_callback(_cancel, background)
-        gate = AccessControl(options.keys, metrics, time.time, time.monotonic)
-        crew = LimitGossip(gate.accounts, uuid4().hex)
+        access = AccessControl(options.keys, metrics, time.time, time.monotonic)
+        gossip = LimitGossip(access.accounts, uuid4().hex)
         if options.peers:
-            peers = Peers(crew, own, options.peers, time.monotonic, metrics, fleet.shared_by)
+            peers = PeerClient(gossip, own, options.peers, time.monotonic, metrics, registry.shared_by)
             # Not before it is known what is left of the limits.
             await peers.round()
             background.append(asyncio.create_task(peers.run()))
-        api = Api(fleet, Proxy(upstream, metrics, options.bounds.seconds), metrics, status, gate, options.body_seconds)
+        proxy = Proxy(forwarding, metrics, options.bounds.seconds)
+        api = Api(registry, proxy, metrics, status, access, options.body_seconds)
         shared = options.worker is not None
         if shared:
             await stack.enter_async_context(_end_with_parent(stop))
@@ -102,22 +103,22 @@ async def run(options: GatewayOptions) -> int:
                 return 1
         bound = options.head_seconds
         # Before the public port: once that accepts connections, health and metrics are reachable too.
-        admin = Admin(fleet, metrics, status, lambda: crew.say(time.monotonic()))
+        admin = Admin(registry, metrics, status, lambda: gossip.say(time.monotonic()))
         await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, bound)
         public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)
         log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)
         failed = await _until(background, stop)
         if failed:
             return 1
-        await _drain(options, fleet, status, public)
+        await _drain(options, registry, status, public)
     log.info("stopped")
     return 0
 
 
 @asynccontextmanager
-async def upstream_session() -> AsyncIterator[aiohttp.ClientSession]:
+async def replica_session() -> AsyncIterator[aiohttp.ClientSession]:
     """A client session for pods: no limit of its own, no proxies, no cookies, dead peers noticed by TCP keep-alive."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=UPSTREAM_IDLE_SECONDS, socket_factory=_socket)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=REPLICA_IDLE_SECONDS, socket_factory=_socket)
     async with aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
@@ -139,11 +140,11 @@ def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.so
     return made
 
 
-async def _tables(options: GatewayOptions, fleet: ModelRegistry, status: HealthEndpoints) -> None:
-    """Keep the fleet in step with what there is, for ever."""
+async def _tables(options: GatewayOptions, registry: ModelRegistry, status: HealthEndpoints) -> None:
+    """Keep the registry in step with what there is, for ever."""
 
     def update(table: ModelTable) -> None:
-        fleet.update(table)
+        registry.update(table)
         status.synced = True
         status.ready.set()
 
@@ -205,7 +206,7 @@ async def _until(background: list[asyncio.Task[None]], *events: asyncio.Event) -
 
 
 async def _drain(
-    options: GatewayOptions, fleet: ModelRegistry, status: HealthEndpoints, public: asyncio.Server
+    options: GatewayOptions, registry: ModelRegistry, status: HealthEndpoints, public: asyncio.Server
 ) -> None:
     """Refuse readiness, accept a little longer while clients learn of it, then let running answers finish."""
     status.draining = True
@@ -215,8 +216,8 @@ async def _drain(
     if status.requests:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(status.idle.wait(), options.drain_timeout)
-    for backend in fleet.backends():
-        backend.fail_held(ApiError(503, "the gateway is shutting down", code="shutting_down", retry_after=1))
+    for pool in registry.pools():
+        pool.fail_held(ApiError(503, "the gateway is shutting down", code="shutting_down", retry_after=1))
     if status.requests:
         log.warning("%d requests did not finish within the drain time-out", status.requests)
 

@@ -34,14 +34,14 @@ class Waker:
 
     def __init__(
         self,
-        fleet: ModelRegistry,
+        registry: ModelRegistry,
         session: aiohttp.ClientSession,
         metrics: GatewayMetrics,
         host: str,
         port: int,
         random: Callable[[], float],
     ) -> None:
-        self._fleet = fleet
+        self._registry = registry
         self._session = session
         self._metrics = metrics
         self._host = host
@@ -54,10 +54,10 @@ class Waker:
         """Watch for held requests, for ever."""
         try:
             while True:
-                for backend in self._fleet.backends():
-                    key = backend.deployment.key
-                    if _needs_wake(backend) and key not in self._calls:
-                        task = self._calls[key] = asyncio.create_task(self._until_accepted(backend))
+                for pool in self._registry.pools():
+                    key = pool.deployment.key
+                    if _needs_wake(pool) and key not in self._calls:
+                        task = self._calls[key] = asyncio.create_task(self._until_accepted(pool))
                         task.add_done_callback(self._forget(key))
                 await asyncio.sleep(TICK_SECONDS)
         finally:
@@ -70,18 +70,18 @@ class Waker:
 
         return forget
 
-    async def _until_accepted(self, backend: ModelPool) -> None:
+    async def _until_accepted(self, pool: ModelPool) -> None:
         pause = FIRST_PAUSE
-        while _needs_wake(backend):
-            if await self._call(backend):
+        while _needs_wake(pool):
+            if await self._call(pool):
                 await asyncio.sleep(ACCEPTED_PAUSE)
                 continue
             await asyncio.sleep(pause * (0.5 + self._random()))
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    async def _call(self, backend: ModelPool) -> bool:
+    async def _call(self, pool: ModelPool) -> bool:
         """Ask every replica of the operator once; True when one accepted."""
-        namespace, name = backend.deployment.key
+        namespace, name = pool.deployment.key
         body = msgspec.json.encode({"namespace": namespace, "name": name})
         for address in await self._resolver.addresses(self._host, self._port):
             try:
@@ -104,5 +104,5 @@ class Waker:
         return False
 
 
-def _needs_wake(backend: ModelPool) -> bool:
-    return len(backend.queue) > 0 and not backend.available()
+def _needs_wake(pool: ModelPool) -> bool:
+    return len(pool.queue) > 0 and not pool.available()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from octavo_gateway.routing.router import STRATEGIES, Policy
+from octavo_gateway.routing.candidate import STRATEGIES, Policy
 from octavo_protocol import names
 
 Object = Mapping[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from octavo_gateway.discovery.endpoints import DEFAULT_POLICY, Deployment, Endpoint, ModelTable, table
-from octavo_gateway.routing.router import Policy
+from octavo_gateway.routing.candidate import Policy
 
 NAMESPACE = "static"
 

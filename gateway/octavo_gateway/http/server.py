@@ -14,13 +14,14 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from octavo_gateway.access.api_keys import ANYBODY, ApiKey
 from octavo_gateway.access.control import AccessControl
-from octavo_gateway.access.keyring import ANYBODY, ApiKey
 from octavo_gateway.access.limit_gossip import Word
 from octavo_gateway.http import headers
+from octavo_gateway.http.call import Call
 from octavo_gateway.http.client_response import error_response
 from octavo_gateway.http.connection import HttpConnection
-from octavo_gateway.http.proxy import Call, Proxy
+from octavo_gateway.http.proxy import Proxy
 from octavo_gateway.metrics import UNKNOWN, GatewayMetrics, label
 from octavo_gateway.openai import ApiError, model_list, model_object, most_output, read_head, unknown_model
 from octavo_gateway.pool.model_pool import ModelPool
@@ -66,11 +67,11 @@ class HealthEndpoints:
 class Api:
     """Handlers of the client side."""
 
-    fleet: ModelRegistry
+    registry: ModelRegistry
     proxy: Proxy
     metrics: GatewayMetrics
     status: HealthEndpoints
-    gate: AccessControl
+    access: AccessControl
     body_seconds: float = BODY_SECONDS
     version: str = field(default_factory=lambda: version("octavo"))
 
@@ -141,7 +142,7 @@ class Api:
         if not request.raw_path.startswith("/"):
             raise ApiError(400, "the request line must carry a path, not an absolute address", close=True)
         if request.path not in OPEN_PATHS:
-            request[_ENTRY] = self.gate.identify(request.headers)
+            request[_ENTRY] = self.access.identify(request.headers)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         started = perf_counter()
@@ -151,30 +152,30 @@ class Api:
             raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
         body = await _body(request, self.body_seconds)
         head = read_head(body)
-        backend = self._find(head.model, request[_ENTRY])
-        request[_MODEL] = label(backend)
+        pool = self._find(head.model, request[_ENTRY])
+        request[_MODEL] = label(pool)
         entry = request[_ENTRY]
-        session = request.headers.get(backend.deployment.session_header)
-        prompt = backend.prompt(head.text(chat=request.path == CHAT), entry.tenant, bytes(head.cache_salt), session)
-        visit = self.gate.enter(entry, prompt.tokens, head.priority)
+        session = request.headers.get(pool.deployment.session_header)
+        prompt = pool.prompt(head.text(chat=request.path == CHAT), entry.tenant, bytes(head.cache_salt), session)
+        grant = self.access.enter(entry, prompt.tokens, head.priority)
         try:
-            terms = RequestAttributes(entry.tenant, visit.priority, most_output(head))
+            attributes = RequestAttributes(entry.tenant, grant.priority, most_output(head))
             limit = headers.timeout(request.headers)
-            call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, visit, terms, limit)
-            return await self.proxy.forward(request, backend, call)
+            call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, grant, attributes, limit)
+            return await self.proxy.forward(request, pool, call)
         finally:
-            self.gate.leave(visit)
+            self.access.leave(grant)
 
     def _find(self, model: str, entry: ApiKey) -> ModelPool:
         """The deployment of a model that the caller may use. Raises `ApiError` 404."""
-        backend = self.fleet.find(model)
-        if backend is None or not entry.may_use(backend.deployment.names):
+        pool = self.registry.find(model)
+        if pool is None or not entry.may_use(pool.deployment.names):
             raise unknown_model(model)
-        return backend
+        return pool
 
     async def _models(self, request: web.Request) -> web.Response:
         entry = request[_ENTRY]
-        return _json(model_list(one for one in self.fleet.deployments() if entry.may_use(one.names)))
+        return _json(model_list(one for one in self.registry.deployments() if entry.may_use(one.names)))
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
@@ -198,7 +199,7 @@ class Api:
 class Admin:
     """Handlers of the second port."""
 
-    fleet: ModelRegistry
+    registry: ModelRegistry
     metrics: GatewayMetrics
     status: HealthEndpoints
     word: Callable[[], Word]
@@ -222,7 +223,7 @@ class Admin:
         report = load.GatewayReport(
             sequence=self.status.sequence,
             start_time=self.status.start_time,
-            models=[backend.traffic() for backend in self.fleet.backends()] if self.status.synced else [],
+            models=[pool.traffic() for pool in self.registry.pools()] if self.status.synced else [],
         )
         return _json(load.encode(report))
 

@@ -1,7 +1,7 @@
-"""The end of a pod's connection is the end of its answer.
+"""The end of a replica's connection is the end of its answer.
 
-aiohttp's client closes the connection when it cannot parse what comes, in the middle of a body too, but tells nobody
-who reads that body: he would wait for ever.
+aiohttp's client closes the connection when it cannot parse what comes, in the middle of a body too, but the reader of
+that body gets no exception: it would wait without end.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import aiohttp
 
 
 @contextmanager
-def lifeline(pod: aiohttp.ClientResponse) -> Iterator[None]:
+def fail_on_close(response: aiohttp.ClientResponse) -> Iterator[None]:
     """While a body is read: raise `ClientPayloadError` to its reader when the connection ends before it does."""
-    protocol = pod.connection.protocol if pod.connection is not None else None
+    protocol = response.connection.protocol if response.connection is not None else None
     closed = protocol.closed if protocol is not None else None
     if closed is None:  # The body is complete already, or its end is known.
         yield
         return
 
     def end(_: Future[None]) -> None:
-        if not pod.content.is_eof() and pod.content.exception() is None:
-            pod.content.set_exception(aiohttp.ClientPayloadError("the connection ended within the body"))
+        if not response.content.is_eof() and response.content.exception() is None:
+            response.content.set_exception(aiohttp.ClientPayloadError("the connection ended within the body"))
 
     closed.add_done_callback(end)
     try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A pod refuses what it will not compute much sooner.
+# A replica refuses what it will not compute much sooner.
 COMPUTED_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """One request, told to `count` once at most: what is counted is never taken back."""
+    """One request, for which `count` is called once at most: what is counted is never taken back."""
 
     count: Callable[[], None]
     open: bool = True
@@ -23,5 +23,5 @@ class Arrival:
             self.count()
 
     def refused(self) -> None:
-        """A pod refused it and computed nothing, as any number of them would."""
+        """A replica refused it and computed nothing, as any number of them would."""
         self.open = False

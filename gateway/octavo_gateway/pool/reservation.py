@@ -1,114 +1,104 @@
-"""One request's place on one pod: what was counted when it was sent there, and what comes of it."""
+"""One request's place on one replica, and how its stay there ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
 
 from octavo_common.virtual_token_counter import cost
+from octavo_gateway.pool.canary_stats import TrackStats
 from octavo_gateway.pool.replica import Replica
-from octavo_gateway.routing import prompt_features
-from octavo_gateway.routing.canary import CanaryStats
+from octavo_gateway.pool.replica_load import InFlightRequest
+from octavo_gateway.routing.candidate import Choice
 from octavo_gateway.routing.prompt_features import Prompt
-from octavo_gateway.routing.router import Choice
-from octavo_protocol.prompt import PromptError, decode_prompt
-
-if TYPE_CHECKING:
-    from octavo_gateway.pool.model_pool import ModelPool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """One request's place on one pod.
+    """One request's place on one replica: `ModelPool` gives it, and gets it back with an `Outcome`.
 
-    `uncached` prompt tokens are to be computed there, as far as is known; `output` tokens are likely to be generated,
-    and `left` of them still. `marks` are the pieces of its prompt that nobody had sent there before.
+    `in_flight` is the request as the replica's load counts it. `new_keys` are the pieces of its prompt that were not
+    known to be there before. `track`: where its answer counts while there is a canary.
     """
 
-    backend: ModelPool
-    upstream: Replica
+    replica: Replica
     prompt: Prompt
     choice: Choice
-    uncached: int
-    asks: int
-    tally: CanaryStats | None = None
-    began: bool = False
+    in_flight: InFlightRequest
     tenant: str = ""
-    output: float = 0.0
-    left: float = 0.0
-    marks: tuple[bytes, ...] = ()
+    new_keys: tuple[bytes, ...] = ()
+    track: TrackStats | None = None
 
     @property
     def matched(self) -> int:
         """Prompt tokens predicted to be cached there."""
-        return self.prompt.tokens - self.uncached
+        return self.prompt.tokens - self.in_flight.uncached
 
     @property
     def generated(self) -> int:
         """Tokens of its answer that are known of."""
-        return round(self.output - self.left)
+        return self.in_flight.generated
 
-    def heard(self, header: str | None) -> None:
-        """The pod took the request up; `header` says of its prompt's blocks what it was asked to say."""
-        if header is None:
-            return
-        try:
-            blocks = decode_prompt(header)
-        except PromptError as error:
-            self.backend.complain(self.upstream, "prompt", str(error))
-            return
-        prompt_features.learn(self.backend.bytes_per_token, self.prompt.size, blocks.tokens)
-        self.backend.index.learn(self.upstream.endpoint.url, self.prompt.keys, self.prompt.size, blocks)
+    @property
+    def charge(self) -> float:
+        """What its tenant was charged in advance."""
+        return cost(self.prompt.tokens, self.in_flight.output)
 
-    def refused(self) -> None:
-        """The pod did not compute it; what others sent there still counts."""
-        self.backend.index.unsent(self.upstream.endpoint.url, self.marks)
-
-    def unseen(self) -> None:
-        """Its answer comes in one piece: how far it is, only the pod's reports tell."""
-        self.upstream.unseen.add(self)
-
-    def progress(self, tokens: float) -> None:
-        """Count tokens that were generated: they are in the pod's next report."""
-        done = min(self.left, float(tokens))
-        self.left -= done
-        self.upstream.growth -= done
-        self.upstream.private += done
-
-    def settle(self, prompt: int, output: int) -> None:
-        """Tell what the request cost in the end, before it is released."""
-        charged = cost(self.prompt.tokens, self.output)
-        self.backend.queue.settle(self.tenant, cost(prompt, output) - charged)
-
-    def completed(self, tokens: int) -> None:
-        """Tell how long a whole answer was."""
-        if tokens > 0:
-            self.backend.hear_length(tokens)
-
-    def answered(self, *, well: bool) -> None:
-        """Tell what came of it, where there are two tracks to compare."""
-        if self.tally is not None:
-            self.tally.answered(well=well)
+    def sent(self, *, streamed: bool) -> None:
+        """It is being sent. How far an answer is that comes in one piece, only the replica's reports tell."""
+        if not streamed:
+            self.replica.load.unseen.add(self.in_flight)
 
     def first_token(self, seconds: float) -> None:
-        """Tell how long the first token of a stream took: from here on its prompt is computed."""
-        self._begin()
-        if self.tally is not None:
-            self.tally.first_token(seconds)
+        """The first token of a stream came after so many seconds: from here on its prompt is computed."""
+        self.replica.load.began(self.in_flight)
+        if self.track is not None:
+            self.track.first_token(seconds)
 
-    def release(self) -> None:
-        """Give the place back; the next held request may have it."""
-        self._begin()
-        self.upstream.unseen.discard(self)
-        self.upstream.growth -= self.left
-        self.upstream.private -= self.uncached + self.output - self.left
-        self.left = 0.0
-        self.upstream.finished(self.prompt.tokens, self.uncached)
-        self.backend.in_flight -= 1
-        self.backend.index.finished(self.upstream.endpoint.url, self.prompt.keys, self.backend.clock())
-        self.backend.pump((self.upstream,))
+    def progress(self, tokens: float) -> None:
+        """So many more tokens of its answer came."""
+        self.replica.load.progress(self.in_flight, tokens)
 
-    def _begin(self) -> None:
-        if not self.began:
-            self.began = True
-            self.upstream.began(self.uncached, self.asks)
+
+class Ending(Enum):
+    """How a request's stay at a replica ended."""
+
+    FINISHED = "the whole answer came"
+    REFUSED = "the replica answered that the request is at fault, or that it is too busy"
+    FAILED = "the replica answered that it failed, or with something that is not HTTP"
+    BROKEN = "the answer broke off, or ended with an error"
+    UNREACHED = "the connection failed before an answer began"
+    DRAINING = "the replica refused because it drains"
+    ABANDONED = "the client left, or the gateway gave up on it: nothing is known of the replica"
+    NOT_SENT = "the client left, or its time was up, before it was sent"
+
+    @property
+    def computed(self) -> bool:
+        """Whether the replica took the prompt up, so that its cache has it."""
+        return self in _COMPUTED
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the replica did well; None where it says nothing of that."""
+        return True if self in _OK else False if self in _ERRORS else None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another replica may be tried: nothing of an answer came, and nothing was computed."""
+        return self in _RETRYABLE
+
+
+_COMPUTED = {Ending.FINISHED, Ending.BROKEN, Ending.ABANDONED}
+_OK = {Ending.FINISHED, Ending.REFUSED}
+_ERRORS = {Ending.FAILED, Ending.BROKEN, Ending.UNREACHED}
+_RETRYABLE = {Ending.UNREACHED, Ending.DRAINING}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is left of a reservation when its request has left the replica: how, and the tokens that were computed."""
+
+    reservation: Reservation
+    ending: Ending
+    prompt_tokens: int = 0
+    output_tokens: int = 0

@@ -31,7 +31,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class RequestAttributes:
-    """On which terms a request waits. `most_output`: tokens it may generate at most, None when that is not bounded."""
+    """Whose a request is, and how urgent. `most_output`: tokens it may generate at most, None when not bounded."""
 
     tenant: str = ""
     priority: int = 0
@@ -45,7 +45,7 @@ PLAIN = RequestAttributes()
 class QueuedRequest(Generic[T]):
     """One held request: its size in bytes and prompt tokens, since when, and the future that is its turn.
 
-    `prompt` is what a pod will be chosen by, `terms` who waits.
+    `prompt` is what a pod will be chosen by, `attributes` who waits.
     """
 
     size: int
@@ -53,17 +53,17 @@ class QueuedRequest(Generic[T]):
     since: float
     granted: Future[T]
     prompt: Prompt = NO_PROMPT
-    terms: RequestAttributes = PLAIN
+    attributes: RequestAttributes = PLAIN
 
     @property
     def tenant(self) -> str:
         """Whose it is."""
-        return self.terms.tenant
+        return self.attributes.tenant
 
     @property
     def priority(self) -> int:
         """Its class."""
-        return self.terms.priority
+        return self.attributes.priority
 
 
 @dataclass(slots=True)

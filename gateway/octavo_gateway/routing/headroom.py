@@ -1,4 +1,4 @@
-"""Whether pods have room for one more request: KV tokens and sequences, in use and still to come. Pure.
+"""Whether pods have headroom for one more request: KV tokens and sequences, in use and still to come. Pure.
 
 A request takes its prompt now and its output as it grows; a pod that its running requests will fill before they are
 done is full. What a pod reports is what its pool really holds (a prefix that many share is held once), so it is the
@@ -41,7 +41,7 @@ class PodHeadroom(NamedTuple):
 class AnswerLengths(NamedTuple):
     """How long answers are: `usual` tokens in the mean, `varied` the square of their coefficient of variation.
 
-    The request asked for has `output` of them to come.
+    The request that is asked for has `output` of them to come.
     """
 
     output: float = 0.0
@@ -53,22 +53,23 @@ class AnswerLengths(NamedTuple):
 ANY = PodHeadroom(None, 0.0, 0, 1)
 
 
-def largest(rooms: Iterable[PodHeadroom]) -> float:
+def largest(pods: Iterable[PodHeadroom]) -> float:
     """The most tokens that any of the pods takes; 0 while none has said."""
-    return max((FILL_SHARE * room.pool for room in rooms if room.pool is not None), default=0.0)
+    return max((FILL_SHARE * pod.pool for pod in pods if pod.pool is not None), default=0.0)
 
 
-def roomy(
-    rooms: Sequence[PodHeadroom], prompt: int, answers: AnswerLengths, matched: Sequence[int], most: float
+def fits(
+    pods: Sequence[PodHeadroom], prompt: int, answers: AnswerLengths, matched: Sequence[int], most: float
 ) -> list[bool]:
     """Which pods a request of `prompt` tokens may be sent to now; `matched` of them each has cached.
 
     `most` is what the `largest` pod takes, of all that there are.
-    One that is larger than every pod may go anywhere: the pod's own answer says so, and nobody waits behind it. A pod
-    where nothing runs always has room. Where gateways fill a pod together, each sees a place of its own become free at
-    once and those of others only in the next report; one that had none there would never get any, but for `due`.
+    One that is larger than every pod may go anywhere: the pod's own answer says so, and no request waits behind it. A
+    pod where nothing runs always has headroom. Where gateways fill a pod together, each sees a place of its own become
+    free at once and those of others only in the next report; one that had none there would never get any, but for
+    `due`.
     """
-    return [_fits(room, prompt, answers, cached, most) for room, cached in zip(rooms, matched, strict=True)]
+    return [_fits(pod, prompt, answers, cached, most) for pod, cached in zip(pods, matched, strict=True)]
 
 
 def peak(held: float, private: float, growth: float, rows: int, answers: AnswerLengths) -> float:
@@ -93,13 +94,13 @@ def peak(held: float, private: float, growth: float, rows: int, answers: AnswerL
     return whole - min(1.0, answers.varied) * max(0.0, whole - exponential)
 
 
-def _fits(room: PodHeadroom, prompt: int, answers: AnswerLengths, cached: int, most: float) -> bool:
-    if room.due or not room.rows:
+def _fits(pod: PodHeadroom, prompt: int, answers: AnswerLengths, cached: int, most: float) -> bool:
+    if pod.due or not pod.rows:
         return True
-    if room.rows >= room.max_rows:
+    if pod.rows >= pod.max_rows:
         return False
-    if room.pool is None or prompt + answers.output > most:
+    if pod.pool is None or prompt + answers.output > most:
         return True
     new = prompt - cached
-    likely = peak(room.used + new, room.private + new, room.growth + answers.output, room.rows + 1, answers)
-    return likely <= FILL_SHARE * room.pool
+    likely = peak(pod.used + new, pod.private + new, pod.growth + answers.output, pod.rows + 1, answers)
+    return likely <= FILL_SHARE * pod.pool

@@ -1,9 +1,8 @@
 """Which pod has how much of a prompt cached. Pure: times come in as arguments.
 
-The gateway has no tokenizer, so it names prompts by their text: a chain of keys, each over one more piece of it and
-depending on all before. Pods name what they cache by the engine's block hashes. An answer's header says which hashes
-stand behind a text, reports say which hashes a pod holds; together they tell exactly, whoever sent the text there.
-Until a pod has reported, what was sent to it is assumed to be there.
+Prompts are named by their text (`prefix_chain`). Pods name what they cache by the engine's block hashes. An answer's
+header says which hashes stand behind a text, reports say which hashes a pod holds; together they tell exactly, whoever
+sent the text there. Until a pod has reported, what was sent to it is assumed to be there.
 
 A prompt costs O(its pieces); memory is bounded: 131,072 pieces of text at about 200 bytes, 524,288 block hashes at
 about 70, 4,096 assumed pieces for each pod at about 100.
@@ -13,24 +12,15 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Generic, TypeVar
 
+from octavo_gateway.routing.prefix_chain import REACH
+from octavo_gateway.routing.recent_map import RecentMap
 from octavo_protocol.hashing import KEY_BYTES
 from octavo_protocol.load import CacheDelta
 from octavo_protocol.prompt import PromptBlocks
 
-V = TypeVar("V")
-
-# Pieces are about a block long at first and longer where a block more or less is a small part of the prompt; what is
-# beyond the last piece is not looked at.
-# A piece with its parent's key fills whole blocks of the hash function.
-FINE, FINES = 128 - KEY_BYTES, 256
-COARSE, COARSES = 1024 - KEY_BYTES, 992
-_FINE_END = FINE * FINES
-_COARSE_END = _FINE_END + COARSE * COARSES
 TEXTS = 131_072
 HASHES = 524_288
 ASSUMED = 4096
@@ -40,111 +30,8 @@ UNSETTLED = 16_384
 MOST_BLOCKS = 1 << 24
 
 
-def chain(root: bytes, text: bytes) -> tuple[bytes, ...]:
-    """Keys of all full pieces of a text, in order. `root` tells texts apart that share no cache."""
-    keys: list[bytes] = []
-    key = root
-    view = memoryview(text)
-    for start, end, size in ((0, _FINE_END, FINE), (_FINE_END, _COARSE_END, COARSE)):
-        for at in range(start, min(len(text), end) - size + 1, size):
-            key = blake2b(key + view[at : at + size], digest_size=KEY_BYTES).digest()
-            keys.append(key)
-    return tuple(keys)
-
-
-def root(*names: str) -> bytes:
-    """What a chain starts from: the model, the tenant, whatever else caches do not share."""
-    h = blake2b(digest_size=KEY_BYTES)
-    for name in names:
-        data = name.encode("utf-8", "surrogateescape")
-        h.update(len(data).to_bytes(8, "little") + data)
-    return h.digest()
-
-
-def reach(pieces: int) -> int:
-    """Bytes of text that the first `pieces` keys of a chain stand for."""
-    fine = min(pieces, FINES)
-    return fine * FINE + (pieces - fine) * COARSE
-
-
-_REACH = tuple(reach(pieces) for pieces in range(FINES + COARSES + 1))
-
-
-def pieces(size: int) -> int:
-    """How many pieces a text of `size` bytes has."""
-    fine = min(size, _FINE_END)
-    return fine // FINE + (min(size, _COARSE_END) - fine) // COARSE
-
-
 class DeltaError(ValueError):
     """A pod says of its cache what cannot be."""
-
-
-@dataclass(slots=True)
-class _Recent(Generic[V]):
-    """A map that keeps at least its `limit // 2` last used keys and at most `limit`: two generations, no list."""
-
-    limit: int
-    _young: dict[bytes, V] = field(default_factory=dict)
-    _old: dict[bytes, V] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._young or key in self._old
-
-    def get(self, key: bytes) -> V | None:
-        found = self._young.get(key)
-        return self._old.get(key) if found is None else found
-
-    def fill(self, pairs: Iterable[tuple[bytes, V]]) -> None:
-        """Use all keys, with these values."""
-        young, old, half = self._young, self._old, self.limit // 2
-        for key, value in pairs:
-            if key not in young:
-                if len(young) >= half:
-                    self._old = old = young
-                    self._young = young = {}
-                old.pop(key, None)
-            young[key] = value
-
-    def leading(self, keys: Sequence[bytes]) -> list[V]:
-        """The values of the first keys, up to one that is not there."""
-        young, old = self._young, self._old
-        found = []
-        for key in keys:
-            value = young.get(key)
-            if value is None:
-                value = old.get(key)
-                if value is None:
-                    break
-            found.append(value)
-        return found
-
-    def renew(self, keys: Iterable[bytes], value: V) -> list[bytes]:
-        """Use all keys; those that are not there get `value`, and are given back."""
-        young, old, half = self._young, self._old, self.limit // 2
-        new = []
-        for key in keys:
-            if key in young:
-                continue
-            known = old.pop(key, None)
-            if known is None:
-                known = value
-                new.append(key)
-            if len(young) >= half:
-                self._old = old = young
-                self._young = young = {}
-            young[key] = known
-        return new
-
-    def discard(self, keys: Iterable[bytes]) -> None:
-        young, old = self._young, self._old
-        for key in keys:
-            # A key is in one of both.
-            if young.pop(key, None) is None:
-                old.pop(key, None)
 
 
 @dataclass(slots=True)
@@ -155,7 +42,7 @@ class _Pod:
     """
 
     hashes: set[int] = field(default_factory=set)
-    assumed: _Recent[bool] = field(default_factory=lambda: _Recent(ASSUMED))
+    assumed: RecentMap[bool] = field(default_factory=lambda: RecentMap(ASSUMED))
     unsettled: deque[tuple[float, tuple[bytes, ...]]] = field(default_factory=deque)
     pieces: int = 0
     sequence: int = 0
@@ -165,7 +52,7 @@ class PrefixIndex:
     """The prefix caches of all pods of one gateway, by text. Pods are named by any string that is theirs alone."""
 
     def __init__(self, texts: int = TEXTS, hashes: int = HASHES) -> None:
-        self._texts: _Recent[int] = _Recent(texts)
+        self._texts: RecentMap[int] = RecentMap(texts)
         self._limit = hashes
         self._pods: dict[str, _Pod] = {}
         # Of all block hashes one in so many is kept, the same ones of every pod and behind every text.
@@ -285,7 +172,7 @@ class PrefixIndex:
         mark = len(marks) - 1
         found = []
         for index in reversed(range(len(keys))):
-            tokens = _REACH[index + 1] * per_byte - prompt.block_size
+            tokens = REACH[index + 1] * per_byte - prompt.block_size
             while mark and marks[mark][0] > tokens:
                 mark -= 1
             found.append((keys[index], numbers[mark]))

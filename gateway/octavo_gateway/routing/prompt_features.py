@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 
 from octavo_gateway.routing.decaying_stats import DecayingRatio
-from octavo_gateway.routing.prefix_index import COARSE, chain, pieces, reach, root
+from octavo_gateway.routing.prefix_chain import COARSE, chain, pieces, reach, root
 
 # What bytes per token a text may have; beyond it the answer's count is not believed.
 LEAST_BYTES, MOST_BYTES = 0.5, 16.0

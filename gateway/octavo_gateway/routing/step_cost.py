@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -10,10 +10,11 @@ from octavo_common.least_squares import non_negative, possible
 from octavo_common.step_cost import NAMES, StepCost, equations, values
 from octavo_protocol.load import StepSums
 
+LEARN_SECONDS = 1.0
 # Fewer steps, or fewer prompt tokens in them, say too little.
 MIN_STEPS = 64
 MIN_PREFILL = 256
-# Sums are halved beyond this many steps, so that a pod's figures follow what it does now.
+# Sums are halved beyond this many steps, so that a pod's cost follows what it does now.
 MEMORY_STEPS = 4096
 # Rows and context grow together; so much is added to each coefficient's evidence that the equations stay solvable.
 RIDGE = 1e-6
@@ -46,7 +47,7 @@ class Steps:
 
 
 def fit(pods: Iterable[Steps]) -> StepCost | None:
-    """The figures that the steps of equal pods have in common, or None while too little was seen to tell."""
+    """The cost that the steps of equal pods have in common, or None while too little was seen to tell."""
     sums = dict.fromkeys(NAMES, 0.0)
     for steps in pods:
         for name, value in steps.sums.items():
@@ -54,21 +55,36 @@ def fit(pods: Iterable[Steps]) -> StepCost | None:
     if sums["count"] < MIN_STEPS or sums["prefill"] < MIN_PREFILL or not sums["rows"]:
         return None
     found = non_negative(*equations(sums), (0.0,) * 4, RIDGE)
-    # A prompt that costs nothing would be sent anywhere: then neutral figures say more.
+    # A prompt that costs nothing would be sent anywhere: then a neutral cost says more.
     return StepCost(*found) if found[1] > 0 else None
 
 
-def paced(figures: StepCost, steps: Steps) -> StepCost:
-    """The figures of one pod: those in common times its pace, where that differs by more than chance and mix explain.
+def paced(common: StepCost, steps: Steps) -> StepCost:
+    """The cost of one pod: what is common times its pace, where that differs by more than chance and mix explain.
 
-    Figures fitted for each pod alone differ by noise, and the pod with the luckiest would get everything.
+    Costs fitted for each pod alone differ by noise, and the pod with the luckiest would get everything.
     """
     sums = steps.sums
-    expected = figures.seconds(sums["prefill"], sums["rows"], sums["context"], sums["count"])
+    expected = common.seconds(sums["prefill"], sums["rows"], sums["context"], sums["count"])
     if sums["count"] < MIN_STEPS or not expected:
-        return figures
+        return common
     pace = sums["seconds"] / expected
     pace = min(max(pace / SAME_PACE, 1.0), MOST_PACE) if pace > 1 else max(min(pace * SAME_PACE, 1.0), 1 / MOST_PACE)
     if pace == 1.0:
-        return figures
-    return figures.times(pace)
+        return common
+    return common.times(pace)
+
+
+@dataclass(slots=True)
+class StepCostEstimator:
+    """What steps cost on each pod of one model, from those of all; once a second is enough."""
+
+    learned_at: float = -inf
+
+    def learn(self, pods: Sequence[Steps], now: float) -> list[StepCost | None]:
+        """The cost of each pod, None while too little was seen; an empty list where it was learned just now."""
+        if now - self.learned_at < LEARN_SECONDS:
+            return []
+        self.learned_at = now
+        common = fit(pods)
+        return [paced(common, steps) if common else None for steps in pods]

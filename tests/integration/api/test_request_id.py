@@ -40,7 +40,7 @@ def test_a_failed_request_is_found_by_its_id_in_every_process(start: Start, tmp_
     assert answer.status_code == 500
     assert answer.headers["X-Request-Id"] == ID
     (told,) = lines(log)
-    assert (told["logger"], told["level"]) == ("octavo_gateway.http.proxy", "warning")
+    assert (told["logger"], told["level"]) == ("octavo_gateway.http.exchange", "warning")
     processes = {line["logger"]: line for line in lines(server.log_file)}
     assert processes["octavo_inference.core.engine"]["message"] == "a request ended with the step that failed"
     assert {line.get("status") for line in processes.values()} == {None, 500}

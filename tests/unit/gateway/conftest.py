@@ -16,7 +16,7 @@ from aiohttp import web
 
 from octavo_gateway.access.control import AccessControl
 from octavo_gateway.access.limit_gossip import LimitGossip
-from octavo_gateway.app.run import upstream_session
+from octavo_gateway.app.run import replica_session
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.http.connection import listen
 from octavo_gateway.http.proxy import Proxy
@@ -81,13 +81,13 @@ class World:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.url = self.admin_url = ""
-        self.fleet: ModelRegistry
+        self.registry: ModelRegistry
         self.metrics: GatewayMetrics
         self.status: HealthEndpoints
         self.api: Api
         self.client: aiohttp.ClientSession
-        self.gate: AccessControl
-        self.crew: LimitGossip
+        self.access: AccessControl
+        self.gossip: LimitGossip
         self.admin: Admin
         self.now = 0.0
 
@@ -112,16 +112,16 @@ class World:
 
     async def start(self, *, bounds: Bounds | None = None, grace: float = 2.0, keep_alive: float = 10.0, keys=None):
         bounds = bounds or Bounds()
-        self.fleet = ModelRegistry(bounds, time.time, random.Random(1).random)
-        self.metrics = GatewayMetrics(self.fleet)
+        self.registry = ModelRegistry(bounds, time.time, random.Random(1).random)
+        self.metrics = GatewayMetrics(self.registry)
         self.status = HealthEndpoints(start_time=1.0, synced=True)
-        upstream = await self._stack.enter_async_context(upstream_session())
-        proxy = Proxy(upstream, self.metrics, bounds.seconds, grace=grace, keep_alive=keep_alive)
-        self.gate = AccessControl(keys, self.metrics, time.time, self.ticks)
-        self.crew = LimitGossip(self.gate.accounts, uuid4().hex)
-        self.api = Api(self.fleet, proxy, self.metrics, self.status, self.gate)
+        replica = await self._stack.enter_async_context(replica_session())
+        proxy = Proxy(replica, self.metrics, bounds.seconds, grace=grace, keep_alive=keep_alive)
+        self.access = AccessControl(keys, self.metrics, time.time, self.ticks)
+        self.gossip = LimitGossip(self.access.accounts, uuid4().hex)
+        self.api = Api(self.registry, proxy, self.metrics, self.status, self.access)
         self.url = await self.serve(self.api.app())
-        self.admin = Admin(self.fleet, self.metrics, self.status, lambda: self.crew.say(self.now))
+        self.admin = Admin(self.registry, self.metrics, self.status, lambda: self.gossip.say(self.now))
         self.admin_url = await self.serve(self.admin.app())
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
 
@@ -135,8 +135,8 @@ class World:
         stuck: str = "",
     ) -> ModelPool:
         deployment = Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended=suspended, stuck=stuck)
-        self.fleet.update(table([deployment]))
-        return self.fleet.find(models[0])
+        self.registry.update(table([deployment]))
+        return self.registry.find(models[0])
 
     def post(self, body=None, path="/v1/chat/completions", **arguments):
         body = {"model": "m", "messages": []} if body is None else body

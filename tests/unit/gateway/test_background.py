@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.support.waiting import eventually_async
 
 from octavo_gateway.app import load_poller
-from octavo_gateway.app.run import upstream_session
+from octavo_gateway.app.run import replica_session
 from octavo_gateway.app.wake import Waker
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_protocol.load import LoadReport
@@ -46,14 +46,14 @@ def reporting(**fields):
 
 @pytest.fixture
 async def session():
-    async with upstream_session() as session:
+    async with replica_session() as session:
         yield session
 
 
 @pytest.fixture
 async def polling(world, session):
     await world.start()
-    task = asyncio.create_task(load_poller.poll(world.fleet, session))
+    task = asyncio.create_task(load_poller.poll(world.registry, session))
     yield world
     task.cancel()
 
@@ -67,8 +67,8 @@ async def with_admin(world, **fields):
 async def test_requests_go_where_the_reports_say_there_is_room(polling):
     full, endpoint = await with_admin(polling, blocks_pinned=90, running=8)
     empty, other = await with_admin(polling)
-    backend = polling.has(endpoint, other)
-    await eventually_async(lambda: all(u.report for u in backend.upstreams.values()))
+    pool = polling.has(endpoint, other)
+    await eventually_async(lambda: all(u.report for u in pool.replicas.values()))
     for _ in range(6):
         (await polling.post()).release()
     assert (len(full.seen), len(empty.seen)) == (0, 6)
@@ -77,8 +77,8 @@ async def test_requests_go_where_the_reports_say_there_is_room(polling):
 async def test_a_pod_that_reports_draining_gets_nothing(polling):
     leaving, endpoint = await with_admin(polling, draining=True)
     staying, other = await with_admin(polling, blocks_pinned=90)
-    backend = polling.has(endpoint, other)
-    await eventually_async(lambda: all(u.report for u in backend.upstreams.values()))
+    pool = polling.has(endpoint, other)
+    await eventually_async(lambda: all(u.report for u in pool.replicas.values()))
     for _ in range(6):
         (await polling.post()).release()
     assert (len(leaving.seen), len(staying.seen)) == (0, 6)
@@ -105,13 +105,11 @@ async def test_a_report_that_nobody_foresaw_does_not_end_the_poll_of_the_others(
 
     odd, well = await polling.pod(deep), await polling.pod(reporting())
     pod = await polling.pod()
-    backend = polling.has(
-        *(replace(pod.endpoint(name=n), url=n, admin_url=a.url) for n, a in (("a", odd), ("b", well)))
-    )
-    await eventually_async(lambda: backend.disbelieved.get("unexpected", 0) >= 2)
-    before = backend.upstreams["b"].asks
-    await eventually_async(lambda: backend.upstreams["b"].asks > before and backend.upstreams["b"].report is not None)
-    assert backend.upstreams["a"].report is None
+    pool = polling.has(*(replace(pod.endpoint(name=n), url=n, admin_url=a.url) for n, a in (("a", odd), ("b", well))))
+    await eventually_async(lambda: pool.reports.rejected.get("unexpected", 0) >= 2)
+    before = pool.replicas["b"].load.asks
+    await eventually_async(lambda: pool.replicas["b"].load.asks > before and pool.replicas["b"].report is not None)
+    assert pool.replicas["a"].report is None
     (said,) = [record for record in caplog.records if "RecursionError" in record.getMessage()]
     assert said.exc_info
 
@@ -128,8 +126,8 @@ async def test_megabytes_are_not_read_on_and_a_pod_is_asked_once_at_a_time(polli
 
     admin = await polling.pod(endless)
     pod = await polling.pod()
-    backend = polling.has(replace(pod.endpoint(), admin_url=admin.url))
-    await eventually_async(lambda: backend.disbelieved == {"size": 3})
+    pool = polling.has(replace(pod.endpoint(), admin_url=admin.url))
+    await eventually_async(lambda: pool.reports.rejected == {"size": 3})
     gate.set()
     assert [request.query.get("cache_after") for request, _ in admin.seen][:3] == ["0", None, None]
     assert len([record for record in caplog.records if "longer than 2097152 bytes" in record.message]) == 1
@@ -146,9 +144,9 @@ async def test_a_pod_with_too_large_a_cache_is_known_by_its_load(polling):
 
     admin = await polling.pod(behave)
     pod = await polling.pod()
-    backend = polling.has(replace(pod.endpoint(), admin_url=admin.url))
-    await eventually_async(lambda: any(u.report and u.report.running == 3 for u in backend.upstreams.values()))
-    assert backend.disbelieved == {"size": 1}
+    pool = polling.has(replace(pod.endpoint(), admin_url=admin.url))
+    await eventually_async(lambda: any(u.report and u.report.running == 3 for u in pool.replicas.values()))
+    assert pool.reports.rejected == {"size": 1}
 
 
 async def test_a_pod_is_asked_for_what_changed_since(polling):
@@ -167,11 +165,11 @@ async def test_a_pod_is_asked_for_what_changed_since(polling):
 
 async def test_held_requests_are_released_as_the_pool_allows(polling):
     """Pool of 3,200 tokens, 0.9 of it to release into: three requests of about 1,000 tokens do not all fit."""
-    backend = polling.has()
+    pool = polling.has()
     # Different from the start: a prefix that they shared would be held once.
     bodies = [{"model": "m", "prompt": letter * 4000} for letter in "xyz"]
     calls = [asyncio.create_task(polling.post(body, "/v1/completions").__aenter__()) for body in bodies]
-    await eventually_async(lambda: len(backend.queue) == 3)
+    await eventually_async(lambda: len(pool.queue) == 3)
     gate = asyncio.Event()
     pod, endpoint = await with_admin(polling)
 
@@ -181,12 +179,12 @@ async def test_held_requests_are_released_as_the_pool_allows(polling):
 
     pod.behave = wait
     polling.has(replace(endpoint, ready=False))
-    (upstream,) = backend.upstreams.values()
-    upstream.asked(backend.clock())
-    backend.reported(upstream, report(), 0)
+    (replica,) = pool.replicas.values()
+    replica.asked(pool.clock())
+    pool.take_report(replica, report(), 0)
     polling.has(endpoint)
     await eventually_async(lambda: len(pod.seen) == 2)
-    assert len(backend.queue) == 1
+    assert len(pool.queue) == 1
     gate.set()
     for response in await asyncio.gather(*calls):
         response.release()
@@ -207,9 +205,9 @@ async def test_the_operator_is_woken_until_it_accepts(world, session):
     await world.start(bounds=Bounds(seconds=5))
     operator = Operator([421, 503, 202])
     parts = urlsplit((await world.pod(operator)).url)
-    waker = Waker(world.fleet, session, world.metrics, parts.hostname, parts.port, random.Random(1).random)
+    waker = Waker(world.registry, session, world.metrics, parts.hostname, parts.port, random.Random(1).random)
     task = asyncio.create_task(waker.run())
-    backend = world.has()
+    pool = world.has()
     await asyncio.sleep(0)
     assert not operator.calls
     call = asyncio.create_task(world.post().__aenter__())
@@ -218,21 +216,21 @@ async def test_the_operator_is_woken_until_it_accepts(world, session):
     pod = await world.pod()
     world.has(pod.endpoint())
     (await call).release()
-    assert len(backend.queue) == 0
+    assert len(pool.queue) == 0
     assert len(operator.calls) == 3
     task.cancel()
 
 
 async def test_an_operator_that_is_away_is_tried_again(world, session):
     await world.start()
-    waker = Waker(world.fleet, session, world.metrics, "octavo.invalid", 1, random.Random(1).random)
+    waker = Waker(world.registry, session, world.metrics, "octavo.invalid", 1, random.Random(1).random)
     task = asyncio.create_task(waker.run())
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post().__aenter__())
     failed = {"result": "failed"}
     await eventually_async(
         lambda: (world.metrics.registry.get_sample_value("octavo_gateway_wakes_total", failed) or 0) >= 2
     )
-    assert len(backend.queue) == 1
+    assert len(pool.queue) == 1
     call.cancel()
     task.cancel()

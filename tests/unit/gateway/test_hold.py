@@ -17,12 +17,12 @@ from tests.unit.gateway.town import Pod, Town
 from octavo_common.fair_queue import AGING_SECONDS
 from octavo_gateway.pool.replica import Replica
 from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest, RequestAttributes
-from octavo_gateway.routing.headroom import ANY, BLIND, AnswerLengths, PodHeadroom, largest, peak, roomy
+from octavo_gateway.routing.headroom import ANY, BLIND, AnswerLengths, PodHeadroom, fits, largest, peak
 
 
 def ticket(tenant="", priority=0, since=0.0, size=1) -> QueuedRequest[int]:
     waiting: Future[int] = None  # type: ignore[assignment]
-    return QueuedRequest(size, size, since, waiting, terms=RequestAttributes(tenant, priority))
+    return QueuedRequest(size, size, since, waiting, attributes=RequestAttributes(tenant, priority))
 
 
 def queue_of(*tickets: QueuedRequest[int], **bounds: int) -> HoldQueue[int]:
@@ -146,7 +146,7 @@ def test_a_large_one_displaces_no_more_than_its_share():
 
 
 @pytest.mark.parametrize(
-    ("room", "tokens", "matched", "fits"),
+    ("pod", "tokens", "matched", "expected"),
     [
         (PodHeadroom(1000, 800.0, 5, 8), 100, 0, True),
         (PodHeadroom(1000, 800.0, 5, 8), 101, 0, False),
@@ -160,8 +160,8 @@ def test_a_large_one_displaces_no_more_than_its_share():
         (ANY, 10**9, 0, True),
     ],
 )
-def test_room(room, tokens, matched, fits):
-    assert roomy([room], tokens, AnswerLengths(), [matched], largest([room])) == [fits]
+def test_headroom(pod, tokens, matched, expected):
+    assert fits([pod], tokens, AnswerLengths(), [matched], largest([pod])) == [expected]
 
 
 @pytest.mark.parametrize("varied", [0.0, 0.3, 1.0, 5.0])
@@ -212,25 +212,25 @@ def test_most_draws_of_lengths_stay_below_the_peak_and_the_share_that_is_kept_fr
 
 def test_varied_answers_share_room_that_equal_ones_need():
     pod = PodHeadroom(18_500, 12_000.0, 24, 64, growth=9000.0, private=12_000.0)
-    assert roomy([pod], 500, AnswerLengths(500, 500, 0.0), [0], largest([pod])) == [False]
-    assert roomy([pod], 500, AnswerLengths(500, 500, 1.0), [0], largest([pod])) == [True]
+    assert fits([pod], 500, AnswerLengths(500, 500, 0.0), [0], largest([pod])) == [False]
+    assert fits([pod], 500, AnswerLengths(500, 500, 1.0), [0], largest([pod])) == [True]
     shared = pod._replace(private=2_000.0)
-    assert roomy([shared], 500, AnswerLengths(500, 500, 1.0), [0], largest([pod])) == [False], "what is shared stays"
+    assert fits([shared], 500, AnswerLengths(500, 500, 1.0), [0], largest([pod])) == [False], "what is shared stays"
 
 
 def test_one_answer_however_long_makes_no_difference_to_all():
     town = Town(Pod("p", 100, 8))
-    backend = town.backend
+    pool = town.pool
     for _ in range(500):
-        backend.hear_length(100)
-    backend.hear_length(10**9)
-    assert backend.varied.value < 0.3
+        pool.lengths.finished(100)
+    pool.lengths.finished(10**9)
+    assert pool.lengths.variation.value < 0.3
 
 
 def test_what_fits_a_larger_pod_waits_for_it():
-    rooms = [PodHeadroom(100, 50.0, 1, 8), PodHeadroom(1000, 900.0, 1, 8)]
-    assert roomy(rooms, 300, AnswerLengths(), [0, 0], largest(rooms)) == [False, False]
-    assert roomy(rooms[:1], 300, AnswerLengths(), [0], largest(rooms)) == [False]
+    pods = [PodHeadroom(100, 50.0, 1, 8), PodHeadroom(1000, 900.0, 1, 8)]
+    assert fits(pods, 300, AnswerLengths(), [0, 0], largest(pods)) == [False, False]
+    assert fits(pods[:1], 300, AnswerLengths(), [0], largest(pods)) == [False]
 
 
 async def test_two_hundred_held_requests_do_not_overrun_a_fresh_pod():
@@ -265,16 +265,16 @@ async def test_answers_longer_than_expected_are_learned():
         town.send(20, 500)
     while town.done[""] < 3:
         town.tick()
-    upstream = town.backend.upstreams["p"]
-    town.backend.output.add(100 * 500, 100)
+    replica = town.pool.replicas["p"]
+    town.pool.lengths.mean.add(100 * 500, 100)
     for _ in range(100):
         town.send(20, 500)
     while town.waiting or pod.jobs:
         town.tick()
         assert pod.used() <= pod.blocks * 16
-    assert upstream.in_flight.requests == 0
-    assert upstream.growth == pytest.approx(0.0, abs=1e-6)
-    assert upstream.private == pytest.approx(0.0, abs=1e-6)
+    assert replica.load.in_flight.requests == 0
+    assert replica.load.growth == pytest.approx(0.0, abs=1e-6)
+    assert replica.load.private == pytest.approx(0.0, abs=1e-6)
 
 
 async def test_a_full_pod_is_not_queued_at_but_gets_the_next_at_once():
@@ -284,7 +284,7 @@ async def test_a_full_pod_is_not_queued_at_but_gets_the_next_at_once():
     for _ in range(20):
         town.send(10, 20)
     assert (len(pod.jobs), len(town.waiting)) == (4, 16)
-    traffic = town.backend.traffic()
+    traffic = town.pool.traffic()
     assert (traffic.held, traffic.in_flight) == (16, 4)
     for _ in range(20):
         town.tick(report=False)
@@ -299,11 +299,11 @@ async def test_a_place_granted_to_a_client_that_has_left_goes_to_the_next():
     for _ in range(3):
         town.send(10, 20)
     (gone, _, _), (following, _, _) = town.waiting
-    pod.jobs.pop().lease.release()
+    town.end(pod.jobs.pop())
     assert (gone.granted.done(), following.granted.done()) == (True, False)
-    town.backend.withdraw(gone)
+    town.pool.cancel(gone)
     assert following.granted.done()
-    assert town.backend.in_flight == 1
+    assert town.pool.in_flight == 1
 
 
 async def test_where_nothing_may_be_held_the_pods_queue_has_to_do():
@@ -362,7 +362,7 @@ async def test_a_pod_that_goes_silent_is_filled_by_what_is_known_of_it():
 async def test_a_pod_that_never_speaks_is_used_after_a_while():
     pod = Pod("p", blocks=1000, rows=6, speaks=False)
     town = Town(pod)
-    town.backend.upstreams["p"].asked(town.now)
+    town.pool.replicas["p"].asked(town.now)
     for _ in range(20):
         town.send(10, 20)
     assert len(pod.jobs) == BLIND
@@ -386,17 +386,17 @@ def test_no_request_waits_where_a_look_at_all_pods_would_find_room(seed, count):
         town.tick()
         for _ in range(40):
             for _ in range(chance.choice([0, 0, 1, 3])):
-                terms = RequestAttributes(chance.choice("ab"), chance.choice([0, 0, 1]))
-                town.send(chance.choice([5, 400]), chance.randint(1, 20), terms)
+                attributes = RequestAttributes(chance.choice("ab"), chance.choice([0, 0, 1]))
+                town.send(chance.choice([5, 400]), chance.randint(1, 20), attributes)
             if town.waiting and chance.random() < 0.5:
-                town.backend.withdraw(town.waiting.pop(0)[0])
+                town.pool.cancel(town.waiting.pop(0)[0])
             for pod in pods:
                 if pod.jobs and chance.random() < 0.5:
-                    pod.jobs.pop().lease.release()
+                    town.end(pod.jobs.pop())
                 town.heard(pod)
-                left = len(town.backend.queue)
-                town.backend.pump()
-                assert len(town.backend.queue) == left
+                left = len(town.pool.queue)
+                town.pool.dispatch()
+                assert len(town.pool.queue) == left
             town.tick(report=False)
 
     asyncio.run(scene())
@@ -412,8 +412,8 @@ async def test_a_small_pods_report_does_not_make_it_take_what_waits_for_a_large_
     assert len(town.waiting) == 1
     for pod in (large, small):
         town.heard(pod)
-    assert len(town.backend.queue) == 1
-    large.jobs.pop().lease.release()
+    assert len(town.pool.queue) == 1
+    town.end(large.jobs.pop())
     town.tick()
     assert [job.prompt for job in large.jobs] == [400]
 
@@ -426,21 +426,21 @@ async def test_of_a_hundred_full_pods_a_report_is_looked_at_for_one(monkeypatch)
         town.send(10, 500)
     town.tick()
     assert len(town.waiting) == 10
-    looks, room = [0], Replica.room
+    looks, headroom = [0], Replica.headroom
 
     def counted(self, *arguments):
         looks[0] += 1
-        return room(self, *arguments)
+        return headroom(self, *arguments)
 
-    monkeypatch.setattr(Replica, "room", counted)
+    monkeypatch.setattr(Replica, "headroom", counted)
     for pod in pods:
         town.heard(pod)
-    town.backend.withdraw(town.waiting.pop()[0])
+    town.pool.cancel(town.waiting.pop()[0])
     assert looks[0] == 100
     # The one that ends makes place for the first; for the second all are looked at, once.
-    pods[7].jobs.pop().lease.release()
+    town.end(pods[7].jobs.pop())
     assert looks[0] == 201
-    assert len(town.backend.queue) == 8
+    assert len(town.pool.queue) == 8
 
 
 # More than fits.
@@ -492,7 +492,7 @@ def test_a_key_that_sends_ten_times_as_much_gets_its_share(seed, others):
             # What the loud one had while nobody else came is its own.
             if tick == 300:
                 before = {name: town.served[name] for name in names}
-                assert {one.tenant for one in town.backend.queue} == set(names)
+                assert {one.tenant for one in town.pool.queue} == set(names)
         served = [town.served[name] - before[name] for name in names]
         assert served[0] <= 1.1 * sum(served) / len(served)
         assert jain(served) >= 0.95
@@ -509,4 +509,4 @@ async def test_priorities_are_strict_until_the_others_have_waited():
         town.send(10, 5, RequestAttributes(f"t{priority}", priority))
     for _ in range(30):
         town.tick()
-    assert [terms.priority for terms in town.order] == [0, 2, 1, 1, 0]
+    assert [attributes.priority for attributes in town.order] == [0, 2, 1, 1, 0]

@@ -9,18 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.routing.prefix_index import (
-    ASSUMED,
-    COARSE,
-    FINE,
-    FINES,
-    UNSETTLED,
-    DeltaError,
-    PrefixIndex,
-    chain,
-    reach,
-    root,
-)
+from octavo_gateway.routing.prefix_chain import COARSE, FINE, FINES, chain, reach, root
+from octavo_gateway.routing.prefix_index import ASSUMED, UNSETTLED, DeltaError, PrefixIndex
 from octavo_protocol.hashing import block_hashes
 from octavo_protocol.load import CacheDelta
 from octavo_protocol.prompt import describe

@@ -12,7 +12,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
-from octavo_gateway.http.proxy import Call
+from octavo_gateway.http.call import Call
 from octavo_gateway.queueing.hold_queue import Bounds
 
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
@@ -97,13 +97,13 @@ async def test_events_arrive_while_the_stream_goes_on(world, streams):
 async def test_a_client_that_leaves_ends_the_request_at_the_pod(world, streams):
     await world.start()
     pod = await world.pod(streams(EVENTS, gate=asyncio.Event()))
-    backend = world.has(pod.endpoint())
+    pool = world.has(pod.endpoint())
     response = await world.post(STREAM)
     await response.content.readuntil(b"\n\n")
     response.close()
     async with asyncio.timeout(2):
         await pod.cancelled.wait()
-    await eventually_async(lambda: backend.in_flight == 0)
+    await eventually_async(lambda: pool.in_flight == 0)
 
 
 async def test_a_client_that_leaves_before_the_answer_ends_the_request_at_the_pod(world):
@@ -113,13 +113,13 @@ async def test_a_client_that_leaves_before_the_answer_ends_the_request_at_the_po
         await asyncio.Event().wait()
 
     pod = await world.pod(never)
-    backend = world.has(pod.endpoint())
+    pool = world.has(pod.endpoint())
     call = asyncio.create_task(world.post().__aenter__())
     await eventually_async(lambda: bool(pod.seen))
     call.cancel()
     async with asyncio.timeout(2):
         await pod.cancelled.wait()
-    await eventually_async(lambda: backend.in_flight == 0 and world.status.requests == 0)
+    await eventually_async(lambda: pool.in_flight == 0 and world.status.requests == 0)
 
 
 async def test_headers_that_stay_behind(world):
@@ -205,28 +205,28 @@ async def test_a_pods_own_error_is_the_answer(world, status):
 async def test_a_pod_that_comes_back_is_used_again(world):
     await world.start()
     pod = await world.pod(draining)
-    backend = world.has(pod.endpoint(), hold=False)
+    pool = world.has(pod.endpoint(), hold=False)
     async with world.post() as response:
         assert response.status == 503
-    assert not backend.available()
+    assert not pool.available()
     pod.behave = answering(200)
-    (upstream,) = backend.upstreams.values()
-    assert not upstream.accepts(backend.clock() + 4)
-    assert upstream.accepts(backend.clock() + 6)
-    upstream.avoid_until = 0.0
+    (replica,) = pool.replicas.values()
+    assert not replica.accepts(pool.clock() + 4)
+    assert replica.accepts(pool.clock() + 6)
+    replica.avoid_until = 0.0
     async with world.post() as response:
         assert response.status == 200
-    assert upstream.failures == 0
+    assert replica.failures == 0
 
 
 async def test_retries_have_a_budget(world):
     await world.start()
     good = await world.pod()
-    backend = world.has(dead(), good.endpoint())
+    pool = world.has(dead(), good.endpoint())
     statuses = []
     for _ in range(30):
-        for upstream in backend.upstreams.values():
-            upstream.trust()
+        for replica in pool.replicas.values():
+            replica.trust()
         async with world.post() as response:
             statuses.append(response.status)
     assert statuses[:8] == [200] * 8
@@ -240,25 +240,25 @@ async def test_pods_that_drain_cost_no_retry(world):
     await world.start()
     leaving = [await world.pod(draining) for _ in range(3)]
     good = await world.pod()
-    backend = world.has(*(pod.endpoint() for pod in leaving), good.endpoint())
+    pool = world.has(*(pod.endpoint() for pod in leaving), good.endpoint())
     for _ in range(12):
-        for upstream in backend.upstreams.values():
-            upstream.trust()
+        for replica in pool.replicas.values():
+            replica.trust()
         async with world.post() as response:
             assert response.status == 200
-    assert backend.retries.spend()
+    assert pool.retries.spend()
 
 
 async def test_a_pod_that_only_ever_drains_ends_the_request(world):
     await world.start()
     pod = await world.pod(draining)
-    backend = world.has(pod.endpoint())
-    (upstream,) = backend.upstreams.values()
+    pool = world.has(pod.endpoint())
+    (replica,) = pool.replicas.values()
     call = asyncio.create_task(world.post().__aenter__())
 
     def over() -> bool:
-        upstream.trust()
-        backend.pump()
+        replica.trust()
+        pool.dispatch()
         return call.done()
 
     await eventually_async(over)
@@ -306,9 +306,9 @@ async def test_a_plain_answer_that_breaks_is_a_502(world):
 
 async def test_a_held_request_is_answered_when_a_pod_comes(world):
     await world.start()
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     async with world.client.get(world.admin_url + "/v1/octavo/load") as response:
         (model,) = (await response.json())["models"]
     assert (model["namespace"], model["name"], model["held"], model["arrivals"]) == ("ns", "d", 1, 1)
@@ -318,18 +318,18 @@ async def test_a_held_request_is_answered_when_a_pod_comes(world):
     response = await call
     assert response.status == 200
     response.release()
-    assert len(backend.queue) == 0
+    assert len(pool.queue) == 0
 
 
 async def test_a_held_stream_is_kept_alive_and_then_streams(world, streams):
     await world.start(grace=0.05, keep_alive=0.05)
-    backend = world.has()
+    pool = world.has()
     async with world.post(STREAM) as response:
         assert response.status == 200
         assert response.content_type == "text/event-stream"
         assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
         assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
-        assert len(backend.queue) == 1
+        assert len(pool.queue) == 1
         pod = await world.pod(streams(EVENTS))
         world.has(pod.endpoint())
         rest = await response.read()
@@ -338,9 +338,9 @@ async def test_a_held_stream_is_kept_alive_and_then_streams(world, streams):
 
 async def test_a_short_wait_keeps_the_status_code(world, streams):
     await world.start(grace=5)
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post(STREAM).__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     pod = await world.pod(answering(400))
     world.has(pod.endpoint())
     response = await call
@@ -360,34 +360,34 @@ async def test_a_refusal_after_keep_alives_is_an_error_event(world):
 
 async def test_holding_ends_with_503_and_retry_after(world):
     await world.start(bounds=Bounds(seconds=0.05))
-    backend = world.has(cold_start=500)
+    pool = world.has(cold_start=500)
     async with world.post() as response:
         assert response.status == 503
         assert response.headers["Retry-After"] == "120"
         assert (await error_of(response))["code"] == "model_unavailable"
-    assert len(backend.queue) == 0
+    assert len(pool.queue) == 0
 
 
 async def test_the_queue_is_bounded_by_count_and_bytes(world):
     await world.start(bounds=Bounds(requests=1))
-    backend = world.has(cold_start=10)
+    pool = world.has(cold_start=10)
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     async with world.post() as response:
         assert response.status == 503
         assert 1 <= int(response.headers["Retry-After"]) <= 10
     call.cancel()
-    await eventually_async(lambda: len(backend.queue) == 0)
+    await eventually_async(lambda: len(pool.queue) == 0)
 
 
 async def test_a_client_that_leaves_is_no_longer_held(world):
     await world.start()
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     call.cancel()
-    await eventually_async(lambda: len(backend.queue) == 0)
-    assert backend.queue.size == backend.queue.tokens == 0
+    await eventually_async(lambda: len(pool.queue) == 0)
+    assert pool.queue.size == pool.queue.tokens == 0
 
 
 async def test_without_hold_the_answer_is_at_once(world):
@@ -399,11 +399,11 @@ async def test_without_hold_the_answer_is_at_once(world):
 
 async def test_a_model_that_is_removed_frees_those_who_wait(world):
     await world.start()
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     world.has(models=("other",))
-    world.fleet.update(type(world.fleet._table)())
+    world.registry.update(type(world.registry._table)())
     response = await call
     assert response.status == 503
     assert (await error_of(response))["code"] == "model_removed"
@@ -411,9 +411,9 @@ async def test_a_model_that_is_removed_frees_those_who_wait(world):
 
 async def test_a_model_that_is_suspended_frees_those_who_wait(world):
     await world.start()
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     world.has(hold=False, suspended=True)
     response = await call
     assert response.status == 503
@@ -436,10 +436,10 @@ async def test_a_suspended_model_says_so_and_names_no_time(world):
 
 async def test_a_model_that_cannot_start_says_so_to_all_who_wait_and_to_who_comes(world):
     await world.start(grace=0.01, keep_alive=5)
-    backend = world.has()
+    pool = world.has()
     calls = [asyncio.create_task(world.post().__aenter__()) for _ in range(3)]
     stream = await world.post(STREAM)
-    await eventually_async(lambda: len(backend.queue) == 4)
+    await eventually_async(lambda: len(pool.queue) == 4)
     world.has(stuck="ModelNotFound")
     for response in [*await asyncio.gather(*calls), await world.post()]:
         assert response.status == 503
@@ -455,16 +455,16 @@ async def test_a_model_that_cannot_start_says_so_to_all_who_wait_and_to_who_come
         assert response.status == 200
     world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     call.cancel()
 
 
 async def test_a_rollout_of_the_only_pod_holds_and_drops_nothing(world):
     await world.start()
     old = await world.pod(draining)
-    backend = world.has(old.endpoint())
+    pool = world.has(old.endpoint())
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     new = await world.pod()
     world.has(new.endpoint())
     response = await call
@@ -483,12 +483,12 @@ async def test_releases_are_paced(world):
         return web.json_response({})
 
     pod = await world.pod(wait)
-    backend = world.has()
+    pool = world.has()
     calls = [asyncio.create_task(world.post().__aenter__()) for _ in range(10)]
-    await eventually_async(lambda: len(backend.queue) == 10)
+    await eventually_async(lambda: len(pool.queue) == 10)
     world.has(replace(pod.endpoint(), admin_url="http://127.0.0.1:1"))
     await eventually_async(lambda: len(pod.seen) == 4)
-    assert len(backend.queue) == 6
+    assert len(pool.queue) == 6
     gate.set()
     for response in await asyncio.gather(*calls):
         assert response.status == 200
@@ -500,12 +500,12 @@ async def test_releases_are_paced(world):
 
 async def test_a_held_request_whose_time_is_up_never_reaches_a_pod(world):
     await world.start()
-    backend = world.has()
+    pool = world.has()
     async with world.post(headers={"X-Request-Timeout": "0.05"}) as response:
         assert response.status == 504
         error = await error_of(response)
     assert (error["code"], error["param"]) == ("deadline_exceeded", "X-Request-Timeout")
-    assert len(backend.queue) == 0
+    assert len(pool.queue) == 0
     pod = await world.pod()
     world.has(pod.endpoint())
     async with world.post() as response:
@@ -525,9 +525,9 @@ async def test_a_held_stream_whose_time_is_up_ends_with_an_error_event(world):
 
 async def test_the_pod_is_told_the_time_that_is_left(world):
     await world.start()
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post(headers={"X-Request-Timeout": "100"}).__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1 and backend.queue.oldest(backend.clock()) > 0.05)
+    await eventually_async(lambda: len(pool.queue) == 1 and pool.queue.oldest(pool.clock()) > 0.05)
     pod = await world.pod()
     world.has(pod.endpoint())
     (await call).release()
@@ -546,19 +546,19 @@ async def test_a_time_that_is_none_is_left_to_the_pod(world, given):
 
 async def test_a_request_that_gives_way_is_told_so(world):
     await world.start(bounds=Bounds(requests=1))
-    backend = world.has()
+    pool = world.has()
     low = asyncio.create_task(world.post({"model": "m", "priority": 0}).__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     high = asyncio.create_task(world.post({"model": "m", "priority": 3}).__aenter__())
     response = await low
     assert response.status == 503
     assert "Retry-After" in response.headers
     assert (await error_of(response))["code"] == "model_unavailable"
-    assert backend.queue.by_priority() == {3: 1}
+    assert pool.queue.by_priority() == {3: 1}
     text = world.metrics.exposition().decode()
     assert 'octavo_gateway_held_by_priority{model="m",priority="3"} 1.0' in text
     high.cancel()
-    await eventually_async(lambda: len(backend.queue) == 0)
+    await eventually_async(lambda: len(pool.queue) == 0)
 
 
 async def test_a_models_retries_are_its_own(world):
@@ -566,16 +566,16 @@ async def test_a_models_retries_are_its_own(world):
     good = await world.pod()
     bad = Deployment("ns", "bad", ("bad",), endpoints=(dead(), dead()))
     fine = Deployment("ns", "fine", ("fine",), endpoints=(dead(), good.endpoint()))
-    world.fleet.update(table([bad, fine]))
+    world.registry.update(table([bad, fine]))
 
     async def ask(model):
-        for _, upstream in world.fleet.upstreams():
-            upstream.trust()
+        for _, replica in world.registry.replicas():
+            replica.trust()
         async with world.post({"model": model}) as response:
             return response.status
 
     assert {await ask("bad") for _ in range(40)} == {503}
-    assert not world.fleet.find("bad").retries.spend()
+    assert not world.registry.find("bad").retries.spend()
     assert {await ask("fine") for _ in range(8)} == {200}
 
 
@@ -592,9 +592,9 @@ async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world):
     world.has(*(pod.endpoint() for pod in pods))
     call = asyncio.create_task(world.post(headers={"X-Request-Timeout": "0.05"}).__aenter__())
     await eventually_async(lambda: sum(len(pod.seen) for pod in pods) == 1)
-    backend = world.fleet.find("m")
-    begun = backend.clock()
-    await eventually_async(lambda: backend.clock() - begun > 0.2)
+    pool = world.registry.find("m")
+    begun = pool.clock()
+    await eventually_async(lambda: pool.clock() - begun > 0.2)
     gate.set()
     (await call).release()
     assert sum(len(pod.seen) for pod in pods) == 1
@@ -603,32 +603,32 @@ async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world):
 async def test_what_replicas_refuse_asks_for_no_more_of_them(world):
     await world.start()
     pod = await world.pod(answering(400))
-    backend = world.has(pod.endpoint())
+    pool = world.has(pod.endpoint())
     async with world.post() as response:
         assert response.status == 400
-    assert (backend.arrivals, backend.arrival_tokens) == (0, 0)
-    assert backend.last_arrival > 0
+    assert (pool.counters.arrivals, pool.counters.arrival_tokens) == (0, 0)
+    assert pool.counters.last_arrival > 0
     for status in (429, 500, 200):
         pod.behave = answering(status)
         async with world.post() as response:
             assert response.status == status
-    assert backend.arrivals == 3
+    assert pool.counters.arrivals == 3
     world.has(dead(), hold=False)
     async with world.post() as response:
         assert response.status == 503
-    assert backend.arrivals == 4
+    assert pool.counters.arrivals == 4
 
 
 async def test_a_held_request_counts_at_once_and_once(world):
     await world.start()
     pod = await world.pod(answering(400))
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
-    assert backend.arrivals == 1
+    await eventually_async(lambda: len(pool.queue) == 1)
+    assert pool.counters.arrivals == 1
     world.has(pod.endpoint())
     assert (await call).status == 400
-    assert backend.arrivals == 1
+    assert pool.counters.arrivals == 1
 
 
 def answering_after(done):
@@ -645,26 +645,26 @@ async def test_a_long_answer_counts_while_it_is_computed(world):
     await world.start()
     done = asyncio.Event()
     pod = await world.pod(answering_after(done))
-    backend = world.has(pod.endpoint())
+    pool = world.has(pod.endpoint())
     call = asyncio.create_task(world.post().__aenter__())
-    await eventually_async(lambda: backend.arrivals == 1)
+    await eventually_async(lambda: pool.counters.arrivals == 1)
     assert not call.done()
     done.set()
     assert (await call).status == 200
-    assert backend.arrivals == 1
+    assert pool.counters.arrivals == 1
 
 
 async def test_whether_an_answer_is_seen_growing(world):
     await world.start()
     done = asyncio.Event()
     pod = await world.pod(answering_after(done))
-    (upstream,) = world.has(pod.endpoint()).upstreams.values()
+    (replica,) = world.has(pod.endpoint()).replicas.values()
     for body, unseen in ((None, 1), (STREAM, 0)):
         call = asyncio.create_task(world.post(body).__aenter__())
         await eventually_async(lambda: len(pod.seen) == 1)
-        assert len(upstream.unseen) == unseen
+        assert len(replica.load.unseen) == unseen
         done.set()
         assert (await call).status == 200
-        assert not upstream.unseen
+        assert not replica.load.unseen
         done.clear()
         pod.seen.clear()

@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_common.step_cost import StepCost
-from octavo_gateway.routing.router import (
-    FREE_ROWS,
-    FREE_SHARE,
-    LEAST_LOAD,
-    ROUND_ROBIN,
-    SESSION,
-    Ask,
-    Candidate,
-    Policy,
-    Report,
-    route,
-)
+from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Candidate, Policy, Report
+from octavo_gateway.routing.cost import FREE_ROWS, FREE_SHARE
+from octavo_gateway.routing.strategies import route
 
 GPU = StepCost(0.03, 0.0001, 0.0002, 2e-7)
 
@@ -109,23 +100,23 @@ def test_a_longer_cached_prefix_wins_when_loads_are_equal():
 
 
 def test_a_long_queue_beats_a_cached_prefix():
-    queue = pod("a", used=1000, matched=900, uncached=20_000, figures=GPU)
-    choice = choose(queue, pod("b", used=1000, figures=GPU), tokens=1000)
+    queue = pod("a", used=1000, matched=900, uncached=20_000, step_cost=GPU)
+    choice = choose(queue, pod("b", used=1000, step_cost=GPU), tokens=1000)
     assert (choice.candidate.key, choice.reason, choice.against) == ("b", "load", True)
 
 
 def test_rows_that_would_wait_beat_a_short_cached_prefix_and_not_a_long_one():
     def chosen(tokens):
-        busy = pod("a", rows=40, used=8000, pool=400_000, matched=tokens - 10, figures=GPU)
-        return pick(busy, pod("b", rows=30, used=8000, pool=400_000, figures=GPU), tokens=tokens)
+        busy = pod("a", rows=40, used=8000, pool=400_000, matched=tokens - 10, step_cost=GPU)
+        return pick(busy, pod("b", rows=30, used=8000, pool=400_000, step_cost=GPU), tokens=tokens)
 
     assert chosen(20) == "b"
     assert chosen(8000) == "a"
 
 
 def test_a_prefix_does_not_count_on_a_pod_above_the_bound():
-    pods = [pod("a", rows=20, used=60_000, pool=100_000, matched=7000, figures=GPU)]
-    pods += [pod(key, rows=15, used=45_000, pool=100_000, figures=GPU) for key in "bcd"]
+    pods = [pod("a", rows=20, used=60_000, pool=100_000, matched=7000, step_cost=GPU)]
+    pods += [pod(key, rows=15, used=45_000, pool=100_000, step_cost=GPU) for key in "bcd"]
     assert pick(*pods, tokens=8000, max_load=1.5) == "a"
     choice = choose(*pods, tokens=8000, max_load=1.1)
     assert (choice.candidate.key != "a", choice.reason, choice.against) == (True, "bound", True)
@@ -192,7 +183,7 @@ def test_gateways_that_meet_a_new_prompt_at_once_take_the_same_pod():
 
 def test_next_to_nothing_to_do_is_nothing():
     """A report from the middle of somebody's request must not send a conversation's start elsewhere than others do."""
-    pods = [pod(key, pool=100_000, figures=GPU) for key in "abcd"]
+    pods = [pod(key, pool=100_000, step_cost=GPU) for key in "abcd"]
     for anchor in (b"%d" % i for i in range(20)):
         (home,) = picks(*pods, tokens=1000, anchor=anchor)
         glimpse = [p._replace(report=replace(p.report, rows=p.key == home, used_tokens=900)) for p in pods]
@@ -202,7 +193,7 @@ def test_next_to_nothing_to_do_is_nothing():
 
 
 def test_an_unknown_conversation_goes_where_its_first_turn_would():
-    pods = [pod(key, rows=4, used=4000, pool=100_000, figures=GPU) for key in "abcd"]
+    pods = [pod(key, rows=4, used=4000, pool=100_000, step_cost=GPU) for key in "abcd"]
     (home,) = picks(*pods, tokens=900, anchor=b"x", conversation=b"c")
     busier = [p._replace(report=replace(p.report, rows=4 + (p.key == home))) for p in pods]
     assert home not in picks(*busier, tokens=2000, anchor=b"x", conversation=b"c")
@@ -216,21 +207,21 @@ def test_an_unknown_conversation_goes_where_its_first_turn_would():
 
 
 def test_a_backlog_shrinks_with_the_age_of_the_report():
-    fresh, aged = (pod("a", uncached=4000, age=age, figures=GPU, matched=900) for age in (0.0, 1.0))
-    other = pod("b", figures=GPU)
+    fresh, aged = (pod("a", uncached=4000, age=age, step_cost=GPU, matched=900) for age in (0.0, 1.0))
+    other = pod("b", step_cost=GPU)
     assert picks(fresh, other, tokens=1000) == {"b"}
     assert picks(aged, other, tokens=1000) == {"a"}
 
 
-def test_a_pod_without_figures_is_taken_to_be_like_the_others():
-    """Neutral figures beside fast pods would make a new pod look slow, and starve it."""
+def test_a_pod_without_a_step_cost_is_taken_to_be_like_the_others():
+    """Neutral step_cost beside fast pods would make a new pod look slow, and starve it."""
     fast = StepCost(0.002, 0.00001, 0.00002, 2e-8)
-    assert picks(pod("a", rows=4, used=2000, figures=fast), pod("new", used=0)) == {"new"}
+    assert picks(pod("a", rows=4, used=2000, step_cost=fast), pod("new", used=0)) == {"new"}
 
 
 def test_a_slow_pod_gets_less():
     slow = StepCost(0.09, 0.0003, 0.0006, 6e-7)
-    assert picks(pod("a", rows=3, used=1000, figures=slow), pod("b", rows=6, used=2000, figures=GPU)) == {"b"}
+    assert picks(pod("a", rows=3, used=1000, step_cost=slow), pod("b", rows=6, used=2000, step_cost=GPU)) == {"b"}
 
 
 def test_what_other_gateways_likely_sent_counts_too():
@@ -242,7 +233,7 @@ def test_what_other_gateways_likely_sent_counts_too():
     assert 5 <= sent <= 8
 
 
-figures = st.none() | st.builds(
+step_cost = st.none() | st.builds(
     StepCost, st.floats(0, 1), st.floats(1e-7, 1e-2), st.floats(0, 1e-2), st.floats(0, 1e-4)
 )
 pods = st.builds(
@@ -260,7 +251,7 @@ pods = st.builds(
     in_flight=st.integers(0, 20),
     in_flight_tokens=st.integers(0, 5000),
     matched=st.integers(0, 6000),
-    figures=figures,
+    step_cost=step_cost,
 )
 candidates = st.lists(
     pods | st.builds(lambda matched: Candidate("x", 3, 500, 0, 0, None, matched=matched), st.integers(0, 6000)),
@@ -352,13 +343,13 @@ def test_a_cached_prefix_wins_when_loads_are_equal_whatever_they_are(one, ask, c
 
 
 @settings(max_examples=scaled(60))
-@given(st.integers(0, 40), st.integers(0, 100_000), asks, st.integers(0, 5000), figures)
+@given(st.integers(0, 40), st.integers(0, 100_000), asks, st.integers(0, 5000), step_cost)
 def test_a_queue_that_takes_longer_than_the_prompt_beats_a_cached_prefix(rows, used, ask, matched, found):
     """What the prefix saves is the prompt, and the delay of the rows there by it."""
-    quick = pod("quick", rows=rows, used=used, pool=400_000, figures=found)
+    quick = pod("quick", rows=rows, used=used, pool=400_000, step_cost=found)
     # Seconds, too, where tokens take next to no time: what is less than a share of the rest is a tie.
     longer = 2 * ask.tokens * (rows + 1) + 100_000 + (int(20 / found.prefill) if found else 0)
-    queue = pod("queue", rows=rows, used=used, pool=400_000, figures=found, matched=matched, uncached=longer)
+    queue = pod("queue", rows=rows, used=used, pool=400_000, step_cost=found, matched=matched, uncached=longer)
     assert pick(quick, queue, tokens=ask.tokens, output=min(ask.output, 100), anchor=ask.anchor) == "quick"
 
 

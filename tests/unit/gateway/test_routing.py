@@ -18,10 +18,11 @@ from tests.support.tiers import scaled
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, build, table
 from octavo_gateway.openai import read_head
 from octavo_gateway.pool.registry import ModelRegistry
-from octavo_gateway.pool.replica import SentRequests
+from octavo_gateway.pool.replica_load import SentRequests
+from octavo_gateway.pool.reservation import Ending, Outcome
 from octavo_gateway.queueing.hold_queue import Bounds
+from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
 from octavo_gateway.routing.prompt_features import MAX_SESSION
-from octavo_gateway.routing.router import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
 from octavo_protocol.hashing import block_hashes
 from octavo_protocol.load import CacheDelta, LoadReport, StepSums
 from octavo_protocol.prompt import describe, encode_prompt
@@ -51,11 +52,11 @@ def report(**fields):
 
 
 class Gateway:
-    """A fleet of one deployment with a clock of its own."""
+    """A pool of one deployment with a clock of its own."""
 
     def __init__(self, *pods, policy=None, seed=0):
         self.now = 1000.0
-        self.fleet = ModelRegistry(Bounds(), lambda: self.now, random.Random(seed).random)
+        self.registry = ModelRegistry(Bounds(), lambda: self.now, random.Random(seed).random)
         self.policy = policy or Policy()
         self.has(*pods)
 
@@ -63,34 +64,37 @@ class Gateway:
         """Pods by name, at an address named like them or at another one."""
         found = {name: name for name in names} | addresses
         pods = tuple(Endpoint(name, f"http://{at}:8000", f"http://{at}:9000") for name, at in found.items())
-        self.fleet.update(table([Deployment("ns", "d", ("m",), endpoints=pods, policy=self.policy)]))
-        self.backend = self.fleet.find("m")
+        self.registry.update(table([Deployment("ns", "d", ("m",), endpoints=pods, policy=self.policy)]))
+        self.pool = self.registry.find("m")
 
     def pod(self, name):
-        return next(u for u in self.backend.upstreams.values() if u.endpoint.name == name)
+        return next(u for u in self.pool.replicas.values() if u.endpoint.name == name)
 
     def ask(self, data, tenant="", salt=b"", session=None):
-        lease = self.backend.lease(self.backend.prompt(data, tenant, salt, session))
-        return lease, lease.upstream.endpoint.name
+        reservation = self.pool.reserve(self.pool.prompt(data, tenant, salt, session))
+        return reservation, reservation.replica.endpoint.name
 
     def serve(self, data, **arguments):
         """A whole request; the name of its pod."""
-        lease, name = self.ask(data, **arguments)
-        lease.heard(encode_prompt(describe(len(data) // 4, BLOCK, hashes(data))))
-        lease.first_token(0.1)
-        lease.release()
+        reservation, name = self.ask(data, **arguments)
+        self.pool.answered(reservation, encode_prompt(describe(len(data) // 4, BLOCK, hashes(data))))
+        reservation.first_token(0.1)
+        self.end(reservation)
         return name
+
+    def end(self, reservation, ending=Ending.FINISHED):
+        self.pool.settle(Outcome(reservation, ending))
 
     def report(self, name, *, after=None, cache=None, **fields):
         """A second later the pod reports; `cache`: all that it has."""
         self.now += 1
-        upstream = self.pod(name)
-        upstream.asked(self.now)
-        known = self.backend.index.sequence(upstream.endpoint.url)
+        replica = self.pod(name)
+        replica.asked(self.now)
+        known = self.pool.router.index.sequence(replica.endpoint.url)
         if cache is not None:
             added = b"".join(h[:8] for data in cache for h in hashes(data))
             fields["cache"] = CacheDelta(sequence=known + 1, reset=True, added=added)
-        self.backend.reported(upstream, report(**fields), known if after is None else after)
+        self.pool.take_report(replica, report(**fields), known if after is None else after)
 
 
 def body(**fields):
@@ -133,10 +137,10 @@ def test_tenants_and_salts_share_no_prefix():
     gateway, prompt = Gateway("a", "b"), text(8000)
     home = gateway.serve(prompt, tenant="t", salt=b'"s"')
     for tenant, salt in (("t", b'"s"'), ("u", b'"s"'), ("t", b""), ("", b'"s"')):
-        lease, name = gateway.ask(prompt, tenant, salt)
-        assert (lease.matched > 0) == ((tenant, salt) == ("t", b'"s"')), (tenant, salt)
-        assert lease.matched == 0 or name == home
-        lease.release()
+        reservation, name = gateway.ask(prompt, tenant, salt)
+        assert (reservation.matched > 0) == ((tenant, salt) == ("t", b'"s"')), (tenant, salt)
+        assert reservation.matched == 0 or name == home
+        gateway.end(reservation)
 
 
 def test_what_another_gateway_sent_there_is_found():
@@ -145,9 +149,9 @@ def test_what_another_gateway_sent_there_is_found():
     (other,) = {"a", "b"} - {home}
     gateway.report(home, cache=[])
     gateway.report(other, cache=[prompt])
-    lease, name = gateway.ask(prompt)
-    assert (name, lease.choice.reason) == (other, "affinity")
-    assert lease.matched == pytest.approx(2000, abs=64)
+    reservation, name = gateway.ask(prompt)
+    assert (name, reservation.choice.reason) == (other, "affinity")
+    assert reservation.matched == pytest.approx(2000, abs=64)
 
 
 def test_two_gateways_send_a_new_prompt_to_the_same_pod_and_other_prompts_elsewhere():
@@ -232,17 +236,17 @@ def test_only_pods_that_accept_are_chosen(states, strategy, seed, session):
             gateway.now -= 1
     accepting = {f"p{n}" for n, state in enumerate(states) if state in ("ready", "lying", "silent")}
     for number in range(4):
-        prompt = gateway.backend.prompt(text(4000, seed + number % 2), "", b"", session)
-        lease = gateway.backend.lease(prompt)
-        assert (lease.upstream.endpoint.name if lease else None) in (accepting or {None})
+        prompt = gateway.pool.prompt(text(4000, seed + number % 2), "", b"", session)
+        reservation = gateway.pool.reserve(prompt)
+        assert (reservation.replica.endpoint.name if reservation else None) in (accepting or {None})
 
 
 def test_a_restarted_gateway_presumes_where_a_conversation_was():
     messages = [{"role": "user", "content": text(3000).decode()}]
     home = Gateway(*"abcdef").serve(read_head(body(messages=messages)).text(chat=True))
     messages += [{"role": "assistant", "content": "{}"}, {"role": "user", "content": "go on"}]
-    lease, name = Gateway(*"abcdef", seed=9).ask(read_head(body(messages=messages)).text(chat=True))
-    assert (name, lease.choice.reason) == (home, "presumed")
+    reservation, name = Gateway(*"abcdef", seed=9).ask(read_head(body(messages=messages)).text(chat=True))
+    assert (name, reservation.choice.reason) == (home, "presumed")
 
 
 def test_two_gateways_do_not_storm_a_new_pod():
@@ -250,7 +254,7 @@ def test_two_gateways_do_not_storm_a_new_pod():
     gateways = [Gateway(*"abcd", seed=seed) for seed in (1, 2)]
     for seed in range(60):
         gateways[seed % 2].ask(text(4000, seed))
-    loads = {name: sum(g.pod(name).in_flight.requests for g in gateways) for name in "abcd"}
+    loads = {name: sum(g.pod(name).load.in_flight.requests for g in gateways) for name in "abcd"}
     for gateway in gateways:
         gateway.has(*"abcde")
         for name in "abcde":
@@ -266,9 +270,9 @@ def test_two_gateways_do_not_storm_a_new_pod():
 def test_least_load_and_round_robin_look_for_no_prefix():
     for strategy in (LEAST_LOAD, ROUND_ROBIN):
         gateway = Gateway("a", "b", policy=Policy(strategy))
-        leases = [gateway.ask(text(8000)) for _ in range(6)]
-        assert [lease.prompt.keys for lease, _ in leases] == [()] * 6
-        assert sorted(name for _, name in leases) == ["a"] * 3 + ["b"] * 3
+        reservations = [gateway.ask(text(8000)) for _ in range(6)]
+        assert [reservation.prompt.keys for reservation, _ in reservations] == [()] * 6
+        assert sorted(name for _, name in reservations) == ["a"] * 3 + ["b"] * 3
 
 
 def test_sessions_stick_and_without_one_the_prefix_decides():
@@ -283,23 +287,23 @@ def test_sessions_stick_and_without_one_the_prefix_decides():
 
 def test_tokens_are_estimated_by_what_answers_told():
     gateway = Gateway("a")
-    assert gateway.backend.prompt(b"x" * 4000, "", b"", None).tokens == 1000
+    assert gateway.pool.prompt(b"x" * 4000, "", b"", None).tokens == 1000
     for _ in range(50):
-        lease, _ = gateway.ask(text(4000))
-        lease.heard(encode_prompt(describe(2000, BLOCK, [])))
-        lease.release()
-    assert gateway.backend.prompt(b"x" * 4000, "", b"", None).tokens == pytest.approx(2000, rel=0.05)
+        reservation, _ = gateway.ask(text(4000))
+        gateway.pool.answered(reservation, encode_prompt(describe(2000, BLOCK, [])))
+        gateway.end(reservation)
+    assert gateway.pool.prompt(b"x" * 4000, "", b"", None).tokens == pytest.approx(2000, rel=0.05)
     for tokens in (0, 2_000_000):
-        lease, _ = gateway.ask(text(4000))
-        lease.heard(encode_prompt(describe(tokens, BLOCK, [])))
-    assert gateway.backend.prompt(b"x" * 4000, "", b"", None).tokens == pytest.approx(2000, rel=0.05)
+        reservation, _ = gateway.ask(text(4000))
+        gateway.pool.answered(reservation, encode_prompt(describe(tokens, BLOCK, [])))
+    assert gateway.pool.prompt(b"x" * 4000, "", b"", None).tokens == pytest.approx(2000, rel=0.05)
 
 
 def test_answers_are_expected_to_be_as_long_as_they_were():
     gateway = Gateway("a")
     gateway.report("a")
     gateway.report("a", requests=100, generation_tokens=40_000)
-    assert gateway.backend.output.value == pytest.approx(400, rel=0.02)
+    assert gateway.pool.lengths.mean.value == pytest.approx(400, rel=0.02)
 
 
 def test_answers_that_last_longer_than_reports_count_whole():
@@ -307,7 +311,7 @@ def test_answers_that_last_longer_than_reports_count_whole():
     for second in range(400):
         # Four at a time, 100 tokens a second together, one ends every ten seconds.
         gateway.report("a", requests=second // 10, generation_tokens=100 * second, running=4)
-    assert gateway.backend.output.value == pytest.approx(1000, rel=0.1)
+    assert gateway.pool.lengths.mean.value == pytest.approx(1000, rel=0.1)
 
 
 def test_a_claim_of_endless_answers_is_not_believed():
@@ -316,43 +320,42 @@ def test_a_claim_of_endless_answers_is_not_believed():
         gateway.report("b", requests=10 * second, generation_tokens=1000 * second)
     gateway.report("a")
     gateway.report("a", requests=1, generation_tokens=2**52)
-    assert gateway.backend.disbelieved == {"output": 1}
+    assert gateway.pool.reports.rejected == {"output": 1}
     gateway.report("a", requests=2, generation_tokens=2**52 + BLOCK * BLOCKS)
-    assert gateway.backend.output.value < 110
+    assert gateway.pool.lengths.mean.value < 110
 
 
 def test_a_clock_set_back_stops_nothing():
     """Intervals are measured by a clock that cannot be set; others are told the time of day."""
     day = [5000.0]
-    fleet = ModelRegistry(Bounds(), lambda: 10.0, random.Random(0).random, lambda: day[0])
-    fleet.update(table([Deployment("ns", "d", ("m",))]))
-    backend = fleet.find("m")
-    backend.arrived(1)
-    assert (backend.traffic().last_arrival, backend.clock()) == (5000.0, 10.0)
+    registry = ModelRegistry(Bounds(), lambda: 10.0, random.Random(0).random, lambda: day[0])
+    registry.update(table([Deployment("ns", "d", ("m",))]))
+    pool = registry.find("m")
+    pool.counters.arrived(1)
+    assert (pool.traffic().last_arrival, pool.clock()) == (5000.0, 10.0)
     day[0] = 3000.0
-    backend.arrived(1)
-    assert (backend.traffic().last_arrival, backend.clock()) == (3000.0, 10.0)
+    pool.counters.arrived(1)
+    assert (pool.traffic().last_arrival, pool.clock()) == (3000.0, 10.0)
 
 
 def test_nothing_is_left_of_finished_requests():
     gateway = Gateway("a", "b")
-    leases = [gateway.ask(text(3000, n))[0] for n in range(20)]
-    for lease in leases[:10]:
-        lease.first_token(0.1)
+    reservations = [gateway.ask(text(3000, n))[0] for n in range(20)]
+    for reservation in reservations[:10]:
+        reservation.first_token(0.1)
     gateway.report("a")
-    for lease in leases[::-1]:
-        lease.release()
+    for reservation in reservations[::-1]:
+        gateway.end(reservation)
     for name in "ab":
         pod = gateway.pod(name)
-        assert pod.in_flight == SentRequests()
-    assert gateway.pod("b").since_report.prefill == 0
+        assert pod.load.in_flight == SentRequests()
+    assert gateway.pod("b").load.since_report.prefill == 0
 
 
 def test_a_pod_that_did_not_take_it_is_not_taken_to_have_it():
     gateway, prompt = Gateway("a", "b"), text(8000)
-    lease, _ = gateway.ask(prompt)
-    lease.refused()
-    lease.release()
+    reservation, _ = gateway.ask(prompt)
+    gateway.end(reservation, Ending.REFUSED)
     assert gateway.ask(prompt)[0].matched == 0
 
 
@@ -362,25 +365,25 @@ def test_a_new_pod_at_an_old_address_has_nothing():
     gateway.report("a", cache=[prompt])
     gateway.has(new="a")
     assert gateway.ask(prompt)[0].matched == 0
-    assert gateway.backend.index.hashes == 0
+    assert gateway.pool.router.index.hashes == 0
 
 
 def test_a_pod_that_is_gone_leaves_nothing():
     gateway, prompt = Gateway("a", "b"), text(8000)
     gateway.report(gateway.serve(prompt), cache=[prompt])
     gateway.has()
-    assert (gateway.fleet.index.hashes, gateway.fleet.index.assumed) == (0, 0)
+    assert (gateway.registry.index.hashes, gateway.registry.index.assumed) == (0, 0)
     gateway.has("a", "b")
     gateway.serve(prompt)
-    gateway.fleet.update(table([]))
-    assert (gateway.fleet.index.hashes, gateway.fleet.index.assumed) == (0, 0)
+    gateway.registry.update(table([]))
+    assert (gateway.registry.index.hashes, gateway.registry.index.assumed) == (0, 0)
 
 
 def test_a_restarted_pod_has_what_it_says_after_that():
     gateway, prompt = Gateway("a"), text(8000)
     gateway.serve(prompt)
     gateway.report("a", cache=[prompt])
-    known = gateway.backend.index.sequence("http://a:8000")
+    known = gateway.pool.router.index.sequence("http://a:8000")
     # Its sequence may happen to be one that the new process knows: the difference is to something else.
     gateway.report("a", start_time=2.0, after=known, cache=None)
     assert gateway.ask(prompt)[0].matched == 0
@@ -425,9 +428,9 @@ def test_a_pod_that_lies_is_judged_by_what_was_sent_to_it(kind, lie, caplog):
         lie(gateway)
     assert len(caplog.records) == 1
     assert caplog.records[0].message.startswith("what a says of itself cannot be")
-    assert gateway.backend.disbelieved == {kind: 5}
-    leases = [gateway.ask(text(3000, n)) for n in range(20)]
-    assert 5 <= sum(name == "a" for _, name in leases) <= 15
+    assert gateway.pool.reports.rejected == {kind: 5}
+    reservations = [gateway.ask(text(3000, n)) for n in range(20)]
+    assert 5 <= sum(name == "a" for _, name in reservations) <= 15
     gateway.report("a", cache=[], steps=StepSums(count=100_000))
     assert gateway.pod("a").report is not None
 
@@ -436,39 +439,39 @@ def test_before_an_answer_ends_it_is_not_all_that_was_generated():
     gateway = Gateway("a")
     for second in range(60):
         gateway.report("a", running=40, generation_tokens=2000 * second)
-    assert gateway.backend.usual <= BLOCKS * BLOCK / 4
+    assert gateway.pool.lengths.usual <= BLOCKS * BLOCK / 4
 
 
 def test_no_single_report_says_how_long_answers_are():
     gateway = Gateway("a")
     for second in range(20):
         gateway.report("a", running=5, requests=20 * second, generation_tokens=20 * 500 * second)
-    usual = gateway.backend.usual
+    usual = gateway.pool.lengths.usual
     gateway.report("a", running=5, requests=9000, generation_tokens=20 * 500 * 20)
-    assert gateway.backend.usual > usual / 10
+    assert gateway.pool.lengths.usual > usual / 10
     gateway.report("a", running=5, requests=2**52, generation_tokens=20 * 500 * 20)
-    assert gateway.backend.usual > usual / 10
+    assert gateway.pool.lengths.usual > usual / 10
 
 
 def test_a_pod_that_lies_is_sent_no_more_than_it_last_said_to_hold():
     gateway = Gateway("a")
     gateway.report("a", max_running=7)
     pod = gateway.pod("a")
-    honest = pod.room(gateway.now, 100.0, 1)
+    honest = pod.headroom(gateway.now, 100.0, 1)
     LIES["nan"][1](gateway)
     for _ in range(7):
-        pod.sent(300, 200)
-    doubted = pod.room(gateway.now + 60, 100.0, 1)
+        pod.load.send(300, 200, 0.0)
+    doubted = pod.headroom(gateway.now + 60, 100.0, 1)
     assert (doubted.pool, doubted.max_rows, doubted.rows, doubted.used) == (honest.pool, 7, 7, 2100)
 
 
 def test_a_header_that_cannot_be_is_left_out(caplog):
     gateway, prompt = Gateway("a"), text(8000)
     for value in ("", "x", "1/2/3/4", "99999999999/16/", "2000/16/AAAA"):
-        lease, _ = gateway.ask(prompt)
-        lease.heard(value)
-        lease.release()
-    assert gateway.backend.disbelieved == {"prompt": 5}
+        reservation, _ = gateway.ask(prompt)
+        gateway.pool.answered(reservation, value)
+        gateway.end(reservation)
+    assert gateway.pool.reports.rejected == {"prompt": 5}
     assert len(caplog.records) == 1
 
 
@@ -484,12 +487,12 @@ async def test_pods_are_asked_and_clients_are_not_told(world):
         return web.json_response({"usage": usage}, headers={"X-Octavo-Prompt": value})
 
     pod.behave = behave
-    backend = world.has(pod.endpoint())
+    pool = world.has(pod.endpoint())
     for _ in range(2):
         async with world.post({"model": "m", "prompt": prompt}, "/v1/completions") as response:
             assert response.status == 200
             assert not [name for name in response.headers if name.lower().startswith("x-octavo")]
-    assert backend.bytes_per_token.value < 4
+    assert pool.router.bytes_per_token.value < 4
     async with world.client.get(world.admin_url + "/metrics") as response:
         metrics = await response.text()
     assert 'octavo_gateway_prefix_tokens_total{kind="cached",model="m"} 1280.0' in metrics
@@ -505,7 +508,7 @@ async def test_sessions_are_read_from_their_header(world):
     deployment = Deployment(
         "ns", "d", ("m",), endpoints=endpoints, policy=Policy(SESSION), session_header="X-Conversation"
     )
-    world.fleet.update(table([deployment]))
+    world.registry.update(table([deployment]))
     for number in range(12):
         async with world.post(headers={"x-conversation": "one"}) as response:
             assert response.status == 200
@@ -543,20 +546,20 @@ def test_answers_that_come_in_one_piece_grow_by_the_reports():
     """What a pod has generated is in its pinned blocks: it must not be expected once more."""
     gateway = Gateway("a")
     seen, unseen = gateway.ask(text(400, 1))[0], gateway.ask(text(400, 2))[0]
-    unseen.unseen()
+    unseen.sent(streamed=False)
     gateway.report("a", running=2)
     late = gateway.ask(text(400, 3))[0]
-    late.unseen()
+    late.sent(streamed=False)
     gateway.report("a", running=3, generation_tokens=60)
-    assert [lease.output - lease.left for lease in (seen, unseen, late)] == [0, 20, 0]
+    assert [reservation.generated for reservation in (seen, unseen, late)] == [0, 20, 0]
     gateway.report("a", running=3, generation_tokens=120)
-    assert [lease.output - lease.left for lease in (seen, unseen, late)] == [0, 40, 20]
+    assert [reservation.generated for reservation in (seen, unseen, late)] == [0, 40, 20]
     gateway.report("a", running=1, generation_tokens=1100)
-    assert unseen.left == 0
-    for lease in (seen, unseen, late):
-        lease.release()
-    assert gateway.pod("a").growth == pytest.approx(0)
-    assert not gateway.pod("a").unseen
+    assert unseen.in_flight.left == 0
+    for reservation in (seen, unseen, late):
+        gateway.end(reservation)
+    assert gateway.pod("a").load.growth == pytest.approx(0)
+    assert not gateway.pod("a").load.unseen
 
 
 def test_what_a_report_says_is_made_ready_once_for_all_requests():

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from octavo_gateway.access.api_keys import KeyFile
+from octavo_gateway.access.key_file import KeyFile
 
 CHAT = "/v1/chat/completions"
 

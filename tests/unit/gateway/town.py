@@ -1,4 +1,4 @@
-"""A gateway's backend and pods that compute one token for each running request in a tick, under virtual time."""
+"""A model's pool, and pods that compute one token for each running request in a tick, under virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.registry import ModelRegistry
-from octavo_gateway.pool.reservation import Reservation
+from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
 from octavo_gateway.queueing.hold_queue import Bounds, QueuedRequest, RequestAttributes
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_protocol.load import LoadReport
@@ -24,10 +24,10 @@ ZERO = dict.fromkeys([field.name for field in msgspec.structs.fields(LoadReport)
 class Job:
     """A request: `prompt` tokens, `output` tokens to come."""
 
-    terms: RequestAttributes
+    attributes: RequestAttributes
     prompt: int
     output: int
-    lease: Reservation
+    reservation: Reservation
     made: int = 0
 
 
@@ -61,10 +61,10 @@ class Town:
     def __init__(self, *pods: Pod, bounds: Bounds | None = None, hold: bool = True, gateways: int = 1) -> None:
         self.now = 1000.0
         self.pods = {pod.name: pod for pod in pods}
-        self.fleet = ModelRegistry(bounds or Bounds(), lambda: self.now, random.Random(1).random)
+        self.registry = ModelRegistry(bounds or Bounds(), lambda: self.now, random.Random(1).random)
         self._hold = hold
         self.open()
-        self.backend.gateways = gateways
+        self.pool.selector.gateways = gateways
         self.waiting: list[tuple[QueuedRequest[Reservation], int, int]] = []
         self.done: Counter[str] = Counter()
         self.served: Counter[str] = Counter()
@@ -72,26 +72,26 @@ class Town:
         self.order: list[RequestAttributes] = []
 
     @property
-    def backend(self) -> ModelPool:
-        found = self.fleet.find("m")
+    def pool(self) -> ModelPool:
+        found = self.registry.find("m")
         assert found is not None
         return found
 
     def open(self, *, ready: bool = True) -> None:
         """All pods take requests, or none does."""
         ends = tuple(Endpoint(name, name, name, ready=ready) for name in self.pods)
-        self.fleet.update(table([Deployment("ns", "d", ("m",), hold=self._hold, endpoints=ends)]))
+        self.registry.update(table([Deployment("ns", "d", ("m",), hold=self._hold, endpoints=ends)]))
 
-    def send(self, prompt: int = 10, output: int = 10, terms: RequestAttributes | None = None) -> bool:
+    def send(self, prompt: int = 10, output: int = 10, attributes: RequestAttributes | None = None) -> bool:
         """One request; False when it was refused at once."""
-        terms = terms or RequestAttributes()
+        attributes = attributes or RequestAttributes()
         asked = Prompt(prompt, 4 * prompt)
-        lease = self.backend.lease(asked, terms)
-        if lease is not None:
-            self._start(lease, terms, prompt, output)
+        reservation = self.pool.reserve(asked, attributes)
+        if reservation is not None:
+            self._start(reservation, attributes, prompt, output)
             return True
         try:
-            self.waiting.append((self.backend.hold(4 * prompt, asked, terms), prompt, output))
+            self.waiting.append((self.pool.hold(4 * prompt, asked, attributes), prompt, output))
         except ApiError as error:
             self.refused.append(error)
             return False
@@ -104,39 +104,42 @@ class Town:
         for pod in self.pods.values():
             for job in list(pod.jobs[: pod.rows]):
                 job.made += 1
-                job.lease.progress(1)
+                job.reservation.progress(1)
                 if job.made == job.output:
                     pod.jobs.remove(job)
-                    self.done[job.terms.tenant] += 1
-                    self.served[job.terms.tenant] += job.prompt + 2 * job.output
-                    job.lease.settle(job.prompt, job.output)
-                    job.lease.release()
+                    self.done[job.attributes.tenant] += 1
+                    self.served[job.attributes.tenant] += job.prompt + 2 * job.output
+                    self.end(job)
                     self._begin_granted()
             if report and pod.speaks:
                 self.heard(pod)
-        self.backend.pump()
+        self.pool.dispatch()
         self._begin_granted()
+
+    def end(self, job: Job) -> None:
+        """The answer of a request ends with what was made of it."""
+        self.pool.settle(Outcome(job.reservation, Ending.FINISHED, job.prompt, job.made))
 
     def heard(self, pod: Pod) -> None:
         """The pod's report comes."""
-        upstream = self.backend.upstreams[pod.name]
-        upstream.asked(self.now)
-        self.backend.reported(upstream, pod.report(), 0)
+        replica = self.pool.replicas[pod.name]
+        replica.asked(self.now)
+        self.pool.take_report(replica, pod.report(), 0)
 
     def _begin_granted(self) -> None:
         ready = [entry for entry in self.waiting if entry[0].granted.done()]
         self.waiting = [entry for entry in self.waiting if not entry[0].granted.done()] if ready else self.waiting
-        for ticket, prompt, output in ready:
-            error = ticket.granted.exception()
+        for queued, prompt, output in ready:
+            error = queued.granted.exception()
             if error is None:
-                self._start(ticket.granted.result(), ticket.terms, prompt, output)
+                self._start(queued.granted.result(), queued.attributes, prompt, output)
             else:
                 assert isinstance(error, ApiError)
                 self.refused.append(error)
 
-    def _start(self, lease: Reservation, terms: RequestAttributes, prompt: int, output: int) -> None:
-        pod = self.pods[lease.upstream.endpoint.name]
-        pod.jobs.append(Job(terms, prompt, output, lease))
+    def _start(self, reservation: Reservation, attributes: RequestAttributes, prompt: int, output: int) -> None:
+        pod = self.pods[reservation.replica.endpoint.name]
+        pod.jobs.append(Job(attributes, prompt, output, reservation))
         pod.peak = max(pod.peak, len(pod.jobs))
         pod.most = max(pod.most, sum(job.prompt + job.output for job in pod.jobs))
-        self.order.append(terms)
+        self.order.append(attributes)

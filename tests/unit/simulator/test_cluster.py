@@ -48,7 +48,7 @@ def ended_once(run: Run) -> None:
     assert all(job.outcome for job in run.jobs)
     assert all(job.arrived <= job.ended < inf for job in run.jobs)
     assert all(job.arrived <= job.first <= job.ended for job in run.jobs if job.outcome == "finished")
-    assert not any(member.leases for member in run.members)
+    assert not any(member.reservations for member in run.members)
 
 
 def test_the_operator_writes_the_same_lines_and_takes_the_same_decisions(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The gateway's own objects under simulated time."""
 
+from octavo_gateway.pool.reservation import Ending
 from octavo_gateway.queueing.hold_queue import Bounds
-from octavo_gateway.routing.router import PREFIX_AWARE, SESSION
+from octavo_gateway.routing.candidate import PREFIX_AWARE, SESSION
 from octavo_simulator.gateway import SimulatedGateway, streamed
 from octavo_simulator.job import SimulatedRequest
 from octavo_simulator.pod import SimulatedPod
@@ -22,25 +23,26 @@ def gateway(*pods: str, strategy: str = PREFIX_AWARE) -> SimulatedGateway:
 def test_a_session_stays_with_its_pod_and_sessions_spread() -> None:
     made, where = gateway("a", "b", "c", strategy=SESSION), {}
     for number in range(60):
-        lease = made.lease(SimulatedRequest(number, TraceRequest(0.0, 100, 1, prefix=number % 20), 0.0))
-        assert lease is not None
-        where.setdefault(number % 20, set()).add(lease.upstream.endpoint.name)
-        lease.release()
+        job = SimulatedRequest(number, TraceRequest(0.0, 100, 1, prefix=number % 20), 0.0)
+        reservation = made.reserve(job)
+        assert reservation is not None
+        where.setdefault(number % 20, set()).add(reservation.replica.endpoint.name)
+        made.settle(job, reservation, Ending.FINISHED)
     assert all(len(pods) == 1 for pods in where.values())
     assert set.union(*where.values()) == {"a", "b", "c"}
 
 
 def test_tokens_that_passed_do_not_count_as_growth_to_come() -> None:
     """Without this a pod of long answers looks full at half of its pool, and requests are held for nothing."""
-    lease = gateway().lease(SimulatedRequest(0, TraceRequest(0.0, 100, 50), 0.0))
-    assert lease is not None
-    expected = lease.left
-    assert lease.upstream.growth == expected > 100
+    reservation = gateway().reserve(SimulatedRequest(0, TraceRequest(0.0, 100, 50), 0.0))
+    assert reservation is not None
+    expected = reservation.in_flight.left
+    assert reservation.replica.load.growth == expected > 100
     for _ in range(2):
-        streamed(lease, 100)
-        assert lease.upstream.growth == lease.left == expected - 100
-    streamed(lease, 5000)
-    assert lease.upstream.growth == lease.left == 0.0
+        streamed(reservation, 100)
+        assert reservation.replica.load.growth == reservation.in_flight.left == expected - 100
+    streamed(reservation, 5000)
+    assert reservation.replica.load.growth == reservation.in_flight.left == 0.0
 
 
 def test_what_a_pod_has_cached_is_known_after_its_report() -> None:
@@ -48,11 +50,11 @@ def test_what_a_pod_has_cached_is_known_after_its_report() -> None:
     first = SimulatedRequest(0, TraceRequest(0.0, 6400, 1, prefix=3, shared=6400), 0.0)
     pod.submit(first, 0.0)
     pod.advance(10.0)
-    lease = made.lease(first)
-    assert lease is not None
-    assert lease.matched == 0
-    lease.release()
+    reservation = made.reserve(first)
+    assert reservation is not None
+    assert reservation.matched == 0
+    made.settle(first, reservation, Ending.FINISHED)
     made.reported("a", pod, pod.report(10.0))
-    again = made.lease(SimulatedRequest(1, TraceRequest(9.0, 6400, 1, prefix=3, shared=6400), 9.0))
+    again = made.reserve(SimulatedRequest(1, TraceRequest(9.0, 6400, 1, prefix=3, shared=6400), 9.0))
     assert again is not None
     assert again.matched > 6000

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_gateway.access.api_keys import KeyFile
-from octavo_gateway.access.keyring import MAX_PRIORITY, KeyFileError, digest_of, parse
+from octavo_gateway.access.api_keys import MAX_PRIORITY, KeyFileError, digest_of
+from octavo_gateway.access.key_file import KeyFile, parse
 from octavo_gateway.access.rate_limits import RateLimits
 
 SECRET = "s3cret-of-somebody"

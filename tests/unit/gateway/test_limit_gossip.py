@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 from tests.unit.gateway.conftest import World
 
-from octavo_gateway.access.api_keys import KeyFile
-from octavo_gateway.access.keyring import opaque
+from octavo_gateway.access.api_keys import opaque
+from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.access.limit_gossip import FORGOTTEN_SECONDS, MOST_GATEWAYS, LimitGossip, Taken, Word
 from octavo_gateway.access.rate_limits import Accounts, RateLimits
-from octavo_gateway.app.peer_client import Peers
-from octavo_gateway.app.run import upstream_session
+from octavo_gateway.app.peer_client import PeerClient
+from octavo_gateway.app.run import replica_session
 
 NAME = "team-a"
 
@@ -30,7 +30,7 @@ class Gateways:
     def __init__(self, count: int, limits: RateLimits, phases: list[float] | None = None) -> None:
         self.now = 0.0
         self.limits = limits
-        self.crews = [self.fresh(f"g{index}") for index in range(count)]
+        self.gossips = [self.fresh(f"g{index}") for index in range(count)]
         self.phases = phases or [0.0] * count
         self.cut: set[int] = set()
         for index in range(count):
@@ -42,15 +42,15 @@ class Gateways:
         return LimitGossip(accounts, name)
 
     def account(self, index: int):
-        return self.crews[index]._accounts.known[NAME]
+        return self.gossips[index]._accounts.known[NAME]
 
     def round(self, index: int) -> tuple[int, int]:
-        crew = self.crews[index]
-        others = [other for other in range(len(self.crews)) if other != index]
+        gossip = self.gossips[index]
+        others = [other for other in range(len(self.gossips)) if other != index]
         for other in others:
             if index not in self.cut and other not in self.cut:
-                crew.hear(self.crews[other].say(self.now), self.now)
-        return crew.share_out([self.crews[other].id for other in others], self.now)
+                gossip.hear(self.gossips[other].say(self.now), self.now)
+        return gossip.share_out([self.gossips[other].id for other in others], self.now)
 
     def advance(self, seconds: float) -> None:
         """Time passes; rounds are held when they are due."""
@@ -69,7 +69,7 @@ class Gateways:
 def test_only_hashes_of_names_are_told():
     all_of_them = Gateways(1, RateLimits(requests=60))
     all_of_them.take(0)
-    word = all_of_them.crews[0].say(0.0)
+    word = all_of_them.gossips[0].say(0.0)
     assert set(word.keys) == {opaque("account", NAME)}
     assert NAME not in str(word)
 
@@ -77,8 +77,8 @@ def test_only_hashes_of_names_are_told():
 def test_a_key_that_is_as_new_is_not_told():
     all_of_them = Gateways(1, RateLimits(requests=60))
     all_of_them.take(0)
-    assert all_of_them.crews[0].say(0.5).keys
-    assert not all_of_them.crews[0].say(2.0).keys
+    assert all_of_them.gossips[0].say(0.5).keys
+    assert not all_of_them.gossips[0].say(2.0).keys
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -183,7 +183,7 @@ def test_a_gateway_that_restarts_does_not_bring_a_full_bucket():
     while all_of_them.take(0) or all_of_them.take(1) or all_of_them.now < 2:
         all_of_them.advance(0.5)
     taken = all_of_them.account(0).requests.taken
-    all_of_them.crews[1] = all_of_them.fresh("g1-again")
+    all_of_them.gossips[1] = all_of_them.fresh("g1-again")
     all_of_them.round(1)
     all_of_them.round(0)
     assert all_of_them.account(1).requests.level < 5
@@ -196,7 +196,7 @@ def test_of_a_gateway_heard_for_the_first_time_only_what_is_left_counts():
 
     def hear(taken: float, left: float) -> float:
         word = Word(id="old", keys={opaque("account", NAME): Taken(taken, 0.0, 0, requests_left=left)})
-        one.crews[0].hear(word, one.now)
+        one.gossips[0].hear(word, one.now)
         return one.account(0).requests.level
 
     assert hear(5000.0, 40.0) == 40.0
@@ -221,12 +221,12 @@ def test_requests_at_a_time_are_counted_together():
 
 def test_strangers_cannot_fill_the_memory():
     all_of_them = Gateways(1, RateLimits(requests=60))
-    crew = all_of_them.crews[0]
+    gossip = all_of_them.gossips[0]
     for index in range(2 * MOST_GATEWAYS):
-        crew.hear(Word(id=f"x{index}", keys={"unknown": Taken(1.0, 1.0, 1)}), 0.0)
-    assert len(crew._members) == MOST_GATEWAYS
-    crew.share_out([], FORGOTTEN_SECONDS)
-    assert not crew._members
+        gossip.hear(Word(id=f"x{index}", keys={"unknown": Taken(1.0, 1.0, 1)}), 0.0)
+    assert len(gossip._members) == MOST_GATEWAYS
+    gossip.share_out([], FORGOTTEN_SECONDS)
+    assert not gossip._members
 
 
 async def test_two_gateways_over_http(tmp_path):
@@ -235,14 +235,15 @@ async def test_two_gateways_over_http(tmp_path):
     headers = {"Authorization": "Bearer alpha"}
     async with AsyncExitStack() as stack:
         worlds = [World(stack), World(stack)]
-        session = await stack.enter_async_context(upstream_session())
+        session = await stack.enter_async_context(replica_session())
         for world in worlds:
             await world.start(keys=KeyFile(path))
             pod = await world.pod()
             world.has(pod.endpoint())
         ports = [("127.0.0.1", int(world.admin_url.rpartition(":")[2])) for world in worlds]
         peers = [
-            Peers(world.crew, session, ports, world.ticks, world.metrics, world.fleet.shared_by) for world in worlds
+            PeerClient(world.gossip, session, ports, world.ticks, world.metrics, world.registry.shared_by)
+            for world in worlds
         ]
         # The first knows at once that it is not alone: it takes half until it has heard the other one.
         statuses = []
@@ -253,7 +254,7 @@ async def test_two_gateways_over_http(tmp_path):
                 async with world.post(headers=headers) as response:
                     statuses.append(response.status)
         assert statuses.count(200) in {10, 11}
-        assert [world.fleet.find("m").gateways for world in worlds] == [2, 2]
+        assert [world.registry.find("m").selector.gateways for world in worlds] == [2, 2]
         sample = worlds[0].metrics.registry.get_sample_value
         assert sample("octavo_gateway_gateways", {"state": "heard"}) == 2
         async with session.get(worlds[0].admin_url + "/v1/octavo/peers") as response:
@@ -277,27 +278,27 @@ async def test_a_word_that_comes_in_pieces_is_heard_whole():
 
     async with AsyncExitStack() as stack:
         world = World(stack)
-        session = await stack.enter_async_context(upstream_session())
+        session = await stack.enter_async_context(replica_session())
         await world.start()
         app = web.Application()
         app.router.add_get("/v1/octavo/peers", say)
         port = int((await world.serve(app)).rpartition(":")[2])
-        peers = Peers(
-            world.crew, session, [("127.0.0.1", port)], world.ticks, world.metrics, world.fleet.shared_by,
+        peers = PeerClient(
+            world.gossip, session, [("127.0.0.1", port)], world.ticks, world.metrics, world.registry.shared_by,
         )  # fmt: skip
         await peers.round()
         sample = world.metrics.registry.get_sample_value
         assert sample("octavo_gateway_gateways", {"state": "silent"}) == 0
-        assert "other" in world.crew._members
+        assert "other" in world.gossip._members
 
 
 async def test_only_a_gateway_that_stays_silent_is_worth_a_warning(caplog):
     async with AsyncExitStack() as stack:
         world = World(stack)
-        session = await stack.enter_async_context(upstream_session())
+        session = await stack.enter_async_context(replica_session())
         await world.start()
-        peers = Peers(
-            world.crew, session, [("127.0.0.1", 1)], world.ticks, world.metrics, world.fleet.shared_by,
+        peers = PeerClient(
+            world.gossip, session, [("127.0.0.1", 1)], world.ticks, world.metrics, world.registry.shared_by,
         )  # fmt: skip
         await peers.round()
         assert not caplog.records
@@ -315,14 +316,14 @@ async def test_a_word_that_nobody_foresaw_is_no_end(caplog):
 
     async with AsyncExitStack() as stack:
         world = World(stack)
-        session = await stack.enter_async_context(upstream_session())
+        session = await stack.enter_async_context(replica_session())
         await world.start()
         ports = []
         for say in (deep, well):
             app = web.Application()
             app.router.add_get("/v1/octavo/peers", say)
             ports.append(("127.0.0.1", int((await world.serve(app)).rpartition(":")[2])))
-        peers = Peers(world.crew, session, ports, world.ticks, world.metrics, world.fleet.shared_by)
+        peers = PeerClient(world.gossip, session, ports, world.ticks, world.metrics, world.registry.shared_by)
         await peers.round()
         await peers.round()
         sample = world.metrics.registry.get_sample_value
@@ -338,14 +339,14 @@ async def test_a_gateway_that_is_not_there_halves_the_limit(tmp_path):
     path.write_text("keys:\n- {name: a, key: alpha, requestsPerMinute: 10}")
     async with AsyncExitStack() as stack:
         world = World(stack)
-        session = await stack.enter_async_context(upstream_session())
+        session = await stack.enter_async_context(replica_session())
         await world.start(keys=KeyFile(path))
         pod = await world.pod()
         world.has(pod.endpoint())
         own = int(world.admin_url.rpartition(":")[2])
-        peers = Peers(
-            world.crew, session, [("127.0.0.1", own), ("127.0.0.1", 1)], world.ticks, world.metrics,
-            world.fleet.shared_by,
+        peers = PeerClient(
+            world.gossip, session, [("127.0.0.1", own), ("127.0.0.1", 1)], world.ticks, world.metrics,
+            world.registry.shared_by,
         )  # fmt: skip
         await asyncio.wait_for(peers.round(), 5)
         statuses = []

@@ -75,7 +75,7 @@ def test_noise_averages_out():
         assert predicted(found, *counts) == pytest.approx(seconds, rel=0.15)
 
 
-def test_figures_follow_a_change():
+def test_costs_follow_a_change():
     found = learned(
         *(list(steps(2000, seed=n)) for n in range(4)), *(list(steps(2000, 0.08, seed=n)) for n in range(9))
     )
@@ -87,7 +87,7 @@ def test_figures_follow_a_change():
     [[], list(steps(MIN_STEPS - 1)), [(0.02, 0, 3, 900)] * 500, [(0.02, 512, 0, 0)] * 500],
     ids=["nothing", "few", "no prompts", "no rows"],
 )
-def test_too_little_gives_no_figures(batch):
+def test_too_little_gives_no_cost(batch):
     assert learned(batch) is None
 
 
@@ -105,7 +105,7 @@ def test_pods_that_saw_little_each_are_learned_from_together():
 
 @settings(max_examples=scaled(20), deadline=None)
 @given(st.integers(0, 999))
-def test_equal_pods_have_equal_figures_whatever_the_noise_and_their_mix(seed):
+def test_equal_pods_have_equal_costs_whatever_the_noise_and_their_mix(seed):
     pods = [fed(list(steps(200, seed=seed + n, noise=0.15))) for n in range(4)]
     pods.append(fed([(0.021, 0, 1, 400)] * 300))
     common = fit(pods)

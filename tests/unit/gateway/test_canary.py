@@ -16,6 +16,7 @@ from tests.support.waiting import eventually_async
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.reservation import Ending, Outcome
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_gateway.routing.canary import split
 from octavo_gateway.routing.prompt_features import Prompt
@@ -28,11 +29,11 @@ def endpoint(name: str, *, canary: bool, ready: bool = True) -> Endpoint:
     return Endpoint(name, f"http://{name}:8000", "", ready, canary)
 
 
-def backend(endpoints, percent, seed=0, step=STEP):
-    fleet = ModelRegistry(Bounds(), lambda: 1000.0, random.Random(seed).random)
+def pool_of(endpoints, percent, seed=0, step=STEP):
+    registry = ModelRegistry(Bounds(), lambda: 1000.0, random.Random(seed).random)
     found = Deployment("ns", "d", ("m",), endpoints=endpoints, canary_percent=percent, canary_step=step)
-    fleet.update(table([found]))
-    return fleet, fleet.find("m")
+    registry.update(table([found]))
+    return registry, registry.find("m")
 
 
 def report(blocks=1000, rows=64):
@@ -67,21 +68,21 @@ def test_the_share_is_kept(percent):
 def test_inside_a_track_the_least_loaded_pod_is_chosen(percent, stable, canary, seed, running):
     pods = [endpoint(f"s{n}", canary=False) for n in range(stable)]
     pods += [endpoint(f"c{n}", canary=True) for n in range(canary)]
-    fleet, found = backend(tuple(pods), percent, seed)
-    open_leases, chance = [], random.Random(seed + 1)
+    registry, found = pool_of(tuple(pods), percent, seed)
+    open_reservations, chance = [], random.Random(seed + 1)
     for _ in range(150):
-        for _, upstream in fleet.upstreams():
-            upstream.asked(1000.0)
-            upstream.reported(report())
-        busy = {u.endpoint.name: u.in_flight.requests for _, u in fleet.upstreams()}
-        lease = found.lease(Prompt(50, 50))
-        chosen = lease.upstream.endpoint
-        track = [u.endpoint.name for _, u in fleet.upstreams() if u.endpoint.canary is chosen.canary]
+        for _, replica in registry.replicas():
+            replica.asked(1000.0)
+            replica.reported(report())
+        busy = {u.endpoint.name: u.load.in_flight.requests for _, u in registry.replicas()}
+        reservation = found.reserve(Prompt(50, 50))
+        chosen = reservation.replica.endpoint
+        track = [u.endpoint.name for _, u in registry.replicas() if u.endpoint.canary is chosen.canary]
         # One request of 64 rows is within the router's tie.
         assert busy[chosen.name] <= min(busy[name] for name in track) + 1
-        open_leases.append(lease)
-        if len(open_leases) > running:
-            open_leases.pop(chance.randrange(len(open_leases))).release()
+        open_reservations.append(reservation)
+        if len(open_reservations) > running:
+            found.settle(Outcome(open_reservations.pop(chance.randrange(len(open_reservations))), Ending.FINISHED))
 
 
 def test_without_a_ready_pod_a_track_leaves_its_requests_to_the_other():
@@ -90,38 +91,38 @@ def test_without_a_ready_pod_a_track_leaves_its_requests_to_the_other():
         ((stable, replace(canary, ready=False)), "s"),
         ((replace(stable, ready=False), canary), "c"),
     ):
-        _, found = backend(pods, 50)
-        assert {found.lease(Prompt(1, 1)).upstream.endpoint.name for _ in range(50)} == {expected}
+        _, found = pool_of(pods, 50)
+        assert {found.reserve(Prompt(1, 1)).replica.endpoint.name for _ in range(50)} == {expected}
 
 
 def test_a_canary_without_a_share_gets_nothing_even_when_nobody_else_is_there():
-    _, found = backend((endpoint("c", canary=True),), 0, step="")
+    _, found = pool_of((endpoint("c", canary=True),), 0, step="")
     assert not found.available()
-    assert found.lease(Prompt(1, 1)) is None
+    assert found.reserve(Prompt(1, 1)) is None
 
 
 def test_held_requests_are_released_by_share_and_where_there_is_room():
     pods = (endpoint("s", canary=False), endpoint("c", canary=True))
-    fleet, found = backend(pods, 100)
+    registry, found = pool_of(pods, 100)
     found.deployment = replace(found.deployment, hold=True)
-    for _, upstream in fleet.upstreams():
-        upstream.asked(1000.0)
-        upstream.reported(report(rows=2))
+    for _, replica in registry.replicas():
+        replica.asked(1000.0)
+        replica.reported(report(rows=2))
     # The canary is full after two: the rest goes where there is room.
-    leases = [found.lease(Prompt(1, 1)) for _ in range(4)]
-    assert Counter(lease.upstream.endpoint.name for lease in leases) == {"c": 2, "s": 2}
+    reservations = [found.reserve(Prompt(1, 1)) for _ in range(4)]
+    assert Counter(reservation.replica.endpoint.name for reservation in reservations) == {"c": 2, "s": 2}
 
 
 def test_a_new_step_counts_anew_and_late_answers_count_where_they_were_sent():
     pods = (endpoint("c", canary=True),)
-    fleet, found = backend(pods, 50)
-    lease = found.lease(Prompt(1, 1))
+    registry, found = pool_of(pods, 50)
+    reservation = found.reserve(Prompt(1, 1))
     following = Deployment("ns", "d", ("m",), endpoints=pods, canary_percent=80, canary_step="abc-1")
-    fleet.update(table([following]))
-    lease.answered(well=False)
+    registry.update(table([following]))
+    found.settle(Outcome(reservation, Ending.FAILED))
     assert found.traffic().canary.step == "abc-1"
     assert found.traffic().canary.canary.requests == 0
-    fleet.update(table([replace(following, canary_step="")]))
+    registry.update(table([replace(following, canary_step="")]))
     assert found.traffic().canary is None
 
 
@@ -170,10 +171,10 @@ async def test_what_counts_as_an_answer_and_what_as_an_error(world, streams, beh
     second = replace(one, url=one.url.replace("127.0.0.1", "localhost"), name="again")
     pods = (one, second) if counted[0] == 2 else (one,)
     found = Deployment("ns", "d", ("m",), endpoints=pods, canary_percent=100, canary_step=STEP)
-    world.fleet.update(table([found]))
+    world.registry.update(table([found]))
     async with world.post() as response:
         await response.read()
-    traffic = world.fleet.find("m").traffic().canary
+    traffic = world.registry.find("m").traffic().canary
     assert (traffic.canary.requests, traffic.canary.errors, sum(traffic.canary.ttft)) == counted
     assert traffic.stable.requests == 0
 
@@ -182,18 +183,19 @@ async def test_a_client_that_leaves_is_nobodys_error(world, streams):
     pod = await world.pod(streams([b'data: {"n": 1}\n\n', DONE], gate=asyncio.Event()))
     await world.start()
     one = replace(pod.endpoint(), canary=True)
-    world.fleet.update(table([Deployment("ns", "d", ("m",), endpoints=(one,), canary_percent=100, canary_step=STEP)]))
+    found = Deployment("ns", "d", ("m",), endpoints=(one,), canary_percent=100, canary_step=STEP)
+    world.registry.update(table([found]))
     async with world.post() as response:
         await response.content.readany()
         response.close()
-    found = world.fleet.find("m")
-    await eventually_async(lambda: found.in_flight == 0)
-    assert found.traffic().canary.canary.requests == 0
+    pool = world.registry.find("m")
+    await eventually_async(lambda: pool.in_flight == 0)
+    assert pool.traffic().canary.canary.requests == 0
 
 
 def test_times_are_counted_in_classes():
-    _, found = backend((endpoint("c", canary=True),), 100)
+    _, found = pool_of((endpoint("c", canary=True),), 100)
     for seconds in (0.0, TTFT_BOUNDS[3], TTFT_BOUNDS[-1] + 1):
-        found.lease(Prompt(1, 1)).first_token(seconds)
+        found.reserve(Prompt(1, 1)).first_token(seconds)
     counts = found.traffic().canary.canary.ttft
     assert [index for index, count in enumerate(counts) if count] == [0, 3, len(TTFT_BOUNDS)]

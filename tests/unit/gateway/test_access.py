@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from tests.support.waiting import eventually_async
 
-from octavo_gateway.access.api_keys import KeyFile
+from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.access.usage import TokenUsage
 
 A = {"Authorization": "Bearer alpha"}
@@ -129,11 +129,11 @@ async def test_requests_at_a_time(world, keys):
 
 async def test_a_client_that_leaves_gives_its_slot_back(world, keys):
     await world.start(keys=keys(maxConcurrent=1, tokensPerMinute=1000))
-    backend = world.has()
+    pool = world.has()
     call = asyncio.create_task(world.post(headers=A).__aenter__())
-    await eventually_async(lambda: len(backend.queue) == 1)
+    await eventually_async(lambda: len(pool.queue) == 1)
     call.cancel()
-    account = world.gate.accounts.known["team-a"]
+    account = world.access.accounts.known["team-a"]
     await eventually_async(lambda: account.open == 0)
     assert account.slots.mine == 0
     assert account.tokens.level == 1000
@@ -255,13 +255,13 @@ async def test_who_leaves_before_a_whole_answer_pays_for_what_was_generated(worl
         await asyncio.Event().wait()
 
     pod = await world.pod(never)
-    backend = world.has(pod.endpoint())
+    pool = world.has(pod.endpoint())
     call = asyncio.create_task(world.post(headers=A).__aenter__())
     await eventually_async(lambda: len(pod.seen) == 1)
-    (upstream,) = backend.upstreams.values()
-    (lease,) = upstream.unseen
-    lease.progress(50)
-    account = world.gate.accounts.known["team-a"]
+    (replica,) = pool.replicas.values()
+    (request,) = replica.load.unseen
+    replica.load.progress(request, 50)
+    account = world.access.accounts.known["team-a"]
     before = account.tokens.level
     call.cancel()
     await eventually_async(lambda: account.open == 0)

@@ -1,0 +1,191 @@
+"""One request at one replica: sent, its answer passed on, and how it ended.
+
+Bytes pass unchanged. A stream that breaks ends with an error event, never as if it were complete.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from time import perf_counter
+
+import aiohttp
+from aiohttp import web
+
+from octavo_gateway.http import headers
+from octavo_gateway.http.call import Call
+from octavo_gateway.http.client_response import EVENT_STREAM, ClientResponse
+from octavo_gateway.http.sse import EventCutter
+from octavo_gateway.http.stream_watchdog import fail_on_close
+from octavo_gateway.metrics import GatewayMetrics, label
+from octavo_gateway.openai import ApiError
+from octavo_gateway.pool.arrivals import Arrival
+from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
+from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_TIMEOUT, HEADER_WANT_PROMPT
+
+log = logging.getLogger(__name__)
+
+# The last event of a stream that came to its end.
+_DONE = b"data: [DONE]"
+# Answers that are not streamed are read whole before a byte is passed on, so that a broken one can become a 502.
+MAX_PLAIN_ANSWER = 64 * 1024 * 1024
+_SKIPPED = ("User-Agent", "Accept-Encoding")
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """`request` is the client's, `answer` what the client gets. `ending`: how it ends, as far as is known."""
+
+    session: aiohttp.ClientSession
+    metrics: GatewayMetrics
+    pool: ModelPool
+    reservation: Reservation
+    call: Call
+    request: web.Request
+    answer: ClientResponse
+    arrival: Arrival
+    ending: Ending = Ending.NOT_SENT
+
+    def outcome(self) -> Outcome:
+        """What the pool is to settle, once `run` is over."""
+        usage = self.call.grant.usage
+        return Outcome(self.reservation, self.ending, usage.prompt if usage.sent else 0, usage.output)
+
+    async def run(self) -> web.StreamResponse | None:
+        """The answer; None when nothing of one came and another replica may be tried.
+
+        Raises `ApiError` where the replica's answer is none, or time is up.
+        """
+        if self.call.left() < headers.MIN_TIMEOUT:
+            raise self.call.expired()
+        self.ending = Ending.ABANDONED
+        self.reservation.sent(streamed=self.call.stream)
+        sent = perf_counter()
+        replica = await self._open()
+        if replica is None:
+            return None
+        complete = False
+        try:
+            if replica.status == 503 and HEADER_DRAINING in replica.headers:
+                self.ending = Ending.DRAINING
+                return None
+            self._began(replica)
+            with fail_on_close(replica):
+                if replica.content_type == EVENT_STREAM:
+                    response = await self._relay(replica, sent)
+                else:
+                    response = await self._whole(replica)
+            complete = True
+            usage = self.call.grant.usage
+            self.metrics.answered(self.pool, self.reservation, prompt=usage.prompt, cached=usage.cached)
+            return response
+        finally:
+            # Closing tells the replica that nobody reads any more; only a connection read to its end is kept.
+            if complete and replica.content.at_eof():
+                replica.release()
+            else:
+                replica.close()
+
+    async def _open(self) -> aiohttp.ClientResponse | None:
+        """Send the request; the head of the replica's answer, None when it could not be reached."""
+        call, grant = self.call, self.call.grant
+        passed = headers.to_pod(self.request.headers, call.request_id, grant.entry.tenant, grant.priority)
+        passed[HEADER_WANT_PROMPT] = "1"
+        if call.timeout is not None:
+            # What a replica would refuse as malformed is none: so late, it ends the request by itself.
+            passed[HEADER_TIMEOUT] = f"{max(headers.MIN_TIMEOUT, call.left()):.3f}"
+        try:
+            return await self.session.post(
+                self.reservation.replica.url + call.path,
+                data=call.body,
+                headers=passed,
+                skip_auto_headers=_SKIPPED,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectionError:
+            self.ending = Ending.UNREACHED
+            return None
+        except aiohttp.ClientError:
+            self.ending = Ending.FAILED
+            raise ApiError(502, "The replica gave an answer that is not HTTP.", code="bad_gateway") from None
+
+    def _began(self, replica: aiohttp.ClientResponse) -> None:
+        """The head of the answer is there."""
+        status = replica.status
+        self.call.grant.usage.sent = status < 400
+        if 400 <= status < 500 and status != 429:
+            self.arrival.refused()
+        else:
+            self.arrival.counts()
+        self.pool.answered(self.reservation, replica.headers.get(HEADER_PROMPT) if status < 400 else None)
+        if status >= 400:
+            self.ending = Ending.REFUSED if status < 500 else Ending.FAILED
+        if status >= 500:
+            fields = {"request_id": self.call.request_id}
+            log.warning("%s answered %d", self.reservation.replica.endpoint.name, status, extra=fields)
+
+    def _ended(self, replica: aiohttp.ClientResponse, ending: Ending) -> None:
+        """The body of the answer has ended; of an error the status has said all."""
+        if replica.status < 400:
+            self.ending = ending
+
+    async def _relay(self, replica: aiohttp.ClientResponse, sent: float) -> web.StreamResponse:
+        """Pass an event stream on as it comes, in whole events. `sent`: when it was asked for."""
+        answer, usage, request_id = self.answer, self.call.grant.usage, self.call.request_id
+        await answer.begin(replica.status, headers.to_client(replica.headers, request_id))
+        cutter = EventCutter()
+        begun, last = False, b""
+        while True:
+            try:
+                chunk = await replica.content.readany()
+            except (aiohttp.ClientError, OSError):
+                self._ended(replica, Ending.BROKEN)
+                self.metrics.broken.labels(label(self.pool)).inc()
+                name = self.reservation.replica.endpoint.name
+                log.warning("%s broke its stream off", name, extra={"request_id": request_id})
+                return await answer.fail(broken())
+            if not chunk:
+                break
+            if whole := cutter.feed(chunk):
+                if not begun and b"data:" in whole:
+                    begun = True
+                    self.reservation.first_token(perf_counter() - sent)
+                last = whole
+                self.reservation.progress(usage.events(whole))
+                await answer.write(whole)
+        rest = cutter.rest()
+        usage.events(rest)
+        self._ended(replica, Ending.FINISHED if _DONE in last + rest else Ending.BROKEN)
+        await answer.write(rest)
+        return await answer.end()
+
+    async def _whole(self, replica: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Pass an answer on that is not a stream."""
+        call, answer = self.call, self.answer
+        body = bytearray()
+        try:
+            while chunk := await replica.content.readany():
+                body += chunk
+                if len(body) > MAX_PLAIN_ANSWER:
+                    self._ended(replica, Ending.BROKEN)
+                    raise ApiError(502, "The replica's answer is too long.", code="bad_gateway")
+        except (aiohttp.ClientError, OSError):
+            self._ended(replica, Ending.BROKEN)
+            raise broken() from None
+        self._ended(replica, Ending.FINISHED)
+        call.grant.usage.read(bytes(body))
+        if not answer.begun:
+            passed = headers.to_client(replica.headers, call.request_id)
+            passed.update(call.grant.headers())
+            return web.Response(status=replica.status, body=bytes(body), headers=passed)
+        # The client was told 200 while it was held: the replica's refusal can only be an event.
+        if replica.status < 400:
+            raise ApiError(502, "The replica did not answer with a stream.", code="bad_gateway")
+        await answer.event(bytes(body).replace(b"\n", b" "))
+        return await answer.end()
+
+
+def broken() -> ApiError:
+    """The answer to a client whose replica goes away in the middle of its answer."""
+    return ApiError(502, "The replica that was answering went away; the answer is incomplete.", code="replica_lost")

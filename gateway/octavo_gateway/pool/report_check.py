@@ -1,0 +1,33 @@
+"""Whether a replica's load report can be true."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from msgspec.structs import fields
+
+from octavo_protocol.load import LoadReport
+
+# More than any replica has of anything.
+MOST = 2**53
+_NUMBERS = tuple(each.name for each in fields(LoadReport) if each.type in (int, float))
+_numbers = attrgetter(*_NUMBERS)
+
+
+def implausible(report: LoadReport) -> str | None:
+    """What in a report cannot be, in words; None when all of it can."""
+    for name, value in zip(_NUMBERS, _numbers(report), strict=True):
+        if not 0 <= value <= MOST:
+            return f"{name} is {value}"
+    if not 0 < report.block_size <= 1 << 16:
+        return f"block_size is {report.block_size}"
+    if not report.blocks_total > 0:
+        return f"blocks_total is {report.blocks_total}"
+    if report.blocks_pinned + report.blocks_cached > report.blocks_total:
+        held = report.blocks_pinned + report.blocks_cached
+        return f"blocks_pinned and blocks_cached are {held}, more than blocks_total {report.blocks_total}"
+    if not report.max_running:
+        return "max_running is 0"
+    if report.running > report.max_running:
+        return f"running is {report.running}, more than max_running {report.max_running}"
+    return None

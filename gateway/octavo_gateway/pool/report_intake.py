@@ -1,0 +1,98 @@
+"""What replicas say of themselves: checked, and handed to the replica, the prefix index and the estimators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo_gateway.pool.replica import Replica
+from octavo_gateway.pool.report_check import implausible
+from octavo_gateway.routing.output_length import OutputLengthEstimator
+from octavo_gateway.routing.prefix_index import DeltaError
+from octavo_gateway.routing.prompt_features import Prompt
+from octavo_gateway.routing.router import Router
+from octavo_gateway.routing.step_cost import StepCostEstimator
+from octavo_protocol.load import LoadReport
+from octavo_protocol.prompt import PromptError, decode_prompt
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class ReportIntake:
+    """`rejected`: how often replicas of the model said what cannot be true, by kind."""
+
+    router: Router
+    lengths: OutputLengthEstimator
+    step_costs: StepCostEstimator = field(default_factory=StepCostEstimator)
+    rejected: dict[str, int] = field(default_factory=dict)
+
+    def take(self, replica: Replica, report: LoadReport, after: int, replicas: Sequence[Replica], now: float) -> bool:
+        """Take a load report, asked for what changed in the cache after `after`; False when none of it is believed.
+
+        `replicas` are all of the model.
+        """
+        if (wrong := implausible(report)) is not None:
+            self.distrust(replica, "load", wrong)
+            return False
+        if replica.restarted(report.start_time):
+            self.router.index.forget(replica.url)
+        self.lengths.largest_pool = max(self.lengths.largest_pool, report.blocks_total * report.block_size)
+        last, before = replica.report, replica.load.report_ask
+        if not replica.reported(report):
+            self.reject(replica, "steps", "the sums over its steps have shrunk or are no numbers")
+        self._learn_step_costs(replicas, now)
+        if last is not None:
+            self._learn_lengths(replica, last, report, before)
+        self._take_cache(replica, report, after)
+        return True
+
+    def take_prompt(self, replica: Replica, prompt: Prompt, header: str) -> None:
+        """Take the header of an answer that says which blocks stand behind its prompt."""
+        try:
+            blocks = decode_prompt(header)
+        except PromptError as error:
+            self.reject(replica, "prompt", str(error))
+        else:
+            self.router.learn(replica.url, prompt, blocks)
+
+    def distrust(self, replica: Replica, kind: str, why: str) -> None:
+        """A report cannot be true: only the gateway's own counts are believed of its replica, until it says better."""
+        replica.distrust()
+        self.router.index.forget(replica.url)
+        self.reject(replica, kind, why)
+
+    def reject(self, replica: Replica, kind: str, why: str, error: Exception | None = None) -> None:
+        """Count what a replica says and cannot be; logged once for each replica and kind, with the error's trace."""
+        self.rejected[kind] = self.rejected.get(kind, 0) + 1
+        if replica.complain(kind):
+            name = replica.endpoint.name
+            log.warning("what %s says of itself cannot be, and is left out: %s", name, why, exc_info=error)
+
+    def _learn_step_costs(self, replicas: Sequence[Replica], now: float) -> None:
+        costs = self.step_costs.learn([each.steps for each in replicas], now)
+        for each, cost in zip(replicas, costs, strict=False):
+            each.learned(cost)
+
+    def _learn_lengths(self, replica: Replica, last: LoadReport, report: LoadReport, before: int) -> None:
+        """How long answers are: what was generated between two reports, and how many requests ended.
+
+        `before`: the number of the earlier one.
+        """
+        tokens, ended = report.generation_tokens - last.generation_tokens, report.requests - last.requests
+        there = ended + last.running + last.waiting + report.running
+        if self.lengths.generated(tokens, ended, there, report.blocks_total * report.block_size):
+            replica.load.grew(tokens / max(1, last.running, report.running), before)
+        else:
+            why = f"{tokens} tokens generated and {ended} requests ended since its last report"
+            self.reject(replica, "output", why)
+
+    def _take_cache(self, replica: Replica, report: LoadReport, after: int) -> None:
+        if report.cache is None:
+            return
+        try:
+            self.router.index.reported(replica.url, report.cache, after, report.blocks_total, replica.asked_at)
+        except DeltaError as error:
+            self.reject(replica, "cache", str(error))
+            self.router.index.forget(replica.url)

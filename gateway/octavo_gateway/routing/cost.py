@@ -1,0 +1,143 @@
+"""What a request costs on each pod, in predicted seconds. Pure.
+
+The time that it takes there and that it takes from others: the prompt tokens queued before it, its own tokens that the
+pod has not cached, its decoding at the pace of a fuller pod, the delay of every row that decodes meanwhile, and the
+wait for a row or for KV tokens. What was sent after the report is added to what the report says, so that the choice
+stays right between reports: staleness costs more than the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median, median_low
+from typing import NamedTuple
+
+from octavo_common.step_cost import StepCost
+from octavo_gateway.routing.candidate import Ask, Candidate, Report
+
+# Of a pod that nothing is known of, a step takes this long, as long again when it is full, and so much longer with a
+# full budget of prompt tokens. Only ratios matter: equal costs everywhere make the choice one of least load.
+NEUTRAL_STEP = 0.02
+NEUTRAL_PREFILL = 10.0
+# Load that is never over the bound: it takes more to be worth computing a prompt again.
+FREE_ROWS = 2
+FREE_SHARE = 0.125
+# Nor is a queue of so much of the request's own prompt.
+FREE_BACKLOG = 0.25
+# Other gateways are taken to have sent as much as this one for every report they share in, up to so many of them.
+MAX_GATEWAYS = 8.0
+# So few rows say little about how many gateways there are.
+FEW_ROWS = 4
+# Where no pod has reported: some size, the same for all.
+_BLIND = Report(65_536, 0, 0, 64)
+
+
+class PodState(NamedTuple):
+    """A candidate in the terms of the cost: its load now, and what it is able to do."""
+
+    rows: float
+    used: float
+    backlog: float
+    pool: int
+    max_rows: int
+    batch: int
+    step_cost: StepCost
+
+
+def pod_states(candidates: Sequence[Candidate]) -> list[PodState]:
+    """Candidates in the terms of the cost. What is not known of one is assumed to be as with the others."""
+    gateways = _gateways(candidates)
+    unknown, common = _assumed([candidate.report for candidate in candidates if candidate.report], len(candidates))
+    pods = []
+    for candidate in candidates:
+        report = candidate.report
+        rows: float = candidate.in_flight
+        used: float = candidate.in_flight_tokens
+        if report is None:
+            backlog: float = candidate.prefilling
+            step_cost = common or _neutral(unknown)
+            pods.append(PodState(rows, used, backlog, unknown.pool_tokens, unknown.max_rows, unknown.batch, step_cost))
+            continue
+        rows = max(rows, report.rows + candidate.since * gateways)
+        used = max(used, report.used_tokens + candidate.since_tokens * gateways)
+        backlog, batch = report.uncached, report.batch or 1
+        step_cost = report.step_cost or common or _neutral(report)
+        if backlog and candidate.age and report.step_cost:
+            step = step_cost.base + step_cost.row * rows + step_cost.context * used
+            backlog = max(0.0, backlog - candidate.age / (step_cost.prefill + step / batch))
+        backlog += candidate.since_uncached * gateways
+        pods.append(PodState(rows, used, backlog, report.pool_tokens or 1, report.max_rows or 1, batch, step_cost))
+    return pods
+
+
+def _gateways(candidates: Sequence[Candidate]) -> float:
+    """How many gateways seem to send to these pods: the rows of the reports against those of this gateway.
+
+    All of them see the same pod as the emptiest until the next report; each adds what the others likely sent there.
+    """
+    rows = own = 0
+    for candidate in candidates:
+        if candidate.report is not None:
+            rows += candidate.report.rows
+            own += candidate.in_flight - candidate.since
+    return min(MAX_GATEWAYS, max(1.0, (rows + FEW_ROWS) / (max(0, own) + FEW_ROWS)))
+
+
+def _assumed(reports: Sequence[Report], pods: int) -> tuple[Report, StepCost | None]:
+    """What is taken to be true of a pod without a report, and of one without a step cost: what is usual here."""
+    known = [report.step_cost for report in reports if report.step_cost]
+    unknown, common = _BLIND, None
+    if reports and len(reports) < pods:
+        pool = median_low(report.pool_tokens for report in reports)
+        most = median_low(report.max_rows for report in reports)
+        batch = median_low(report.batch for report in reports)
+        unknown = Report(max(1, pool), 0, 0, max(1, most), batch=max(1, batch))
+    if known and len(known) < pods:
+        common = _typical(known)
+    return unknown, common
+
+
+def _typical(known: Sequence[StepCost]) -> StepCost:
+    return StepCost(
+        median(step_cost.base for step_cost in known),
+        median(step_cost.prefill for step_cost in known),
+        median(step_cost.row for step_cost in known),
+        median(step_cost.context for step_cost in known),
+    )
+
+
+def _neutral(report: Report) -> StepCost:
+    return StepCost(
+        NEUTRAL_STEP,
+        NEUTRAL_PREFILL * NEUTRAL_STEP / (report.batch or 1),
+        NEUTRAL_STEP / (report.max_rows or 1),
+        NEUTRAL_STEP / (report.pool_tokens or 1),
+    )
+
+
+def calm(pod: PodState, tokens: int) -> PodState:
+    """A pod with next to nothing to do counts as one with nothing: what gateways see of it depends on the moment."""
+    if pod.rows < FREE_ROWS and pod.used <= FREE_SHARE * pod.pool and pod.backlog <= FREE_BACKLOG * tokens:
+        return pod._replace(rows=0, used=0, backlog=0)
+    return pod
+
+
+def request_cost(pod: PodState, ask: Ask, matched: int) -> float:
+    """Seconds: of the request itself, and of the others on the pod because of it."""
+    rows, used, backlog, pool, max_rows, batch, step_cost = pod
+    tokens, output = ask.tokens, ask.output
+    step = step_cost.base + step_cost.row * rows + step_cost.context * used
+    slower = step_cost.row + step_cost.context * tokens
+    new = tokens - matched
+    first = (backlog + new) * (step_cost.prefill + step / batch)
+    cost = first + output * (step + slower) + rows * (new * step_cost.prefill + output * slower)
+    if rows >= max_rows or used + tokens > pool:
+        # Room comes back as rows finish: all of it in the time that a row stays.
+        over = max((rows + 1) / max_rows, (used + tokens) / pool) - 1
+        cost += over * (output + 1) * (step + batch * step_cost.prefill)
+    return cost
+
+
+def idle_cost(step_cost: StepCost, ask: Ask) -> float:
+    """What the request would cost on an empty pod that has all of it cached."""
+    return ask.output * (step_cost.base + step_cost.row + step_cost.context * ask.tokens)

@@ -1,0 +1,117 @@
+"""The choice of a pod by each strategy: least predicted cost with bounded load, sessions, turns. Pure.
+
+Chance comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Candidate, Choice, Policy
+from octavo_gateway.routing.cost import FREE_ROWS, FREE_SHARE, PodState, calm, idle_cost, pod_states, request_cost
+
+# Costs that differ by less than this share of what load adds are a tie: reports are up to a second old.
+TIE = 0.05
+
+
+def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Callable[[], float]) -> Choice | None:
+    """The pod to send a request to; None when there is no candidate.
+
+    `random` gives numbers in [0, 1). Equal inputs give equal choices, whatever the order of the candidates, except
+    where chance decides between equals.
+    """
+    if len(candidates) < 2:
+        return Choice(candidates[0], "only") if candidates else None
+    if policy.strategy == ROUND_ROBIN:
+        ordered = sorted(candidates, key=lambda candidate: candidate.key)
+        return Choice(ordered[ask.turn % len(ordered)], "turn")
+    pods = pod_states(candidates)
+    if policy.strategy == LEAST_LOAD:
+        return _least_loaded(candidates, pods, ask, random)
+    within = _within(pods, ask.tokens, policy.max_load)
+    if policy.strategy == SESSION and ask.session:
+        allowed = [candidate for candidate, fits in zip(candidates, within, strict=True) if fits]
+        return Choice(_rendezvous(ask.session, allowed), "session")
+    return _cheapest(candidates, [calm(pod, ask.tokens) for pod in pods], ask, within, random)
+
+
+def _cheapest(
+    candidates: Sequence[Candidate],
+    pods: Sequence[PodState],
+    ask: Ask,
+    within: Sequence[bool],
+    random: Callable[[], float],
+) -> Choice:
+    """Least cost, where a prefix counts on pods within the bound."""
+    limit = ask.tokens - 1
+    matches = [min(one.matched, limit) if fits else 0 for one, fits in zip(candidates, within, strict=True)]
+    most = max(matches)
+    home = -1
+    if ask.anchor and ask.presumed > 2 * most:
+        holders = [one for one, match in zip(candidates, matches, strict=True) if match == most]
+        home = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, holders))
+        if within[home]:
+            matches[home] = min(ask.presumed, limit)
+    costs = [request_cost(pod, ask, matched) for pod, matched in zip(pods, matches, strict=True)]
+    chosen, tied = _least(costs, pods, ask)
+    if len(tied) > 1:
+        longest = max(matches[index] for index in tied)
+        tied = [index for index in tied if matches[index] == longest]
+        if len(tied) == 1:
+            (chosen,) = tied
+        elif ask.anchor:
+            equals = [candidates[index] for index in tied]
+            chosen = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, equals))
+        else:
+            chosen = _better_of_two(costs, tied, random)
+    against = candidates[chosen].matched < max(one.matched for one in candidates)
+    if against and not all(fits or one.matched <= most for one, fits in zip(candidates, within, strict=True)):
+        reason = "bound"
+    elif matches[chosen] > min(matches):
+        reason = "presumed" if chosen == home else "affinity"
+    else:
+        reason = "tie" if len(tied) > 1 else "load"
+    return Choice(candidates[chosen], reason, against)
+
+
+def _least_loaded(
+    candidates: Sequence[Candidate], pods: Sequence[PodState], ask: Ask, random: Callable[[], float]
+) -> Choice:
+    """Least cost without prefixes."""
+    costs = [request_cost(pod, ask, 0) for pod in pods]
+    chosen, tied = _least(costs, pods, ask)
+    if len(tied) > 1:
+        chosen = _better_of_two(costs, tied, random)
+    return Choice(candidates[chosen], "tie" if len(tied) > 1 else "load")
+
+
+def _least(costs: Sequence[float], pods: Sequence[PodState], ask: Ask) -> tuple[int, list[int]]:
+    """The least cost, and all that are a tie with it."""
+    best = min(costs)
+    chosen = costs.index(best)
+    limit = best + TIE * max(0.0, best - idle_cost(pods[chosen].step_cost, ask))
+    return chosen, [index for index, cost in enumerate(costs) if cost <= limit]
+
+
+def _better_of_two(costs: Sequence[float], tied: list[int], random: Callable[[], float]) -> int:
+    """Power of two choices: the better of two by chance, so that gateways that decide at once do not all agree."""
+    tied = list(tied)
+    first = tied.pop(int(random() * len(tied)))
+    second = tied[int(random() * len(tied))]
+    return first if costs[first] <= costs[second] else second
+
+
+def _within(pods: Sequence[PodState], tokens: int, max_load: float) -> list[bool]:
+    """Which pods are within the bound; the least loaded one always is.
+
+    As in consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) the mean counts the new request
+    and the pod's own load does not, so that few requests among many pods are not kept from their prefixes.
+    """
+    bound = max_load * (sum(pod.used for pod in pods) + tokens) / len(pods)
+    return [pod.rows < FREE_ROWS or pod.used <= max(bound, FREE_SHARE * pod.pool) for pod in pods]
+
+
+def _rendezvous(name: bytes, candidates: Sequence[Candidate]) -> Candidate:
+    """The pod that every gateway takes for `name` (highest random weight, Thaler and Ravishankar 1998)."""
+    return max(candidates, key=lambda c: (blake2b(name + c.key.encode(), digest_size=8).digest(), c.key))

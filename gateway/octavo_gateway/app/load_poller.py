@@ -1,4 +1,4 @@
-"""Ask every pod for its load report, about once a second."""
+"""Ask every replica for its load report, about once a second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_REPORT = 2 * 1024 * 1024
 
 
 async def poll(registry: ModelRegistry, session: aiohttp.ClientSession) -> None:
-    """Keep all reports fresh, for ever. A new pod is asked at once; held requests are looked at in the same rhythm."""
+    """Keep all reports fresh. A new replica is asked at once; held requests are dispatched in the same rhythm."""
     slots = asyncio.Semaphore(CONCURRENCY)
     async with asyncio.TaskGroup() as tasks:
         while True:
@@ -43,15 +43,17 @@ def _wanted(replica: Replica) -> bool:
 
 
 async def _ask(pool: ModelPool, replica: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
-    """Get one pod's report; whatever it makes go wrong here, the other pods are asked on."""
+    """Get one replica's report; whatever fails, the other replicas are asked on."""
     try:
-        await _hear(pool, replica, session, slots)
+        await _poll_one(pool, replica, session, slots)
     except Exception as error:  # noqa: BLE001 (whatever it is, the others count)
         pool.reports.reject(replica, "unexpected", f"taking its load report failed: {error!r}", error)
 
 
-async def _hear(pool: ModelPool, replica: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
-    """Take one pod's report. One that does not come is no error: the last one ages and is left out of the choice."""
+async def _poll_one(
+    pool: ModelPool, replica: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore
+) -> None:
+    """Take one report. One that does not come is no error: the last one ages and is left out of the choice."""
     try:
         async with slots:
             replica.asked(pool.clock())

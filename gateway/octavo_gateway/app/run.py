@@ -141,7 +141,7 @@ def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.so
 
 
 async def _tables(options: GatewayOptions, registry: ModelRegistry, status: HealthEndpoints) -> None:
-    """Keep the registry in step with what there is, for ever."""
+    """Keep the registry in step with the table of models and replicas."""
 
     def update(table: ModelTable) -> None:
         registry.update(table)

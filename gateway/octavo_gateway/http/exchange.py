@@ -81,7 +81,7 @@ class Exchange:
             self.metrics.answered(self.pool, self.reservation, prompt=usage.prompt, cached=usage.cached)
             return response
         finally:
-            # Closing tells the replica that nobody reads any more; only a connection read to its end is kept.
+            # A replica stops when its connection is closed; only one that was read to its end is kept.
             if complete and replica.content.at_eof():
                 replica.release()
             else:

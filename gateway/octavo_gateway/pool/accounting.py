@@ -14,7 +14,7 @@ from octavo_gateway.routing.prompt_features import Prompt
 
 
 class Accounting:
-    """Of one model. `canary`: what is counted while it has one."""
+    """Of one model. `canary`: what its answers are counted by while it has one."""
 
     def __init__(self, index: PrefixIndex, lengths: OutputLengthEstimator, queue: HoldQueue[Reservation]) -> None:
         self.canary: CanaryStats | None = None
@@ -26,6 +26,11 @@ class Accounting:
     def __len__(self) -> int:
         """Reservations that are not settled."""
         return len(self._open)
+
+    def begin_step(self, step: str) -> None:
+        """Count answers by a new step of the canary, "" without one; nothing happens where the step is the same."""
+        if step != (self.canary.step if self.canary else ""):
+            self.canary = CanaryStats(step) if step else None
 
     def reserve(self, replica: Replica, choice: Choice, prompt: Prompt, attributes: RequestAttributes) -> Reservation:
         """Count a request at the replica that was chosen for it."""

@@ -13,7 +13,6 @@ from octavo_gateway.discovery.endpoints import Deployment
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pool import refusals
 from octavo_gateway.pool.accounting import Accounting
-from octavo_gateway.pool.canary_stats import CanaryStats
 from octavo_gateway.pool.replica import Replica, replicas_at
 from octavo_gateway.pool.replica_selector import GATEWAYS, ReplicaSelector
 from octavo_gateway.pool.report_intake import ReportIntake
@@ -145,9 +144,7 @@ class ModelPool:
     def update(self, deployment: Deployment) -> None:
         """Take over a new description; replicas that are still there keep their counts."""
         self.deployment = deployment
-        canary = self.accounting.canary
-        if deployment.canary_step != (canary.step if canary else ""):
-            self.accounting.canary = CanaryStats(deployment.canary_step) if deployment.canary_step else None
+        self.accounting.begin_step(deployment.canary_step)
         before, self.replicas = self.replicas, replicas_at(deployment.endpoints, self.replicas)
         for url in before.keys() | self.replicas.keys():
             if before.get(url) is not self.replicas.get(url):
@@ -187,7 +184,7 @@ class ModelPool:
         return self.accounting.reserve(self.replicas[choice.candidate.key], choice, prompt, attributes)
 
     def _retry_after(self) -> float:
-        """Seconds until a replica that starts now, or has been starting, is ready and those who wait have been sent."""
+        """Seconds until a replica that starts now, or has been starting, is ready and all that wait have been sent."""
         now = self.clock()
         start = 0.0 if self.available() else self.deployment.cold_start - self.queue.oldest(now)
         return max(0.0, start) + self._dispatch_rate.time_for(len(self.queue) + 1, now)

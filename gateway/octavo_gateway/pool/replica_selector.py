@@ -16,7 +16,7 @@ from octavo_gateway.routing.output_length import OutputLengthEstimator
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_gateway.routing.router import Router
 
-# Taken to send to the same replicas while nobody says how many there are.
+# Taken to send to the same replicas while it is not known how many gateways there are.
 GATEWAYS = 2
 
 _Cached = tuple[Replica, int]

@@ -27,7 +27,7 @@ class _Unplaced(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class Dispatcher(Generic[T]):
-    """A hold queue and the futures of those who wait in it."""
+    """A hold queue and the futures of the requests that wait in it."""
 
     queue: HoldQueue[T]
     _unplaced: _Unplaced[T] | None = None

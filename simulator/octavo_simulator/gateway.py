@@ -12,7 +12,7 @@ from msgspec import structs
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
+from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
 from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest
 from octavo_gateway.routing.candidate import PREFIX_AWARE, SESSION, Policy
 from octavo_gateway.routing.prefix_chain import COARSE, COARSES, FINE, FINES
@@ -114,7 +114,7 @@ class SimulatedGateway:
         request = job.request
         prompt = request.prompt if ending.computed else 0
         output = request.output if ending is Ending.FINISHED else job.made
-        self._pool.settle(Outcome(reservation, ending, prompt, output))
+        self._pool.settle(RequestOutcome(reservation, ending, prompt, output))
 
     def serve(self, pods: Iterable[str]) -> None:
         """Set the pods that are ready and not draining."""

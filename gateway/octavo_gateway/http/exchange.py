@@ -21,7 +21,7 @@ from octavo_gateway.metrics import GatewayMetrics, label
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.arrivals import Arrival
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
+from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
 from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_TIMEOUT, HEADER_WANT_PROMPT
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ class Exchange:
     arrival: Arrival
     ending: Ending = Ending.NOT_SENT
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestOutcome:
         """What the pool is to settle, once `run` is over."""
         usage = self.call.grant.usage
-        return Outcome(self.reservation, self.ending, usage.prompt if usage.sent else 0, usage.output)
+        return RequestOutcome(self.reservation, self.ending, usage.prompt if usage.sent else 0, usage.output)
 
     async def run(self) -> web.StreamResponse | None:
         """The answer; None when nothing of one came and another replica may be tried.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo_common.virtual_token_counter import cost
 from octavo_gateway.pool.canary_stats import CanaryStats
 from octavo_gateway.pool.replica import Replica
-from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
+from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
 from octavo_gateway.queueing.hold_queue import HoldQueue, RequestAttributes
 from octavo_gateway.routing.candidate import Choice
 from octavo_gateway.routing.output_length import OutputLengthEstimator
@@ -48,7 +48,7 @@ class Accounting:
         self._open.add(reservation)
         return reservation
 
-    def settle(self, outcome: Outcome, now: float) -> bool:
+    def settle(self, outcome: RequestOutcome, now: float) -> bool:
         """Take all of it back, and learn from how it ended; False where that was done before."""
         reservation, ending = outcome.reservation, outcome.ending
         if reservation not in self._open:

@@ -16,7 +16,7 @@ from octavo_gateway.pool.accounting import Accounting
 from octavo_gateway.pool.replica import Replica, replicas_at
 from octavo_gateway.pool.replica_selector import GATEWAYS, ReplicaSelector
 from octavo_gateway.pool.report_intake import ReportIntake
-from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
+from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
 from octavo_gateway.pool.retry_budget import RetryBudget
 from octavo_gateway.pool.traffic import TrafficCounters, traffic_report
 from octavo_gateway.queueing.dispatch_rate import DispatchRate
@@ -100,7 +100,7 @@ class ModelPool:
         if granted is None:
             self.dispatch(())
         else:
-            self.settle(Outcome(granted, Ending.NOT_SENT))
+            self.settle(RequestOutcome(granted, Ending.NOT_SENT))
 
     def answered(self, reservation: Reservation, prompt_header: str | None) -> None:
         """A replica answers; the header says which blocks stand behind the prompt, None where it does not."""
@@ -108,7 +108,7 @@ class ModelPool:
         if prompt_header is not None:
             self.reports.take_prompt(reservation.replica, reservation.prompt, prompt_header)
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: RequestOutcome) -> None:
         """Take a place back, however its request ended; the next held request may have it.
 
         The one way in which a reservation ends. A second time nothing happens.

@@ -15,7 +15,7 @@ from octavo_gateway.routing.prompt_features import Prompt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """One request's place on one replica: `ModelPool` gives it, and gets it back with an `Outcome`.
+    """One request's place on one replica: `ModelPool` gives it, and gets it back with an `RequestOutcome`.
 
     `in_flight` is the request as the replica's load counts it. `new_keys` are the pieces of its prompt that were not
     known to be there before. `track`: where its answer counts while there is a canary.
@@ -95,7 +95,7 @@ _RETRYABLE = {Ending.UNREACHED, Ending.DRAINING}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """What is left of a reservation when its request has left the replica: how, and the tokens that were computed."""
 
     reservation: Reservation

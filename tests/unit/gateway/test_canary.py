@@ -16,7 +16,7 @@ from tests.support.waiting import eventually_async
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.pool.registry import ModelRegistry
-from octavo_gateway.pool.reservation import Ending, Outcome
+from octavo_gateway.pool.reservation import Ending, RequestOutcome
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_gateway.routing.canary import split
 from octavo_gateway.routing.prompt_features import Prompt
@@ -82,7 +82,9 @@ def test_inside_a_track_the_least_loaded_pod_is_chosen(percent, stable, canary, 
         assert busy[chosen.name] <= min(busy[name] for name in track) + 1
         open_reservations.append(reservation)
         if len(open_reservations) > running:
-            found.settle(Outcome(open_reservations.pop(chance.randrange(len(open_reservations))), Ending.FINISHED))
+            found.settle(
+                RequestOutcome(open_reservations.pop(chance.randrange(len(open_reservations))), Ending.FINISHED)
+            )
 
 
 def test_without_a_ready_pod_a_track_leaves_its_requests_to_the_other():
@@ -119,7 +121,7 @@ def test_a_new_step_counts_anew_and_late_answers_count_where_they_were_sent():
     reservation = found.reserve(Prompt(1, 1))
     following = Deployment("ns", "d", ("m",), endpoints=pods, canary_percent=80, canary_step="abc-1")
     registry.update(table([following]))
-    found.settle(Outcome(reservation, Ending.FAILED))
+    found.settle(RequestOutcome(reservation, Ending.FAILED))
     assert found.traffic().canary.step == "abc-1"
     assert found.traffic().canary.canary.requests == 0
     registry.update(table([replace(following, canary_step="")]))

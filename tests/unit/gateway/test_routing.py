@@ -19,7 +19,7 @@ from octavo_gateway.discovery.endpoints import Deployment, Endpoint, build, tabl
 from octavo_gateway.openai import read_head
 from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.pool.replica_load import SentRequests
-from octavo_gateway.pool.reservation import Ending, Outcome
+from octavo_gateway.pool.reservation import Ending, RequestOutcome
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, STRATEGIES, Policy
 from octavo_gateway.routing.prompt_features import MAX_SESSION
@@ -83,7 +83,7 @@ class Gateway:
         return name
 
     def end(self, reservation, ending=Ending.FINISHED):
-        self.pool.settle(Outcome(reservation, ending))
+        self.pool.settle(RequestOutcome(reservation, ending))
 
     def report(self, name, *, after=None, cache=None, **fields):
         """A second later the pod reports; `cache`: all that it has."""

@@ -18,7 +18,7 @@ from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.pool.replica_load import SentRequests
-from octavo_gateway.pool.reservation import Ending, Outcome
+from octavo_gateway.pool.reservation import Ending, RequestOutcome
 from octavo_gateway.queueing.hold_queue import Bounds, RequestAttributes
 from octavo_gateway.routing.prompt_features import Prompt
 
@@ -62,13 +62,13 @@ def test_a_second_settle_changes_nothing(ending):
     gone.sent(streamed=False)
     gone.first_token(0.1)
     gone.progress(7)
-    pool.settle(Outcome(gone, ending, 100, 7))
+    pool.settle(RequestOutcome(gone, ending, 100, 7))
     once = counted(pool)
     for _ in range(3):
-        pool.settle(Outcome(gone, ending, 100, 7))
+        pool.settle(RequestOutcome(gone, ending, 100, 7))
     assert counted(pool) == once
     assert pool.in_flight == 1
-    pool.settle(Outcome(keep, ending, 100, 7))
+    pool.settle(RequestOutcome(keep, ending, 100, 7))
     nothing_left(pool)
 
 
@@ -76,7 +76,7 @@ def test_a_second_settle_changes_nothing(ending):
 def test_only_what_a_replica_took_up_is_taken_to_be_cached_there(ending):
     pool = pool_of("a")
     prompt = Prompt(100, 400, (b"x", b"y"))
-    pool.settle(Outcome(pool.reserve(prompt), ending))
+    pool.settle(RequestOutcome(pool.reserve(prompt), ending))
     assert (pool.router.index.match(prompt.keys, ["http://a"]) == [2]) == ending.computed
 
 
@@ -106,7 +106,7 @@ def test_whatever_happens_all_counters_return(stays, chance):
         if begins:
             reservation.first_token(0.1)
         reservation.progress(made)
-        open_ones.append(Outcome(reservation, ending, prompt, output))
+        open_ones.append(RequestOutcome(reservation, ending, prompt, output))
         paid += cost(prompt, output)
         if chance.random() < 0.5:
             pool.settle(open_ones.pop(chance.randrange(len(open_ones))))
@@ -147,7 +147,7 @@ STREAM = {"model": "m", "stream": True, "messages": []}
 @pytest.fixture
 def endings(monkeypatch):
     """What is settled, in order; no reservation twice."""
-    seen: list[Outcome] = []
+    seen: list[RequestOutcome] = []
     settle = ModelPool.settle
 
     def recorded(pool, outcome):

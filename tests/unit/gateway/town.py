@@ -12,7 +12,7 @@ from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.registry import ModelRegistry
-from octavo_gateway.pool.reservation import Ending, Outcome, Reservation
+from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
 from octavo_gateway.queueing.hold_queue import Bounds, QueuedRequest, RequestAttributes
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_protocol.load import LoadReport
@@ -118,7 +118,7 @@ class Town:
 
     def end(self, job: Job) -> None:
         """The answer of a request ends with what was made of it."""
-        self.pool.settle(Outcome(job.reservation, Ending.FINISHED, job.prompt, job.made))
+        self.pool.settle(RequestOutcome(job.reservation, Ending.FINISHED, job.prompt, job.made))
 
     def heard(self, pod: Pod) -> None:
         """The pod's report comes."""

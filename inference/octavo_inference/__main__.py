@@ -20,6 +20,10 @@ def main() -> int:
         from octavo_inference.tools.tune import command  # noqa: PLC0415 -- no server, none of its processes
 
         return command.main(sys.argv[2:])
+    if sys.argv[1:2] == ["bench"]:
+        from octavo_inference.tools.bench import command as bench  # noqa: PLC0415
+
+        return bench.main(sys.argv[2:])
     timeline = Timeline.of_process()
     # Before anything else: its imports take longer than all that is done here meanwhile.
     child = EngineProcess()

@@ -60,14 +60,11 @@ lint: .venv/.ready
 	@report=$$(.venv/bin/lint-imports 2>&1) || { echo "$$report"; exit 1; }
 	@PYTHONPATH=operator $(PY) -m octavo_operator.api.generate --check
 
-# The benchmarks are programs of their own: some of their modules have the same names. Caches live outside the clone.
+# Caches live outside the clone.
 MYPY = $(PY) -m mypy --no-error-summary --cache-dir $(or $(OCTAVO_CACHE),$(HOME)/.cache/octavo)/mypy
 
 types: .venv/.ready
-	@$(MYPY)/parts protocol common inference operator gateway simulator $(patsubst %/__init__.py,%,$(wildcard tools/*/__init__.py)) tests/support
-	@MYPYPATH=bench:bench/contestants $(MYPY)/bench bench/*.py bench/contestants
-	@MYPYPATH=bench:bench/gpu:bench/gpu/peers $(MYPY)/bench-gpu bench/gpu
-	@MYPYPATH=bench:bench/gateway $(MYPY)/bench-gateway bench/gateway
+	@$(MYPY)/parts protocol common inference operator gateway simulator $(patsubst %/__init__.py,%,$(wildcard tools/*/__init__.py)) tests/support bench
 
 # Some of them wait, for processes and time-outs: two workers for each processor keep it busy.
 UNIT_WORKERS = $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
@@ -98,13 +95,13 @@ test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,0
 	@PYTHONPATH=tools $(PY) -m tests.scale --scale $(SCALE)
 
 bench: .venv/.ready ## Octavo beside vLLM and llama.cpp on this machine (ROUNDS=3 ONLY="single prefill"); see bench/README.md
-	@$(PY) bench/run.py --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
+	@$(PY) -m bench.cpu --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
 
 calibrate: .venv/.ready ## The simulator's pod beside a real server: about six minutes on a quiet machine; see bench/README.md
-	@$(PY) bench/calibrate.py
+	@$(PY) -m bench.simulator
 
 bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10 minutes (QUICK=1: half a minute, to see that it works)
-	@$(PY) bench/gateway --rounds $(ROUNDS) $(if $(QUICK),--quick)
+	@$(PY) -m bench.gateway --rounds $(ROUNDS) $(if $(QUICK),--quick)
 
 simulate: .venv/.ready ## Octavo's scaler beside others on simulated clusters; writes docs/evidence/simulation.md (TRACES=folder)
 	@$(PY) -m octavo_simulator.compare --docs docs/evidence/simulation.md $(if $(TRACES),--traces $(TRACES))

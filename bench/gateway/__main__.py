@@ -1,4 +1,4 @@
-"""Octavo's gateway beside vllm-router, nginx and no proxy at all: python bench/gateway [--quick] [--only NAME ...].
+"""Octavo's gateway beside vllm-router, nginx and no proxy at all: python -m bench.gateway [--quick] [--only NAME ...].
 
 Ways take turns within a round, so that a busy machine is busy for all. Ratios of one run count; times are for
 orientation. The table goes to standard output and, with a plot, beside the result file.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import resource
 import sys
@@ -18,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from conversations import Talk, conversations
-from overhead import Sizes, cores, crowd, overhead, settings
-from proxies import PROXIES, version
-from tables import picture, table
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))  # after the folder's own modules, some of which have the same names
-
-from host import host  # noqa: E402
+from bench.gateway.conversations import Talk, conversations
+from bench.gateway.overhead import Sizes, cores, crowd, overhead
+from bench.gateway.proxies import PROXIES, version
+from bench.gateway.tables import picture, table
+from bench.lib.host import new_report, result_file
+from bench.lib.results import save
 
 EXPERIMENTS = ("overhead", "crowd", "prefix")
 QUICK = Sizes(
@@ -45,10 +42,10 @@ def main() -> None:
         if found.startswith("missing"):
             print(f"{name} is left out, install it with: {found.removeprefix('missing: ')}\n", flush=True)
     ways = [name for name in PROXIES if not versions[name].startswith("missing")]
-    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     sizes, talk = QUICK if given.quick else Sizes(rounds=given.rounds), Talk(rounds=given.rounds)
-    report: dict[str, Any] = {"date": began, "host": host(), "versions": versions, "quick": given.quick}
-    report |= {"load_average": os.getloadavg(), "sizes": settings(sizes), "talk": asdict(talk)}
+    report = new_report(
+        versions=versions, quick=given.quick, load_average=os.getloadavg(), sizes=asdict(sizes), talk=asdict(talk)
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report["records"] = runner.run(measure(given, ways, sizes, talk))
     publish(report, given.output)
@@ -64,8 +61,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="to see that it works: seconds, fake pods only, no result")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no round of conversations after this")
-    name = f"gateway-{time.strftime('%Y-%m-%d-%H%M')}.json"
-    parser.add_argument("--output", type=Path, default=HERE.parent / "results" / name, help="result file")
+    parser.add_argument("--output", type=Path, default=result_file("gateway"), help="result file")
     return parser.parse_args()
 
 
@@ -93,8 +89,7 @@ def say(record: dict[str, Any]) -> None:
 
 def publish(report: dict[str, Any], output: Path) -> None:
     """The result file, its table and its plot."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    save(output, report)
     text = table(report)
     output.with_suffix(".md").write_text(text, encoding="utf-8")
     picture(report["records"], output.with_suffix(".svg"))

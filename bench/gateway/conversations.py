@@ -12,22 +12,19 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from client import Answers, Client, request
-from proxies import CACHE, Pod, end, free_port, running
+from bench.gateway.client import Answers, Client, request
+from bench.gateway.proxies import Pod, running
+from bench.lib.processes import log_file
+from bench.lib.server import Server
 
-HERE = Path(__file__).resolve().parent
 Record = dict[str, Any]
 Say = Callable[[Record], None]
-START_SECONDS = 120.0
 WORDS = (  # noqa: SIM905 (a line per word reads worse)
     "river stone window garden winter paper music bread silver number engine forest candle letter bridge market "
     "island mirror ladder planet cotton hammer basket copper finger ribbon shadow tunnel velvet whistle"
@@ -77,33 +74,18 @@ def scripts(talk: Talk, seed: int) -> list[Script]:
 @contextlib.contextmanager
 def servers(count: int, kv_memory: str) -> Iterator[list[Pod]]:
     """Ready `octavo-server`s with the weights of SmolLM2, a thread each."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    pods = [Pod(free_port(), free_port()) for _ in range(count)]
-    processes = []
+    flags = ["--model", "smollm2", "--threads", "1", "--kv-memory", kv_memory]
+    started: list[Server] = []
     try:
-        for number, pod in enumerate(pods):
-            own = ["--port", str(pod.port), "--admin-port", str(pod.admin), "--served-model-name", "bench"]
-            own += ["--model", "smollm2", "--threads", "1", "--kv-memory", kv_memory]
-            with (CACHE / f"gateway-pod-{number}.log").open("wb") as out:
-                command = [sys.executable, str(HERE / "pod.py"), *own]
-                processes.append(subprocess.Popen(command, stdout=out, stderr=out))
-        for pod in pods:
-            _until_ready(pod)
-        yield pods
+        for number in range(count):
+            with log_file(f"gateway-pod-{number}").open("wb") as out:
+                started.append(Server.start(flags, "bench.gateway.pod", out))
+        for server in started:
+            server.ready()
+        yield [Pod(server.port, server.admin) for server in started]
     finally:
-        for process in processes:
-            end(process)
-
-
-def _until_ready(pod: Pod) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            with urlopen(f"http://127.0.0.1:{pod.port}/readyz", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.1)
-    sys.exit(f"a server did not become ready; its log is in {CACHE}")
+        for server in started:
+            server.stop()
 
 
 def reports(pods: Sequence[Pod]) -> list[dict[str, Any]]:

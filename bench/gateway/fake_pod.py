@@ -1,6 +1,7 @@
 """A pod that costs next to nothing: it answers at once, or streams events with a pause between them.
 
-`python fake_pod.py PORT EVENTS GAP`. Bytes are cut by hand: what a web framework costs would hide what a proxy does.
+`python -m bench.gateway.fake_pod PORT EVENTS GAP`.
+Bytes are cut by hand: what a web framework costs would hide what a proxy does.
 """
 
 from __future__ import annotations

@@ -6,21 +6,18 @@ is not taken from what it measures.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from client import Answers, Client, request
-from proxies import Pod, end, free_port, running
+from bench.gateway.client import Answers, Client, request
+from bench.gateway.proxies import Pod, running
+from bench.lib.processes import free_ports, group, log_file, wait_for
 
-HERE = Path(__file__).resolve().parent
 Record = dict[str, Any]
 Say = Callable[[Record], None]
 
@@ -51,27 +48,12 @@ def cores() -> tuple[set[int], set[int]]:
 
 @contextlib.contextmanager
 def fake_pod(events: int, gap: float) -> Iterator[Pod]:
-    """A pod of `fake_pod.py`; its load report is on the same port."""
-    port = free_port()
-    process = subprocess.Popen([sys.executable, str(HERE / "fake_pod.py"), str(port), str(events), str(gap)])
-    try:
+    """A pod of `fake_pod.py` that listens; its load report is on the same port."""
+    [port], log = free_ports(1), log_file("fake-pod")
+    command = [sys.executable, "-m", "bench.gateway.fake_pod", str(port), str(events), str(gap)]
+    with group(command, log, 15.0, mode="w") as process:
+        wait_for(f"http://127.0.0.1:{port}/v1/models", process, log, 15.0)
         yield Pod(port, port)
-    finally:
-        end(process)
-
-
-async def reachable(port: int) -> None:
-    """Wait for a pod to listen."""
-    probe = request({"model": "bench"})
-    for _ in range(300):
-        answers = Answers()
-        client = Client(port)
-        await client.call(probe, answers, time.perf_counter(), stream=False)
-        client.close()
-        if answers.total:
-            return
-        await asyncio.sleep(0.05)
-    sys.exit(f"nothing listens on {port}")
 
 
 async def overhead(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
@@ -80,7 +62,6 @@ async def overhead(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
     content = "x" * sizes.prompt_bytes
     records: list[Record] = []
     with fake_pod(sizes.events, sizes.gap) as pod, contextlib.ExitStack() as stack:
-        await reachable(pod.port)
         proxies = {name: stack.enter_context(running(name, [pod], theirs)) for name in ways}
         for kind, rate in (("plain", sizes.plain_rate), ("stream", sizes.stream_rate), ("flat-out", 0.0)):
             stream = kind == "stream"
@@ -112,7 +93,6 @@ async def crowd(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
     sent = request({"model": "bench", "stream": True, "messages": [{"role": "user", "content": "x"}]})
     records: list[Record] = []
     with fake_pod(sizes.crowd_events, sizes.crowd_gap) as pod:
-        await reachable(pod.port)
         for name in ways:
             with running(name, [pod], theirs) as proxy:
                 client, answers = Client(proxy.port), Answers()
@@ -121,8 +101,3 @@ async def crowd(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
                 records.append({"experiment": "crowd", "round": 1, "way": name} | answers.summary())
                 say(records[-1])
     return records
-
-
-def settings(sizes: Sizes) -> dict[str, float]:
-    """For the result file."""
-    return asdict(sizes)

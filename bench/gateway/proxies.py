@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import psutil
 
-CACHE = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "bench"
+from bench.lib.processes import CACHE, free_ports, group, log_file, wait_for
+
 ROUTER = CACHE / "vllm-router" / "bin" / "vllm-router"
 NGINX = CACHE / "nginx" / "usr" / "sbin" / "nginx"
 START_SECONDS = 60.0
@@ -53,7 +50,7 @@ http {{
 
 
 class MissingError(Exception):
-    """A contestant that is not installed; says how to."""
+    """A proxy that is not installed; says how to install it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class Proxy:
 def octavo(port: int, pods: Sequence[Pod], _folder: Path) -> list[str]:
     """Octavo's gateway."""
     urls = ",".join(f"http://127.0.0.1:{pod.port}|{pod.admin}" for pod in pods)
-    own = ["--port", str(port), "--admin-port", str(free_port()), "--drain-delay", "0", "--log-level", "warning"]
+    own = ["--port", str(port), "--admin-port", str(free_ports(1)[0]), "--drain-delay", "0", "--log-level", "warning"]
     return [sys.executable, "-m", "octavo_gateway", "--static-endpoints", f"bench={urls}", *own]
 
 
@@ -96,7 +93,7 @@ def vllm_router(port: int, pods: Sequence[Pod], _folder: Path) -> list[str]:
         folder = ROUTER.parents[1]
         raise MissingError(f"python3 -m venv {folder} && {folder}/bin/pip install vllm-router==0.1.17")
     urls = [f"http://127.0.0.1:{pod.port}" for pod in pods]
-    own = ["--port", str(port), "--log-level", "error", "--prometheus-port", str(free_port())]
+    own = ["--port", str(port), "--log-level", "error", "--prometheus-port", str(free_ports(1)[0])]
     own += ["--health-check-endpoint", "/readyz", "--worker-startup-check-interval", "1"]
     return [str(ROUTER), "--policy", "cache_aware", "--worker-urls", *urls, *own]
 
@@ -115,17 +112,14 @@ PROXIES: dict[str, Command] = {"octavo": octavo, "vllm-router": vllm_router, "ng
 
 
 def version(name: str) -> str:
-    """Of a contestant; what is missing, where it is not installed."""
+    """Of a proxy; what is missing, where it is not installed."""
     try:
         command = PROXIES[name](0, [], Path(tempfile.gettempdir()))
     except MissingError as missing:
         return f"missing: {missing}"
     if name == "nginx":
-        return (
-            subprocess.run([command[0], "-v"], capture_output=True, text=True, check=True)
-            .stderr.partition("/")[2]
-            .strip()
-        )
+        said = subprocess.run([command[0], "-v"], capture_output=True, text=True, check=True).stderr
+        return said.partition("/")[2].strip()
     package = "vllm-router" if name == "vllm-router" else "octavo"
     python = str(ROUTER.parent / "python") if name == "vllm-router" else sys.executable
     show = f"import importlib.metadata as m; print(m.version({package!r}))"
@@ -134,57 +128,18 @@ def version(name: str) -> str:
 
 @contextlib.contextmanager
 def running(name: str, pods: Sequence[Pod], cores: set[int]) -> Iterator[Proxy]:
-    """A contestant that answers, held to some cores; `direct` is the first pod itself."""
+    """A proxy that answers, held to some cores; `direct` is the first pod itself."""
     if name == "direct":
         yield Proxy(pods[0].port)
         return
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
-        log = CACHE / f"{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        command = PROXIES[name](port, pods, Path(folder))
-        mine = os.sched_getaffinity(0)
+    [port] = free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder, contextlib.ExitStack() as stack:
+        command, log, mine = PROXIES[name](port, pods, Path(folder)), log_file(name), os.sched_getaffinity(0)
         # A child has the cores its parent has when it starts; some programs count theirs only then.
         os.sched_setaffinity(0, cores)
         try:
-            with log.open("wb") as out:
-                process = subprocess.Popen(command, stdout=out, stderr=out)
+            process = stack.enter_context(group(command, log, 15.0, mode="w"))
         finally:
             os.sched_setaffinity(0, mine)
-        try:
-            wait_for(port, process, log)
-            yield Proxy(port, process)
-        finally:
-            end(process)
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until a model's answer would come through: any answer but 5xx to a request for something small."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=2):
-                return
-        except HTTPError as error:
-            if error.code < 500:
-                return
-        except OSError:
-            pass
-        time.sleep(0.05)
-    sys.exit(f"{process.args!r} did not start; its log is {log}")
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and see to it."""
-    process.terminate()
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+        wait_for(f"http://127.0.0.1:{port}/v1/models", process, log, START_SECONDS)
+        yield Proxy(port, process)

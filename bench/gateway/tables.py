@@ -7,12 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
-mpl.rcParams |= {"svg.hashsalt": "octavo", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-
-import matplotlib.pyplot as plt  # noqa: E402 (the backend is chosen first)
+from bench.lib.plot import plt, save
 
 Record = dict[str, Any]
 COLOURS = {"direct": "#c9d1d9", "octavo": "#2f6fb0", "vllm-router": "#b5482f", "nginx": "#9aa5b1"}
@@ -63,77 +58,65 @@ def table(report: Record) -> str:
     return "\n".join(parts)
 
 
+def _lines(title: str, heads: str, rows: Sequence[Sequence[str]]) -> str:
+    """A title and its table; `heads` are separated by bars."""
+    lines = [f"{title}\n", f"| way | {heads} |", "|---" * (heads.count("|") + 2) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
 def _latency(records: Sequence[Record], kind: str, rate: float, sizes: Record) -> str:
     what = f"{sizes['events']} events {sizes['gap'] * 1000:g} ms apart" if kind == "stream" else "whole answers"
-    lines = [
-        f"`{kind}`: {rate:g} requests/s of {sizes['prompt_bytes'] / 1000:g} kB, {what}; a core for the proxy.\n",
-        "| way | first byte p50 ms | p99 ms | added p50 ms | added p99 ms | CPU ms a request | errors |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    title = f"`{kind}`: {rate:g} requests/s of {sizes['prompt_bytes'] / 1000:g} kB, {what}; a core for the proxy."
+    rows = []
     for way in ways(records, kind):
-        cells = [spread(of(records, kind, way, f"first_{p}_ms")) for p in ("p50", "p99")]
-        if way == "direct":
-            cells += ["", "", ""]
-        else:
-            cells += [spread(added(records, kind, way, f"first_{p}_ms")) for p in ("p50", "p99")]
-            cells.append(spread(of(records, kind, way, "cpu_ms"), 3))
-        cells.append(f"{sum(of(records, kind, way, 'errors')):.0f}")
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        plus = [spread(added(records, kind, way, f"first_{p}_ms")) for p in ("p50", "p99")]
+        plus.append(spread(of(records, kind, way, "cpu_ms"), 3))
+        own = [""] * 3 if way == "direct" else plus
+        rows.append([way, *_times(records, kind, way), *own, _errors(records, kind, way)])
+    heads = "first byte p50 ms | p99 ms | added p50 ms | added p99 ms | CPU ms a request | errors"
+    return _lines(title, heads, rows)
+
+
+def _times(records: Sequence[Record], kind: str, way: str, digits: int = 2) -> list[str]:
+    return [spread(of(records, kind, way, f"first_{p}_ms"), digits) for p in ("p50", "p99")]
+
+
+def _errors(records: Sequence[Record], kind: str, way: str) -> str:
+    return f"{sum(of(records, kind, way, 'errors')):.0f}"
 
 
 def _flat_out(records: Sequence[Record], sizes: Record) -> str:
-    lines = [
-        f"`flat-out`: {sizes['flat_out_connections']} connections that ask again at once.\n",
-        "| way | requests/s | CPU ms a request | total p99 ms | errors |",
-        "|---|---|---|---|---|",
-    ]
-    for way in ways(records, "flat-out"):
-        cells = [
-            spread(of(records, "flat-out", way, "per_second"), 0),
-            spread(of(records, "flat-out", way, "cpu_ms"), 3),
-        ]
-        cells += [
-            spread(of(records, "flat-out", way, "total_p99_ms")),
-            f"{sum(of(records, 'flat-out', way, 'errors')):.0f}",
-        ]
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    title = f"`flat-out`: {sizes['flat_out_connections']} connections that ask again at once."
+    figures = (("per_second", 0), ("cpu_ms", 3), ("total_p99_ms", 2))
+    rows = [
+        [way, *(spread(of(records, "flat-out", way, name), digits) for name, digits in figures),
+         _errors(records, "flat-out", way)]
+        for way in ways(records, "flat-out")
+    ]  # fmt: skip
+    return _lines(title, "requests/s | CPU ms a request | total p99 ms | errors", rows)
 
 
 def _crowd(records: Sequence[Record], sizes: Record) -> str:
-    lines = [
-        f"`crowd`: {sizes['crowd']} streams of {sizes['crowd_events']} events {sizes['crowd_gap']:g} s apart.\n",
-        "| way | most at once | complete | errors | first byte p50 ms | p99 ms |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in (r for r in records if r["experiment"] == "crowd"):
-        figures = [r["at_once"], r["answers"], r["errors"], r["first_p50_ms"], r["first_p99_ms"]]
-        lines.append(f"| {r['way']} | " + " | ".join(f"{figure:.1f}".removesuffix(".0") for figure in figures) + " |")
-    return "\n".join(lines) + "\n"
+    title = f"`crowd`: {sizes['crowd']} streams of {sizes['crowd_events']} events {sizes['crowd_gap']:g} s apart."
+    names = ("at_once", "answers", "errors", "first_p50_ms", "first_p99_ms")
+    found = [r for r in records if r["experiment"] == "crowd"]
+    rows = [[r["way"], *(f"{r[name]:.1f}".removesuffix(".0") for name in names)] for r in found]
+    return _lines(title, "most at once | complete | errors | first byte p50 ms | p99 ms", rows)
 
 
 def _prefix(records: Sequence[Record], talk: Record) -> str:
-    what = (
+    title = (
         f"`prefix`: {talk['conversations']} conversations of {talk['turns']} turns, {talk['systems']} system prompts; "
-        f"{talk['pods']} octavo-servers (SmolLM2, a thread and {talk['kv_memory']} of KV each).\n"
+        f"{talk['pods']} octavo-servers (SmolLM2, a thread and {talk['kv_memory']} of KV each)."
     )
-    lines = [
-        what,
-        "| way | prompt tokens found in caches | TTFT p50 ms | TTFT p99 ms | requests a pod | errors |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for way in ways(records, "prefix"):
-        rates = [100 * rate for rate in of(records, "prefix", way, "hit_rate")]
+        found = spread([100 * rate for rate in of(records, "prefix", way, "hit_rate")], 1) + " %"
         shares = [r["requests"] for r in records if (r["experiment"], r["way"]) == ("prefix", way)]
-        cells = [
-            spread(rates, 1) + " %",
-            *(spread(of(records, "prefix", way, f"first_{p}_ms"), 0) for p in ("p50", "p99")),
-        ]
-        cells += ["; ".join("/".join(map(str, share)) for share in shares)]
-        cells.append(f"{sum(of(records, 'prefix', way, 'errors')):.0f}")
-        lines.append(f"| {named(way)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        share = "; ".join("/".join(map(str, share)) for share in shares)
+        rows.append([named(way), found, *_times(records, "prefix", way, 0), share, _errors(records, "prefix", way)])
+    heads = "prompt tokens found in caches | TTFT p50 ms | TTFT p99 ms | requests a pod | errors"
+    return _lines(title, heads, rows)
 
 
 def named(way: str) -> str:
@@ -169,7 +152,4 @@ def picture(records: Sequence[Record], path: Path) -> None:
             axes.text(row, median(values), f" {median(values):.3g}", ha="center", va="bottom")
         axes.set_xticks(range(len(ways(records, experiment))), ways(records, experiment), rotation=20)
         axes.set_title(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plt.tight_layout()
-    plt.savefig(path, metadata={"Date": None})
-    plt.close()
+    save(path)

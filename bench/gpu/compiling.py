@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
 import torch
-from case import Case, Place
-from null_gpu import NullGpu
 from triton.compiler.errors import CompilationError
+
+from bench.gpu.cases.case import Case, Place
+from bench.gpu.null_gpu import NullGpu
+from bench.lib.results import Row, Say
 
 META = Place(torch.device("meta"), torch.bfloat16, tiny=False)
 STACK_BOUND = 256
 """Bytes of stack per thread that no kernel may exceed: 64 of 255 registers; a spilled tile takes more."""
 
-Row = dict[str, Any]
 
-
-def compile_cases(cases: Iterable[Case], capabilities: Iterable[int], say: Callable[[str], None]) -> list[Row]:
+def compile_cases(cases: Iterable[Case], capabilities: Iterable[int], say: Say) -> list[Row]:
     """One row for each kernel that a case launches on a card, or for the error that it made instead."""
     rows: list[Row] = []
     gpu = NullGpu(0).activate()

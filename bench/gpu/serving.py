@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from folders import written
-from journal import Row
-from parts.setting import Setting
-from shapes import Stored, config_of, random_model
-from timing import Timer
-from watch import Times, device_spans, summary, watched
-
+from bench.gpu.experiments.setting import Setting
+from bench.gpu.measured_models import Stored, config_of, random_model, random_weights
+from bench.lib.checkpoint import write
+from bench.lib.results import Row
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.engine import Engine
-from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.factory import LoadedEngine, engine_for, load_engine
+from octavo_inference.tools.bench.loads import Answers, answer
 
 MANY = 1 << 20
 
@@ -44,9 +38,9 @@ def nano_vllm(count: int = 256, least: int = 100, most: int = 1024, vocab: int =
     return Load(prompts, [rng.randint(least, most) for _ in range(count)])
 
 
-def small_load() -> Load:
-    """For an interpreter."""
-    return nano_vllm(count=2, least=2, most=3, vocab=100)
+def the_load(setting: Setting) -> Load:
+    """nano-vllm's, or one that an interpreter can take."""
+    return nano_vllm(count=2, least=2, most=3, vocab=100) if setting.interpret else nano_vllm()
 
 
 def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any) -> LoadedEngine:
@@ -55,14 +49,14 @@ def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any
     if setting.interpret:
         settings |= {"max_running_requests": 4, "max_batched_tokens": 16, "max_model_len": 64, "kv_memory": 1 << 18}
     given = EngineSettings(model=name, backend="cuda", profile="throughput", **settings)
-    config = config_of(name, interpret=setting.interpret)
     if setting.ranks == 1:
+        config = config_of(name, interpret=setting.interpret)
         found = engine_for(given, random_model(name, config, stored))
     else:
         # Ranks are processes: each reads its part of a checkpoint.
         folder = checkpoint(setting, name)
         found = load_engine(replace(given, model=str(folder), tensor_parallel_size=setting.ranks))
-    answer(found.engine, Load([[1, 2, 3]], [2]), 0.0)
+    answered(found.engine, Load([[1, 2, 3]], [2]), 0.0)
     # As a server does in idle moments.
     while found.engine.rest():
         pass
@@ -72,58 +66,20 @@ def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any
 def checkpoint(setting: Setting, name: str) -> Path:
     """A folder of a model's random weights."""
     config = config_of(name, interpret=setting.interpret)
-    return written(setting.folder / f"octavo-{name}{'-tiny' * setting.interpret}", config)
+    folder = setting.folder / f"octavo-{name}{'-tiny' * setting.interpret}"
+    return write(folder, config, random_weights(config))
 
 
-def answer(engine: Engine, load: Load, temperature: float, tokens: list[list[int]] | None = None) -> float:
-    """Seconds until all answers are there, each as long as the load says. Raises RuntimeError when one is not.
-
-    `tokens`: a list to add the answers to.
-    """
+def answered(engine: Engine, load: Load, temperature: float) -> Answers:
+    """All answers to a load, with nothing in the prefix cache before."""
     engine.reset_cache()
-    begin = time.perf_counter()
-    for i, (prompt, out) in enumerate(zip(load.prompts, load.outputs, strict=True)):
-        sampling = SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=out, seed=i)
-        engine.submit(Request(id=str(i), tokens=prompt, sampling=sampling))
-    answers: list[list[int]] = [[] for _ in load.prompts]
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise RuntimeError(output.error)
-            answers[int(output.id)] += output.tokens
-    seconds = time.perf_counter() - begin
-    given = lengths(answers)
-    if given != load.outputs:
-        raise RuntimeError(f"{sum(given)} tokens came out, {sum(load.outputs)} were asked for")
-    if tokens is not None:
-        tokens += answers
-    return seconds
-
-
-def measured_load(engine: Engine, load: Load, temperature: float, timer: Timer, rows: int) -> dict[str, Any]:
-    """A load's rate and where its time went; `rows` as for `watch.summary`."""
-    before, preempted = graphs(engine.backend), engine.scheduler.preemptions
-    with watched(engine, timer) as times:
-        seconds = answer(engine, load, temperature)
-    return {
-        "tokens_per_s": sum(load.outputs) / seconds,
-        "wall_s": seconds,
-        "in": sum(map(len, load.prompts)),
-        "out": sum(load.outputs),
-        "preemptions": engine.scheduler.preemptions - preempted,
-        **graphs(engine.backend, before),
-    } | figures(times, timer, rows)
-
-
-def figures(times: Times, timer: Timer, rows: int) -> dict[str, Any]:
-    """Of what was watched."""
-    return summary(times, *device_spans(timer, times), rows)
+    return answer(engine, load.prompts, load.outputs, temperature=temperature)
 
 
 def graphs(backend: Any, before: Row | None = None) -> Row:
     """What graphs a backend has, the bytes they took of their room, and the steps they launched since `before`.
 
-    Empty for a backend that has none, of a group as well, whose graphs lie in other processes.
+    0 for a backend that has none, and for ranks, whose graphs are in other processes.
     """
     own = getattr(backend, "graphs", None)
     if own is None:
@@ -136,26 +92,3 @@ def graphs(backend: Any, before: Row | None = None) -> Row:
         "graph_s": sum(one.seconds for one in captured),
         "replays": sum(one.replays for one in captured) - (before or {"replays": 0})["replays"],
     }
-
-
-def sizes(found: LoadedEngine) -> dict[str, Any]:
-    """What was settled, for the result file."""
-    engine, memory = found.engine, found.memory
-    return {
-        "backend": engine.backend.name,
-        "kv_blocks": engine.backend.num_blocks,
-        "block_size": engine.backend.block_size,
-        "max_running": engine.limits.max_running,
-        "max_batched_tokens": engine.limits.max_batched_tokens,
-        "weights_gib": None if memory is None else round(memory.weights / 2**30, 2),
-    }
-
-
-def gpu_memory() -> float | None:
-    """GiB free on the card."""
-    return round(torch.cuda.mem_get_info()[0] / 2**30, 1) if torch.cuda.is_available() else None
-
-
-def lengths(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Of prompts."""
-    return [len(prompt) for prompt in prompts]

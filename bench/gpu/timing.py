@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from roofline import Rates
+
+from bench.gpu.roofline import Rates
 
 
 class Timer(Protocol):
     """Marks in the order of the device's work, and the seconds between them."""
 
     def mark(self) -> Any:
-        """Now, for the device: when all that was launched before is done."""
+        """The moment at which all that was launched before is done."""
         ...
 
     def between(self, first: Any, last: Any) -> float:
@@ -27,52 +28,32 @@ class Timer(Protocol):
         ...
 
 
-def event() -> torch.cuda.Event:
-    """For a moment on the GPU."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def seconds_between(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-    """On the GPU, once it has passed both."""
-    return float(first.elapsed_time(last)) / 1e3
-
-
 class Events:
     """`Timer` on the current stream of a GPU."""
 
-    def mark(self) -> torch.cuda.Event:
-        """Recorded behind all that was launched."""
-        now = event()
+    def mark(self) -> torch.cuda.Event:  # noqa: D102
+        now = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         now.record()
         return now
 
-    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-        """Seconds."""
-        return seconds_between(first, last)
+    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:  # noqa: D102
+        return float(first.elapsed_time(last)) / 1e3
 
-    def wait(self) -> None:
-        """Until the GPU is idle."""
+    def wait(self) -> None:  # noqa: D102
         torch.cuda.synchronize()
 
 
 class Wall:
-    """`Timer` where the host computes everything itself."""
+    """`Timer` where the host computes everything itself, and nothing is on its way."""
 
-    def mark(self) -> float:
-        """Seconds from some point."""
+    def mark(self) -> float:  # noqa: D102
         return time.perf_counter()
 
-    def between(self, first: float, last: float) -> float:
-        """Seconds."""
+    def between(self, first: float, last: float) -> float:  # noqa: D102
         return last - first
 
-    def wait(self) -> None:
-        """Nothing is on its way."""
-
-
-def timer(*, interpret: bool) -> Timer:
-    """For this machine."""
-    return Wall() if interpret else Events()
+    def wait(self) -> None:  # noqa: D102
+        return
 
 
 class Flush:

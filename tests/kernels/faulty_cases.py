@@ -1,10 +1,17 @@
-"""Cases with a fault each, for `test_check.py`: run with bench/gpu on the path and TRITON_INTERPRET=1."""
+"""Cases with a fault each, for `test_check.py`: run with TRITON_INTERPRET=1."""
+
+from pathlib import Path
 
 import torch
-from case import Case, Place, Trial
-from checking import check_cases
 
-PLACE = Place(torch.device("cpu"), torch.float32, tiny=True)
+from bench.gpu.cases.case import Case, Place, Trial
+from bench.gpu.experiments.check import check_kernel
+from bench.gpu.experiments.setting import Setting
+from bench.gpu.roofline import PUBLISHED
+from bench.gpu.timing import Wall
+from bench.lib.results import attempt
+
+SETTING = Setting((), True, Wall(), torch.device("cpu"), PUBLISHED, None, Path())
 RIGHT = torch.tensor([1.0, -4.0, float("-inf"), float("nan")])
 
 
@@ -34,5 +41,6 @@ cases = [
     Case("broken", "", broken),
     Case("after it", "", lambda _: trial(RIGHT, RIGHT)),
 ]
-for row in check_cases(cases, PLACE, lambda line: None):
-    print(f"{row['kernel']}: {row['verdict']} {row.get('why', '')}".strip())
+for case in cases:
+    row = attempt(lambda case=case: check_kernel(SETTING, case))
+    print(f"{case.kernel}: {row['verdict']} {row.get('why', '')}".strip())

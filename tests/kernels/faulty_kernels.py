@@ -1,4 +1,4 @@
-"""Kernels with a fault each, for `test_compiles.py`: python faulty_kernels.py CACHE"""
+"""Kernels with a fault each, for `test_compiles.py`: python -m tests.kernels.faulty_kernels CACHE"""
 
 import os
 import sys
@@ -6,8 +6,9 @@ import sys
 import torch
 import triton
 import triton.language as tl
-from case import Case, Trial
-from compiling import compile_cases
+
+from bench.gpu.cases.case import Case, Trial
+from bench.gpu.compiling import compile_cases
 
 
 @triton.jit

@@ -7,8 +7,9 @@ from typing import Literal
 
 import pytest
 import torch
-from torch.nn.functional import gelu, silu
 
+from bench.gpu.cases.case import Place
+from bench.gpu.cases.elementwise import activation as case
 from octavo_inference.backends.cuda.kernels.activation import gated
 
 # Of a value: a few roundings in float32, or the one of the store (the interpreter cuts bfloat16 off, a GPU rounds it).
@@ -30,11 +31,9 @@ def test_gated(
     dtype: torch.dtype, rows: int, width: int, activation: Literal["silu", "gelu_tanh"], record: Callable[..., None]
 ) -> None:
     torch.manual_seed(width)
-    x = (torch.randn(rows, 2 * width) * 2).to(dtype)
-    gate, up = x.double().chunk(2, dim=1)
-    expected = (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
-    out = torch.empty(rows, width, dtype=dtype)
-    gated(x, out, activation)
+    trial = case(Place(torch.device("cpu"), dtype, tiny=True), activation, rows, width)
+    trial.launch()
+    [(out, expected)] = trial.pairs()
     # Relative; of values below 1e-3 as if they were that, because float16 has few digits for the smallest.
     worst = float(((out.double() - expected).abs() / expected.abs().clamp(min=1e-3)).max())
     record(f"gated {activation}", (rows, width), dtype, worst)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from bench.gpu.cases.paged import Paged, expected, make, run
 from octavo_inference.backends.cuda.kernels.attention import attend
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile, segments_for
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
 
 from .conftest import Record
-from .paged_batch import Paged, expected, make, run
 
 # float32 sums in another order; the values are of size one.
 EXACT = 2e-5

@@ -1,4 +1,4 @@
-"""`bench/gpu check` itself, on the CPU: it runs all it has to run, and what is wrong is called wrong."""
+"""`python -m bench.gpu check` itself, on the CPU: it runs all it has to run, and what is wrong is called wrong."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+from bench.gpu.commands import measure
+
 Run = Callable[..., int]
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The program in this process, where everything is imported; its exit status."""
-    monkeypatch.syspath_prepend(GPU)
-    program = runpy.run_path(str(GPU / "__main__.py"))
+def check(tmp_path: Path) -> Run:
+    """The command in this process, where everything is imported; its exit status."""
 
     def run(**given: Any) -> int:
-        usual = {"command": "check", "interpret": True, "quick": True, "part": None, "only": [], "out": None}
-        status: int = program["run_check"](argparse.Namespace(**usual | given))
-        return status
+        usual = {"command": "check", "interpret": True, "quick": True, "part": None, "only": [], "model": []}
+        usual |= {"out": tmp_path / "check.json", "seconds": 1e6, "folder": tmp_path, "tensor_parallel_size": 1}
+        return measure(argparse.Namespace(**usual | given))
 
     return run
 
@@ -33,21 +32,20 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_all_is_well_in_the_interpreter(check: Run, tmp_path: Path) -> None:
-    out = tmp_path / "check.json"
-    assert check(out=out) == 0
-    report = json.loads(out.read_text())
-    assert {row["verdict"] for row in report["kernels"]} == {"ok"}
-    assert [row["verdict"] for row in report["engine"]] == ["ok"] * 3
-    assert all(row["equal"] == row["tokens"] > 0 for row in report["engine"])
+    assert check() == 0
+    report = json.loads((tmp_path / "check.json").read_text())
+    kernels, engines = ([row for row in report["rows"] if part in row] for part in ("kernel", "model"))
+    assert {row["verdict"] for row in kernels} == {"ok"}
+    assert [row["verdict"] for row in engines] == ["ok"] * 3
+    assert all(row["equal"] == row["tokens"] > 0 for row in engines)
     assert report["interpreted"]
 
 
 @pytest.mark.parametrize("kernel", ["attend", "rms_norm"])
 def test_a_kernel_is_well_in_the_interpreter(check: Run, tmp_path: Path, kernel: str) -> None:
-    out = tmp_path / "check.json"
-    assert check(out=out, part="kernels", only=[kernel]) == 0
-    report = json.loads(out.read_text())
-    assert {(row["kernel"], row["verdict"]) for row in report["kernels"]} == {(kernel, "ok")}
+    assert check(part="kernels", only=[kernel]) == 0
+    report = json.loads((tmp_path / "check.json").read_text())
+    assert {(row["kernel"], row["verdict"]) for row in report["rows"]} == {(kernel, "ok")}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -1,4 +1,4 @@
-"""Every kernel compiles for real GPUs, fits into them, and keeps what it computes in registers: by `bench/gpu compile`.
+"""Every kernel compiles for real GPUs, fits into them, and keeps what it computes in registers: by `bench.gpu compile`.
 
 It runs in a process of its own, because here Triton interprets. What was compiled is kept below `~/.cache/octavo`, so
 only a kernel that changed costs more than seconds.
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*program: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    env["PYTHONPATH"] = str(GPU)
-    command = [sys.executable, str(program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    return subprocess.run(
+        [sys.executable, "-m", *program], capture_output=True, text=True, check=False, env=env, cwd=ROOT
+    )
 
 
 @pytest.mark.timeout(1800)
@@ -32,7 +32,7 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_kernels_compile_and_fit(capabilities: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "compiled.json"
-    done = run(GPU, "compile", "--quick", "--capability", *capabilities, "--out", str(out))
+    done = run("bench.gpu", "compile", "--quick", "--capability", *capabilities, "--out", str(out))
     assert out.exists(), done.stderr
     rows = json.loads(out.read_text())["kernels"]
     bad = [row for row in rows if row["verdict"] not in {"compiled", "refused"}]
@@ -45,7 +45,7 @@ def test_kernels_compile_and_fit(capabilities: tuple[str, ...], tmp_path: Path) 
 @pytest.mark.timeout(1800)
 def test_faults_are_found(tmp_path: Path) -> None:
     """A tile too large for the card, one too large for the registers, a type that the card does not have."""
-    done = run(Path(__file__).with_name("faulty_kernels.py"), str(tmp_path))
+    done = run("tests.kernels.faulty_kernels", str(tmp_path))
     assert done.returncode == 0, done.stderr
     first, *others = [line for line in done.stdout.splitlines() if line.startswith("89")]
     assert "OutOfResources: out of resource: shared memory, Required: 102400, Hardware limit: 101376" in first

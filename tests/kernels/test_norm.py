@@ -8,17 +8,13 @@ import pytest
 import torch
 from torch import Tensor as Torch
 
+from bench.gpu.cases.case import Place
+from bench.gpu.cases.elementwise import EPS, add_norm, norm, normed
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 
-EPS = 1e-5
 # Of a value: the roundings of float32 sums, or the one of the store (the interpreter cuts bfloat16 off, a GPU rounds).
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}
 SHAPES = [(1, 80), (3, 576), (5, 1000), (2, 1), (7, 64)]
-
-
-def normed(x: Torch, weight: Torch) -> Torch:
-    x = x.double()
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
 
 
 def error(found: Torch, expected: Torch) -> float:
@@ -30,10 +26,10 @@ def error(found: Torch, expected: Torch) -> float:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, record: Callable[..., None]) -> None:
     torch.manual_seed(sum(shape))
-    x, weight = torch.randn(shape), torch.rand(shape[1]) + 0.5
-    out = torch.empty(shape, dtype=dtype)
-    rms_norm(x, weight, EPS, out)
-    worst = error(out, normed(x, weight))
+    trial = norm(Place(torch.device("cpu"), dtype, tiny=True), *shape)
+    trial.launch()
+    [(out, expected)] = trial.pairs()
+    worst = error(out, expected)
     record("rms_norm", shape, dtype, worst)
     assert worst <= TOLERANCE[dtype]
 
@@ -59,12 +55,10 @@ def test_add_rms_norm(
     shape: tuple[int, int], dtype: torch.dtype, output_norm: bool, record: Callable[..., None]
 ) -> None:
     torch.manual_seed(sum(shape))
-    residual, x = torch.randn(shape), torch.randn(shape).to(dtype)
-    weight, x_weight = torch.rand(shape[1]) + 0.5, torch.rand(shape[1]) + 0.5
-    total = residual.double() + 0.7 * (normed(x, x_weight) if output_norm else x.double())
-    out = torch.empty(shape, dtype=dtype)
-    add_rms_norm(residual, x, 0.7, weight, EPS, out, x_weight if output_norm else None)
-    worst = error(out, normed(total, weight))
+    trial = add_norm(Place(torch.device("cpu"), dtype, tiny=True), *shape, output_norm=output_norm, factor=0.7)
+    trial.launch()
+    (out, expected), (residual, total) = trial.pairs()
+    worst = error(out, expected)
     record("add_rms_norm", shape, dtype, worst)
     assert worst <= TOLERANCE[dtype]
     assert error(residual, total) <= TOLERANCE[torch.float32]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
+from bench.gpu.cases.case import Place
+from bench.gpu.cases.sampling import masked
 from octavo_inference.backends.cuda.kernels.penalties import penalize
 from octavo_inference.core.model_input import LogitAdjust, SampleRows
 from octavo_inference.core.sampling import adjust_logits, sample
@@ -93,11 +94,8 @@ def test_any_number_of_penalized_rows(bans: int) -> None:
 
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 32), (3, 99), (2, 1000), (2, 2049)])
 def test_bitmask(rows: int, vocab: int, record: Callable[..., None]) -> None:
-    random = np.random.default_rng(vocab)
-    allowed = random.random((rows, -(-vocab // 32) * 32)) < 0.3
-    words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-    logits = random.standard_normal((rows, vocab)).astype(np.float32)
-    masked = torch.from_numpy(logits.copy())
-    apply_bitmask(masked, torch.from_numpy(words))
-    np.testing.assert_array_equal(masked.numpy(), np.where(allowed[:, :vocab], logits, -np.inf))
+    trial = masked(Place(torch.device("cpu"), torch.float32, tiny=True), rows, vocab)
+    trial.launch()
+    [(found, expected)] = trial.pairs()
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
     record("apply_bitmask", (rows, vocab), torch.float32, 0.0)

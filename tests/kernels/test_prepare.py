@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
-from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
+from bench.gpu.cases.case import Place
+from bench.gpu.cases.elementwise import prepared
 
 
 @pytest.mark.parametrize(
@@ -25,29 +25,8 @@ from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 def test_prepare(
     queries: list[int], lengths: list[int], block_size: int, padding: int, record: Callable[..., None]
 ) -> None:
-    random = np.random.default_rng(len(queries))
-    starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-    width = max(lengths) // block_size + 2
-    table = random.integers(0, 2**31 - 1, (len(queries) + 2, width), dtype=np.int32)
-    history = random.integers(-1, 9, (len(queries) + 2, max(lengths) + 3), dtype=np.int32)
-    rows = random.permutation(len(queries) + 2)[: len(queries)].astype(np.int32)
-    positions = [0] * (int(starts[-1]) + padding)
-    tokens, slots = [0] * len(positions), [-1] * len(positions)
-    for i, (count, length) in enumerate(zip(queries, lengths, strict=True)):
-        for n in range(count):
-            position = length - count + n
-            positions[starts[i] + n] = position
-            tokens[starts[i] + n] = max(0, int(history[rows[i], position]))  # -1 where logits were no numbers
-            slots[starts[i] + n] = int(table[rows[i], position // block_size]) * block_size + position % block_size
-    found = [torch.full((len(slots),), 77, dtype=dtype) for dtype in (torch.int32, torch.int32, torch.int64)]
-    prepare(
-        torch.from_numpy(rows),
-        torch.from_numpy(starts),
-        torch.tensor(lengths, dtype=torch.int32),
-        torch.from_numpy(history),
-        torch.from_numpy(table),
-        block_size,
-        *found,
-    )
-    assert [part.tolist() for part in found] == [tokens, positions, slots]
-    record("prepare", f"{len(queries)} sequences, {len(slots)} tokens", torch.int64, 0.0)
+    trial = prepared(Place(torch.device("cpu"), torch.float32, tiny=True), queries, lengths, block_size, padding)
+    trial.launch()
+    found, expected = zip(*trial.pairs(), strict=True)
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+    record("prepare", f"{len(queries)} sequences, {len(found[0])} tokens", torch.int64, 0.0)

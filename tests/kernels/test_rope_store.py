@@ -9,26 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bench.gpu.cases.attention import turned
+from bench.gpu.cases.paged import LARGEST
 from octavo_inference.backends.cuda.kernels.rope_and_cache import encode_e4m3, rope_store, round_even
 from octavo_inference.backends.cuda.pool import KvPool, allocate_pool
 
 from .conftest import Record
-from .paged_batch import LARGEST
 
 EPS = 1e-5
 EXACT = 1e-5  # float32 sums in another order, for values of size five
 BLOCK = 16
-
-
-def rotate(x: Tensor, table: Tensor) -> Tensor:
-    rotary = table.shape[1]
-    cos, sin = table[:, None].chunk(2, -1)
-    first, second = x[..., :rotary].chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., rotary:]], -1)
-
-
-def norm(x: Tensor, weight: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
 
 class Step:
@@ -56,11 +46,7 @@ class Step:
         )
         x = self.qkv.float().reshape(6, -1, dim)
         q, k, self.v = x[:, :heads], x[:, heads : heads + kv_heads], x[:, heads + kv_heads :]
-        if norms:
-            q, k = norm(q, q_norm), norm(k, k_norm)
-        if table is not None:
-            q, k = rotate(q, table[positions.long()]), rotate(k, table[positions.long()])
-        self.q, self.k = q, k
+        self.q, self.k = turned(q, q_norm, table, positions, EPS), turned(k, k_norm, table, positions, EPS)
         self.real = self.slots >= 0
         rope_store(self.qkv, positions, self.slots, table, q_norm, k_norm, EPS, self.q_out, *self.pool.layer(0))
 

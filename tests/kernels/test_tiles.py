@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from parts.tiles import best_of, linear_candidates, tried_by, write_table
 from triton.runtime.errors import OutOfResources
 
+from bench.gpu.experiments.tiles import best_of, linear_candidates, tried_by, write_table
 from octavo_inference.backends.cuda import linear as layers
 from octavo_inference.backends.cuda.kernels.launch_configs import (
     WORKSPACE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(1800)
@@ -24,9 +24,8 @@ GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
 )
 def test_warm_up_compiles_all(given: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    env["PYTHONPATH"] = str(GPU)
-    command = [sys.executable, str(Path(__file__).with_name("variants.py")), *given.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    command = [sys.executable, "-m", "tests.kernels.variants", *given.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines

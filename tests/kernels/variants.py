@@ -1,10 +1,10 @@
-"""Which kernels compile while a server serves, after `warm_up`: python variants.py KV_DTYPE WEIGHTS [MODEL[:RANKS] ...]
+"""Which kernels compile while a server serves: python -m tests.kernels.variants KV_DTYPE WEIGHTS [MODEL[:RANKS] ...]
 
 With ranks it is the last of so many that share the model, whose part of the words is the shortest.
 
 Triton compiles a kernel anew for each combination of types, constants, and of what it finds special in sizes and
 addresses (a multiple of 16, a 1). Here it is asked for the name of each combination and compiles nothing, so that any
-number of batches can be tried: bench/gpu on the path, no TRITON_INTERPRET.
+number of batches can be tried: run it without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import triton
-from models import GEMMA, QWEN3, SMOLLM2, random_weights
-from null_gpu import NullGpu
 
+from bench.gpu.checked_models import GEMMA, QWEN3, SMOLLM2, random_weights
+from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import Device

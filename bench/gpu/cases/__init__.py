@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from case import Case
-
-from cases import attention, elementwise, linear, sampling
+from bench.gpu.cases import attention, elementwise, linear, sampling
+from bench.gpu.cases.case import Case
 
 
 def every() -> list[Case]:

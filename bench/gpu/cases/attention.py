@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from case import Case, Pair, Place, Trial, rounding, size_of
 from torch import Tensor
 
-from octavo_inference.backends.cuda.kernels.attention import attend
+from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
+from bench.gpu.cases.paged import expected, launcher, make
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, segments_for
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
-from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size, partial_views
 from octavo_inference.backends.cuda.pool import allocate_pool
 
 POOL_TYPES = {"dense": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
@@ -58,105 +58,33 @@ class Attention:
 
 
 def attention(shape: Attention, place: Place) -> Trial:
-    lengths = [q + c for q, c in shape.batch]
-    starts = [sum(q for q, _ in shape.batch[:i]) for i in range(len(shape.batch) + 1)]
-    tokens, sequences, size = starts[-1], len(lengths), shape.block_size
-    width = max(-(-length // size) for length in lengths)
-    blocks = sequences * width
-    table = torch.randperm(blocks).to(torch.int32).view(sequences, width)
-    kv, scales = filled_pool(place, blocks, shape)
-    q, out = place.randn(tokens, shape.heads, shape.dim), place.empty(tokens, shape.heads, shape.dim)
-    query_start, seq_len = place.ints(starts), place.ints(lengths)
-    sinks = place.randn(shape.heads, dtype=torch.float32) if shape.sinks else None
-    tree, positions = None, None
+    lengths = [queries + before for queries, before in shape.batch]
+    batch = make(
+        [(length, queries) for length, (queries, _) in zip(lengths, shape.batch, strict=True)], shape.heads,
+        shape.kv_heads, shape.dim, block_size=shape.block_size, dtype=place.dtype, kv_dtype=POOL_TYPES[shape.pool],
+        device=place.device, shuffled=True,
+    )  # fmt: skip
+    how: dict[str, Any] = {"scale": shape.dim**-0.5, "window": shape.window, "softcap": shape.softcap}
+    if shape.sinks:
+        how["sinks"] = place.randn(shape.heads, dtype=torch.float32)
     if shape.tree:
-        longest = max(queries for queries, _ in shape.batch)
+        tokens, longest = len(batch.q), max(queries for queries, _ in shape.batch)
         # Each token sees itself, the first one and some of the others.
         tree = torch.eye(longest, dtype=torch.uint8).repeat(len(shape.batch), 1)[:tokens]
-        tree = (tree | (torch.rand(tokens, longest) < 0.3)).to(torch.uint8).to(place.device)
-        positions = place.ints([c + min(i, 4) for q, c in shape.batch for i in range(q)])
-    partial = None
+        how["tree"] = (tree | (torch.rand(tokens, longest) < 0.3)).to(torch.uint8).to(place.device)
+        how["positions"] = place.ints([before + min(i, 4) for queries, before in shape.batch for i in range(queries)])
+    segments = 1
     if shape.split:
         segments = segments_for(
-            sequences=sequences, kv_heads=shape.kv_heads, longest=width * size, processors=place.processors,
-            keys_per_segment=place.pick(256, 8),
+            sequences=len(lengths), kv_heads=shape.kv_heads, longest=batch.block_table.shape[1] * shape.block_size,
+            processors=place.processors, keys_per_segment=place.pick(256, 8),
         )  # fmt: skip
-        sizes = {"tokens": tokens, "heads": shape.heads, "head_dim": shape.dim, "segments": segments}
-        partial = partial_views(place.empty(partial_size(**sizes), dtype=torch.float32), **sizes)
-    # Sequences lie in any row of the table.
-    order = torch.randperm(sequences)
-    on_device, row = table[order].to(place.device), order.argsort().to(torch.int32).to(place.device)
-
-    def launch() -> None:
-        attend(
-            q, kv, scales, on_device, row, query_start, seq_len, out, scale=shape.dim**-0.5, window=shape.window,
-            softcap=shape.softcap, sinks=sinks, tree=tree, positions=positions, partial=partial,
-            tile=shape.tile,
-        )  # fmt: skip
-
-    def pairs() -> list[Pair]:
-        dense = kv.float() if scales is None else kv.float() * scales[..., None]
-        expected = [
-            reference(shape, q[starts[i] : starts[i + 1]].float(), context(dense, table[i], lengths[i]), sinks,
-                      None if tree is None else tree[starts[i] : starts[i + 1]],
-                      None if positions is None else positions[starts[i] : starts[i + 1]])
-            for i in range(sequences)
-        ]  # fmt: skip
-        return [(out, torch.cat(expected))]
-
-    read = sum(lengths) * size_of(kv[0]) // size
+    out, launch = launcher(batch, segments=segments, tile=shape.tile, **how)
+    read = sum(lengths) * size_of(batch.pool.layer(0)[0][0]) // shape.block_size
     # Weights are rounded to the type of the values that they multiply, the sum once more.
-    return Trial(launch, pairs, rounding(place.dtype, 2), read + size_of(q, out))
-
-
-def filled_pool(place: Place, blocks: int, shape: Attention) -> tuple[Tensor, Tensor | None]:
-    """One layer of a pool with values of about size 1."""
-    kind = POOL_TYPES[shape.pool] or place.dtype
-    pool = allocate_pool(
-        layers=1, num_blocks=blocks, kv_heads=shape.kv_heads, block_size=shape.block_size, head_dim=shape.dim,
-        dtype=kind, device=place.device,
-    )  # fmt: skip
-    values = place.randn(*pool.data.shape, dtype=torch.float32)
-    if pool.scales is None:
-        pool.data.copy_(values)
-    else:
-        pool.data.copy_((values * 30).round().clamp(-127, 127))
-        pool.scales.copy_((1 + torch.rand_like(pool.scales)) / 30)
-    return pool.layer(0)
-
-
-def context(kv: Tensor, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """K and V [length, kv_heads, dim] of a sequence, in order."""
-    rows = kv[blocks.to(kv.device).long()]  # [blocks, 2, kv_heads, block_size, dim]
-    ordered = rows.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
-    return ordered[0], ordered[1]
-
-
-def reference(
-    shape: Attention, q: Tensor, kv: tuple[Tensor, Tensor], sinks: Tensor | None, tree: Tensor | None,
-    positions: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """One sequence: q [queries, heads, dim] in float32 over all its keys and values [length, kv_heads, dim]."""
-    group = shape.heads // shape.kv_heads
-    key, value = (x.repeat_interleave(group, dim=1) for x in kv)
-    queries, length = len(q), len(key)
-    scores = torch.einsum("qhd,khd->hqk", q, key) * shape.dim**-0.5
-    if shape.softcap is not None:
-        scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    at = torch.arange(length, device=q.device)
-    own = at[length - queries :] if positions is None else positions
-    where = at if positions is None else torch.cat([at[: length - queries], positions])
-    seen = where[None] <= own[:, None]
-    if tree is not None:
-        seen = torch.ones(queries, length, dtype=torch.bool, device=q.device)
-        seen[:, length - queries :] = tree[:, :queries].bool()
-    if shape.window is not None:
-        seen = seen & (own[:, None] - where[None] < shape.window)
-    scores = scores.masked_fill(~seen, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, queries, 1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., :length]
-    return torch.einsum("hqk,khd->qhd", weights, value)
+    return Trial(
+        launch, lambda: [(out, expected(batch, **how))], rounding(place.dtype, 2), read + size_of(batch.q, out)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +106,11 @@ class Stored:
         """For `Case`."""
         tokens, dim, size = place.pick(2048, 5), self.dim, 16
         heads, kv_heads = place.pick(self.heads, 3), place.pick(self.kv_heads, 1)
-        shape = replace(MODEL, heads=heads, kv_heads=kv_heads, dim=dim, pool=self.pool)
         blocks = tokens // size + 2
-        kv, scales = filled_pool(place, blocks, shape)
+        kv, scales = allocate_pool(
+            layers=1, num_blocks=blocks, kv_heads=kv_heads, block_size=size, head_dim=dim,
+            dtype=POOL_TYPES[self.pool] or place.dtype, device=place.device,
+        ).layer(0)  # fmt: skip
         qkv, q_out = place.randn(tokens, (heads + 2 * kv_heads) * dim), place.empty(tokens, heads, dim)
         rotary = int(dim * self.rotary)
         positions = torch.randint(0, 4000, (tokens,), device=place.device, dtype=torch.int32)
@@ -205,10 +135,12 @@ class Stored:
         )  # fmt: skip
 
 
-def turned(x: Tensor, norm: Tensor | None, table: Tensor | None, positions: Tensor) -> Tensor:
+def turned(
+    x: Tensor, norm: Tensor | None, table: Tensor | None, positions: Tensor, eps: float = 1e-6
+) -> Tensor:  # fmt: skip
     """Heads [tokens, heads, dim] normed and rotated, in float32."""
     if norm is not None:
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * norm
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * norm
     if table is None:
         return x
     rotary = table.shape[1]
@@ -228,7 +160,6 @@ def batch(sequences: int, queries: int, before: int, step: int = 37) -> tuple[tu
 MODELS: Sequence[tuple[int, int, int]] = ((9, 3, 64), (14, 2, 64), (32, 8, 80), (32, 32, 96), (32, 8, 128), (8, 4, 256))
 DECODE, PREFILL, FEW = batch(32, 1, 1900), batch(1, 512, 1003), batch(4, 1, 7001)
 MIXED = (*batch(1, 400, 100), *batch(16, 1, 900))
-MODEL = Attention(32, 8, 128, DECODE)
 STORED = [
     *(Stored(*model) for model in MODELS),
     *(Stored(32, 8, 128, pool=pool, norm=norm) for pool in ("fp8", "int8") for norm in (False, True)),

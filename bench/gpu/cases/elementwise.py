@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
-from case import Case, Pair, Place, Trial, rounding, size_of
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from octavo_inference.backends.cuda.kernels.activation import gated
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks, gather_blocks, scatter_blocks
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
@@ -23,92 +24,81 @@ Prepare = Callable[[Place], Trial]
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
-    wide = x.float()
-    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight
+    wide = x.double()
+    return wide / (wide.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
 
 
-def norm(width: int) -> Prepare:
-    def case(place: Place) -> Trial:
-        tokens, hidden = place.pick(2048, 3), place.pick(width, width // 16)
-        x, weight, out = (
-            place.randn(tokens, hidden, dtype=torch.float32),
-            place.randn(hidden, dtype=torch.float32),
-            place.empty(tokens, hidden),
-        )
-        return Trial(
-            lambda: rms_norm(x, weight, EPS, out),
-            lambda: [(out, normed(x, weight))],
-            rounding(place.dtype),
-            size_of(x, out),
-        )
-
-    return case
+def norm(place: Place, tokens: int, hidden: int) -> Trial:
+    x, weight = place.randn(tokens, hidden, dtype=torch.float32), place.weight(hidden)
+    out = place.empty(tokens, hidden)
+    bound = rounding(place.dtype)
+    return Trial(lambda: rms_norm(x, weight, EPS, out), lambda: [(out, normed(x, weight))], bound, size_of(x, out))
 
 
-def add_norm(width: int, *, output_norm: bool) -> Prepare:
-    def case(place: Place) -> Trial:
-        tokens, hidden = place.pick(2048, 3), place.pick(width, width // 16)
-        residual, weight = place.randn(tokens, hidden, dtype=torch.float32), place.randn(hidden, dtype=torch.float32)
-        x, out = place.randn(tokens, hidden), place.empty(tokens, hidden)
-        inner = place.randn(hidden, dtype=torch.float32) if output_norm else None
-        total = residual + 0.5 * (x.float() if inner is None else normed(x, inner))
-        return Trial(
-            lambda: add_rms_norm(residual, x, 0.5, weight, EPS, out, inner),
-            lambda: [(residual, total), (out, normed(total, weight))],
-            rounding(place.dtype),
-            2 * size_of(residual) + size_of(x, out),
-        )
-
-    return case
+def add_norm(place: Place, tokens: int, hidden: int, *, output_norm: bool, factor: float = 0.5) -> Trial:
+    residual, weight = place.randn(tokens, hidden, dtype=torch.float32), place.weight(hidden)
+    x, out = place.randn(tokens, hidden), place.empty(tokens, hidden)
+    inner = place.weight(hidden) if output_norm else None
+    total = residual.double() + factor * (x.double() if inner is None else normed(x, inner))
+    return Trial(
+        lambda: add_rms_norm(residual, x, factor, weight, EPS, out, inner),
+        lambda: [(out, normed(total, weight)), (residual, total)],
+        rounding(place.dtype),
+        2 * size_of(residual) + size_of(x, out),
+    )
 
 
-def activation(kind: Activation, width: int) -> Prepare:
-    def case(place: Place) -> Trial:
-        tokens, inner = place.pick(2048, 3), place.pick(width, 83)
-        gate_up, out = place.randn(tokens, 2 * inner), place.empty(tokens, inner)
+def activation(place: Place, kind: Activation, tokens: int, inner: int) -> Trial:
+    gate_up, out = place.randn(tokens, 2 * inner, dtype=torch.float32), place.empty(tokens, inner)
+    gate_up = (gate_up * 2).to(place.dtype)
 
-        def pairs() -> list[Pair]:
-            gate, up = gate_up.float().chunk(2, dim=1)
-            active = silu(gate) if kind == "silu" else gelu(gate, approximate="tanh")
-            return [(out, active * up)]
+    def pairs() -> list[Pair]:
+        gate, up = gate_up.double().chunk(2, dim=1)
+        active = silu(gate) if kind == "silu" else gelu(gate, approximate="tanh")
+        return [(out, active * up)]
 
-        return Trial(lambda: gated(gate_up, out, kind), pairs, rounding(place.dtype), size_of(gate_up, out))
-
-    return case
+    return Trial(lambda: gated(gate_up, out, kind), pairs, rounding(place.dtype), size_of(gate_up, out))
 
 
-def batch_prepared(sequences: int) -> Prepare:
+def prepared(place: Place, queries: Sequence[int], lengths: Sequence[int], size: int, padding: int) -> Trial:
+    """Tokens, positions and slots of a step by the loop that says what they mean; sequences lie in any row."""
+    random = np.random.default_rng(len(queries))
+    starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+    width = max(lengths) // size + 2
+    table = random.integers(0, 2**31 - 1, (len(queries) + 2, width), dtype=np.int32)
+    history = random.integers(-1, 9, (len(queries) + 2, max(lengths) + 3), dtype=np.int32)
+    rows = random.permutation(len(queries) + 2)[: len(queries)].astype(np.int32)
+    positions = [0] * (int(starts[-1]) + padding)
+    tokens, slots = [0] * len(positions), [-1] * len(positions)
+    for i, (count, length) in enumerate(zip(queries, lengths, strict=True)):
+        for n in range(count):
+            position = length - count + n
+            positions[starts[i] + n] = position
+            tokens[starts[i] + n] = max(0, int(history[rows[i], position]))  # -1 where logits were no numbers
+            slots[starts[i] + n] = int(table[rows[i], position // size]) * size + position % size
+    row, query_start, seq_len, known, blocks = (
+        torch.from_numpy(x).to(place.device) for x in (rows, starts, np.array(lengths, np.int32), history, table)
+    )
+    found = [
+        torch.full((len(slots),), 77, dtype=dtype, device=place.device)
+        for dtype in (torch.int32, torch.int32, torch.int64)
+    ]
+    wanted = [torch.tensor(values) for values in (tokens, positions, slots)]
+    moved = size_of(query_start, seq_len, blocks, *found)
+    return Trial(
+        lambda: prepare(row, query_start, seq_len, known, blocks, size, found[0], found[1], found[2]),
+        lambda: list(zip(found, wanted, strict=True)),
+        0.0,
+        moved,
+    )
+
+
+def _prepared(sequences: int) -> Prepare:
     """Mixed lengths: every third sequence reads 40 tokens of its prompt, the others decode; 9 rows of padding."""
 
     def case(place: Place) -> Trial:
-        count, size = place.pick(sequences, 4), 16
-        queries = [40 if i % 3 == 2 else 1 for i in range(count)]
-        lengths = [q + 17 * i for i, q in enumerate(queries)]
-        width = -(-max(lengths) // size)
-        table = torch.randperm(count * width).to(torch.int32).view(count, width)
-        starts = [sum(queries[:i]) for i in range(count + 1)]
-        positions = [lengths[i] - q + t for i, q in enumerate(queries) for t in range(q)]
-        owner = torch.tensor([i for i, q in enumerate(queries) for _ in range(q)])
-        at = torch.tensor(positions)
-        slots = table[owner, at // size].long() * size + at % size
-        padding = 9
-        history = torch.randint(-1, 9, (count, max(lengths)), dtype=torch.int32)
-        words = history[owner, at].clamp(min=0)
-        tokens, where = (place.empty(len(at) + padding, dtype=torch.int32) for _ in range(2))
-        found_slots = place.empty(len(at) + padding, dtype=torch.int64)
-        row = place.ints(range(count))
-        query_start, seq_len, blocks = place.ints(starts), place.ints(lengths), table.to(place.device)
-        known = history.to(place.device)
-        return Trial(
-            lambda: prepare(row, query_start, seq_len, known, blocks, size, tokens, where, found_slots),
-            lambda: [
-                (tokens, torch.cat([words, torch.zeros(padding, dtype=torch.int32)])),
-                (where, torch.cat([at, torch.zeros(padding, dtype=torch.int64)])),
-                (found_slots, torch.cat([slots, torch.full((padding,), -1)])),
-            ],
-            0.0,
-            size_of(query_start, seq_len, blocks, tokens, where, found_slots),
-        )
+        queries = [40 if i % 3 == 2 else 1 for i in range(place.pick(sequences, 4))]
+        return prepared(place, queries, [q + 17 * i for i, q in enumerate(queries)], 16, 9)
 
     return case
 
@@ -166,20 +156,31 @@ def same(found: Tensor, expected: Tensor) -> list[Pair]:
     return [(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))]
 
 
+def _norm(width: int) -> Prepare:
+    return lambda place: norm(place, place.pick(2048, 3), place.pick(width, width // 16))
+
+
+def _add_norm(width: int, *, output_norm: bool) -> Prepare:
+    return lambda place: add_norm(
+        place, place.pick(2048, 3), place.pick(width, width // 16), output_norm=output_norm
+    )  # fmt: skip
+
+
+def _gated(kind: Activation, width: int) -> Prepare:
+    return lambda place: activation(place, kind, place.pick(2048, 3), place.pick(width, 83))
+
+
 CASES = [
-    *(Case("rms_norm", f"H={width}", norm(width), quick=width == 4096) for width in (576, 1024, 4096, 8192)),
+    *(Case("rms_norm", f"H={width}", _norm(width), quick=width == 4096) for width in (576, 1024, 4096, 8192)),
     *(
         Case(
-            "add_rms_norm",
-            f"H={width}{' output norm' * inner}",
-            add_norm(width, output_norm=inner),
+            "add_rms_norm", f"H={width}{' output norm' * inner}", _add_norm(width, output_norm=inner),
             quick=inner and width == 2304,
         )
-        for width in (576, 2304, 4096)
-        for inner in (False, True)
+        for width in (576, 2304, 4096) for inner in (False, True)
     ),
-    *(Case("gated", f"{kind} I={width}", activation(kind, width), quick=width == 14336) for kind, width in GATED),
-    *(Case("prepare", f"B={count}", batch_prepared(count), quick=count == 256) for count in (1, 32, 256)),
+    *(Case("gated", f"{kind} I={width}", _gated(kind, width), quick=width == 14336) for kind, width in GATED),
+    *(Case("prepare", f"B={count}", _prepared(count), quick=count == 256) for count in (1, 32, 256)),
     Case("write_rows", "256 sequences", rows_written, quick=True),
     *(
         Case(
@@ -191,4 +192,4 @@ CASES = [
         for kind in ("copy", "gather", "scatter")
         for dtype in (torch.bfloat16, torch.int8)
     ),
-]
+]  # fmt: skip

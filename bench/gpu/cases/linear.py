@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypedDict, cast
 
 import torch
-from case import Case, Pair, Place, Trial, rounding, size_of
 from torch import Tensor
 
+from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from octavo_inference.backends.cuda.kernels.embedding import embed
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gemv_rows

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from case import Case, Pair, Place, Trial, size_of
 from torch import Tensor
 
+from bench.gpu.cases.case import Case, Pair, Place, Trial, size_of
 from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
 from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import penalize
@@ -120,13 +120,13 @@ def penalized(place: Place) -> Trial:
     return Trial(lambda: penalize(logits, headers, history, banned, counts), pairs, 1e-6, 3 * 4 * history.numel())
 
 
-def masked(place: Place) -> Trial:
-    rows, vocab = sizes(place)
+def masked(place: Place, rows: int, vocab: int) -> Trial:
+    random = np.random.default_rng(vocab)
+    allowed = random.random((rows, -(-vocab // 32) * 32)) < 0.3
+    mask = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32)).to(place.device)
     logits = place.randn(rows, vocab, dtype=torch.float32)
-    allowed = torch.rand(rows, -(-vocab // 32), 32) < 0.5
-    bits = (allowed.long() << torch.arange(32)).sum(-1)
-    mask = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).to(place.device)
-    expected = logits.masked_fill(~allowed.flatten(1)[:, :vocab].to(place.device), float("-inf"))
+    banned = torch.from_numpy(~allowed[:, :vocab]).to(place.device)
+    expected = logits.masked_fill(banned, float("-inf"))
     return Trial(lambda: apply_bitmask(logits, mask), lambda: [(logits, expected)], 0.0, size_of(mask, logits))
 
 
@@ -134,5 +134,5 @@ CASES = [
     *(Case("choose", f"{ROWS}x{VOCAB} {kind}", chosen(kind), quick=kind == "cut") for kind in KINDS),
     *(Case("log_probs", f"{ROWS}x{VOCAB} best {count}", reported(count), quick=count == 20) for count in (0, 20)),
     Case("penalize", f"{ROWS}x{VOCAB}", penalized, quick=True),
-    Case("bitmask", f"{ROWS}x{VOCAB}", masked, quick=True),
+    Case("bitmask", f"{ROWS}x{VOCAB}", lambda place: masked(place, *sizes(place)), quick=True),
 ]

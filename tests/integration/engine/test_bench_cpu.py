@@ -21,12 +21,12 @@ ONE_THREAD = ("--threads", "1")
 
 
 def bench(output: Path, *arguments: str) -> dict[str, dict[str, object]]:
-    """The records of a run without peers at 1/64 of the size, by experiment and contestant."""
-    command = [sys.executable, "bench/run.py", "--alone", "--rounds", "1", "--scale", "64", "--kv-memory", "256Mi"]
+    """The records of a run without peers at 1/64 of the size, by experiment and system."""
+    command = [sys.executable, "-m", "bench.cpu", "--alone", "--rounds", "1", "--scale", "64", "--kv-memory", "256Mi"]
     subprocess.run([*command, *ONE_THREAD, "--output", str(output), *arguments], cwd=ROOT, check=True)
     records = json.loads(output.read_text())["records"]
     assert [r["error"] for r in records if "error" in r] == []
-    return {f"{r['experiment']} {r['way']}": r for r in records}
+    return {f"{r['experiment']} {r['system']}": r for r in records}
 
 
 def test_every_load_runs_offline_and_over_http(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_memory_and_profile_are_measured_and_a_run_can_be_continued(tmp_path: Pa
 
 def test_every_step_of_the_ladder_runs(tmp_path: Path) -> None:
     output = tmp_path / "ladder.json"
-    command = [sys.executable, "bench/cumulative.py", *ONE_THREAD, "--rounds", "1", "--requests", "2"]
+    command = [sys.executable, "-m", "bench.cpu.ladder", *ONE_THREAD, "--rounds", "1", "--requests", "2"]
     subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
     [found] = json.loads(output.read_text())["rounds"]
     assert list(found) == ["naive", "static", "continuous", "paged", "prefix", "chunked", "quantised"]
@@ -60,7 +60,7 @@ def test_every_step_of_the_ladder_runs(tmp_path: Path) -> None:
 
 def test_formats_are_compared(tmp_path: Path) -> None:
     output = tmp_path / "formats.json"
-    command = [sys.executable, "bench/formats.py", "--scale", "64", "--output", str(output)]
+    command = [sys.executable, "-m", "bench.cpu.formats", "--scale", "64", "--output", str(output)]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     formats = json.loads(output.read_text())["formats"]
     assert formats["q4_1"]["bits"] == 5

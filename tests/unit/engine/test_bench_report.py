@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from experiments import Experiment, Line
-from report import floor_ms, results, table
+
+from bench.cpu.experiments import Experiment, Line
+from bench.cpu.report import floor_ms, results, table
 
 RATIO = Line("speed", "ours", ("slow", "fast"), must=1.8)
 MIX = Experiment("mix", "load mix", ("ours", "slow", "fast"), (RATIO,), 1)
 
 
-def record(way: str, seconds: float, number: int = 1, **more: object) -> dict[str, object]:
-    return {"experiment": "mix", "round": number, "way": way, "tokens": 100, "seconds": seconds, **more}
+def record(system: str, seconds: float, number: int = 1, **more: object) -> dict[str, object]:
+    return {"experiment": "mix", "round": number, "system": system, "tokens": 100, "seconds": seconds, **more}
 
 
 def test_ratio_is_to_the_best_peer_of_the_same_round_and_the_median_of_rounds_counts() -> None:
@@ -25,7 +26,7 @@ def test_ratio_is_to_the_best_peer_of_the_same_round_and_the_median_of_rounds_co
 
 
 def test_missing_peer_is_said_and_not_made_up() -> None:
-    records = [record("ours", 10.0), {"experiment": "mix", "round": 1, "way": "fast", "error": "fast ended"}]
+    records = [record("ours", 10.0), {"experiment": "mix", "round": 1, "system": "fast", "error": "fast ended"}]
     [result] = results([MIX], records, "seconds")
     assert (result.figures, result.met) == ([], None)
     assert "not measured: fast ended" in table([result])

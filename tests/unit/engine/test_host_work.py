@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from host_work import measure, table
+from bench.cpu.host_work import measure, table
 
 
 def test_a_null_device_is_told_as_much_for_long_sequences_as_for_short_ones() -> None:

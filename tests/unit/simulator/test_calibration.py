@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import calibration as cal
 import pytest
 
+from bench.simulator import calibration as cal
 from octavo_simulator.job import SimulatedRequest
 from octavo_simulator.pod import SimulatedPod
 from octavo_simulator.steptime import PodProfile

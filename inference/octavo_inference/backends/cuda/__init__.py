@@ -7,5 +7,5 @@ Where what is proven:
   `rehearsal` needs no other tiles than serving;
 - by compiling for cards that are not there (tests/kernels/test_compiles.py): that kernels compile, fit a card's shared
   memory and do not spill;
-- on a card only (`python bench/gpu check`): races, pinned and asynchronous copies, rounding of bfloat16, and speed.
+- on a card only (`python -m bench.gpu check`): races, pinned and asynchronous copies, rounding of bfloat16, and speed.
 """

@@ -1,4 +1,4 @@
-"""Tiles that were measured on a card, in a file for each: `python bench/gpu tiles` writes it, nothing does at run time.
+"""Tiles measured on a card, in a file for each: `python -m bench.gpu tiles` writes it, nothing does at run time.
 
 A shape that a file does not name has the tile of the rules in `tiles`. Which tile a product has depends on its shape
 and the card alone, and changes with the number of rows where that of the rules does: what is rehearsed is all there is.
@@ -94,7 +94,7 @@ def file_name(card: str) -> str:
 
 
 def read_tiles(path: Path) -> Tiles:
-    """A file as `python bench/gpu tiles` writes it. Raises ValueError with what is wrong."""
+    """A file as `python -m bench.gpu tiles` writes it. Raises ValueError with what is wrong."""
     table = json.loads(path.read_text(encoding="utf-8"))
     try:
         linear = {_shape(row): LinearTile(**row["tile"]) for row in table["linear"]}
@@ -104,7 +104,9 @@ def read_tiles(path: Path) -> Tiles:
         }
         tiles = Tiles(table["card"], table["gemv_rows"], gemv, linear, attention)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no table of tiles ({error!r}): write it anew by python bench/gpu tiles") from error
+        raise ValueError(
+            f"{path} is no table of tiles ({error!r}): write it anew by python -m bench.gpu tiles"
+        ) from error
     for (_, group, _), narrow in attention.items():
         if narrow.rows < group:
             raise ValueError(f"{path}: attention in tiles of {narrow.rows} rows has no room for {group} heads")
@@ -112,7 +114,7 @@ def read_tiles(path: Path) -> Tiles:
         if not fits(tile, rows, n):
             raise ValueError(
                 f"{path}: {form} {n}x{width} is cut into {tile.split} parts for {rows} rows, more than there is room "
-                "for: write it anew by python bench/gpu tiles"
+                "for: write it anew by python -m bench.gpu tiles"
             )
     return tiles
 

@@ -1,0 +1,1 @@
+"""Benchmarks: programs that measure Octavo and put it next to other systems."""

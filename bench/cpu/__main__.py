@@ -1,0 +1,147 @@
+"""Octavo beside its peers on this machine: python -m bench.cpu [--rounds 3] [--only NAME ...] [--resume FILE].
+
+Systems are processes that load once and are idle while another runs; they take turns within a round. A ratio is taken
+within its round, because the machine's own speed drifts, and the median of the rounds counts. What is recorded after
+every turn can be continued with --resume. The table goes to standard output and, with a plot, beside the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.cpu.experiments import Experiment, experiments
+from bench.cpu.report import plot, profile_table, remarks, results, table
+from bench.cpu.runner import RunnerError, Runners
+from bench.cpu.systems import System, systems
+from bench.lib.host import host, new_report, result_file
+from bench.lib.loads import SEED
+from bench.lib.processes import CACHE
+from bench.lib.results import read, save
+
+Record = dict[str, Any]
+
+
+def main() -> None:
+    given = arguments()
+    everything = experiments(host()["isa"], given.scale)
+    names = [e.name for e in everything]
+    if unknown := sorted(set(given.only) - set(names)):
+        sys.exit(f"--only: there is no experiment {unknown[0]!r}; there are {', '.join(names)}")
+    chosen = [e for e in everything if e.name in (given.only or names)]
+    if given.list:
+        print("\n".join(f"{e.name:10} {e.seconds:4} s a round: {', '.join(e.systems)}" for e in chosen))
+        return
+    sizes = {"threads": given.threads, "scale": given.scale, "seed": SEED}
+    report = resumed(given) if given.resume else new_report(**sizes, systems={}, commands={}, records=[])
+    output = given.resume or given.output or result_file("cpu")
+    all_systems = systems(report["threads"], given.kv_memory, eager=given.eager)
+    unwanted = [*given.without, *(("vllm", "llama") if given.alone else ())]
+    wanted = sorted({name for e in chosen for name in e.systems if not any(word in name for word in unwanted)})
+    for name in wanted:
+        if all_systems[name].missing:
+            print(f"{name} is left out: {all_systems[name].missing}\n", flush=True)
+    rounds = {e.name: 1 if e.once and e.name not in given.only else given.rounds for e in chosen}
+    seconds = sum(e.seconds * rounds[e.name] for e in chosen) / given.scale
+    print(f"{len(chosen)} experiments: about {seconds / 60 + 4:.0f} minutes on two quiet cores", flush=True)
+    measure(chosen, rounds, {name: all_systems[name] for name in wanted}, report, output)
+    publish(chosen, report, output, "cpu_seconds" if given.cpu_time else "seconds")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--rounds", type=int, default=3)
+    add("--only", nargs="+", default=[], metavar="NAME", help="experiments to run (see --list)")
+    add("--without", nargs="+", default=[], metavar="WORD", help="leave out systems with this in their names")
+    add("--list", action="store_true", help="name the experiments and leave")
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each system")
+    add("--kv-memory", default="1Gi", metavar="SIZE", help="of each of Octavo's engines")
+    add("--alone", action="store_true", help="Octavo only: to see where it stands, not a comparison")
+    add("--eager", action="store_true", help="vLLM without torch.compile: starts sooner, runs slower")
+    add("--scale", type=int, default=1, help="divide all sizes by this, for a quick look")
+    add("--cpu-time", action="store_true", help="rates per CPU second: for a machine that is busy")
+    add("--output", type=Path, help="result file (default: bench/results/cpu-<date>.json)")
+    add("--resume", type=Path, metavar="FILE", help="go on with an earlier result file")
+    return parser.parse_args()
+
+
+def resumed(given: argparse.Namespace) -> dict[str, Any]:
+    report = read(given.resume)
+    if report is None:
+        sys.exit(f"--resume: {given.resume} is no result file")
+    if report["host"] != host() or report["scale"] != given.scale:
+        sys.exit(f"{given.resume} is of another machine or scale: its rounds cannot be put beside new ones")
+    return report
+
+
+def measure(
+    chosen: Sequence[Experiment],
+    rounds: dict[str, int],
+    wanted: dict[str, System],
+    report: dict[str, Any],
+    output: Path,
+) -> None:
+    """Run what the report does not have yet; it is written after every turn."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    records: list[Record] = report["records"]
+    warm: set[str] = set()
+    with Runners({name: system.command for name, system in wanted.items()}, CACHE) as running:
+        for number, experiment in itertools.product(range(1, max(rounds.values()) + 1), chosen):
+            able = [name for name in experiment.systems if name in wanted and not wanted[name].missing]
+            here = [r for r in records if (r["experiment"], r["round"]) == (experiment.name, number)]
+            if number > rounds[experiment.name] or {r["system"] for r in here if "error" not in r} >= set(able):
+                continue
+            # A round stands or falls as a whole: half of one was taken at another time of the day.
+            records[:] = [r for r in records if r not in here]
+            for name in able:
+                record = {"experiment": experiment.name, "round": number, "system": name}
+                records.append(record | turn(running, name, wanted[name], experiment.command, warm))
+                say(records[-1])
+                report["systems"] |= running.ready
+                report["commands"][name] = [Path(part).name for part in wanted[name].command]
+                save(output, report)
+
+
+def turn(running: Runners, name: str, system: System, command: str, warm: set[str]) -> dict[str, Any]:
+    """One measurement, or the reason why there is none."""
+    try:
+        runner = running.get(name)
+        for first in () if name in warm else system.warm:
+            runner.run(first)
+        warm.add(name)
+        before = os.getloadavg()[0]
+        return {"load_average_before": round(before, 2)} | runner.run(command)
+    except RunnerError as error:
+        return {"error": str(error)}
+
+
+def say(record: Record) -> None:
+    shown = {k: v for k, v in record.items() if isinstance(v, int | float | str) and k not in {"experiment", "system"}}
+    if "tokens" in record:
+        shown["rate"] = round(record["tokens"] / record["seconds"], 1)
+    print(
+        f"{record['experiment']:9} {record['system']:18} " + " ".join(f"{k}={v}" for k, v in shown.items()), flush=True
+    )
+
+
+def publish(chosen: Sequence[Experiment], report: dict[str, Any], output: Path, unit: str) -> None:
+    """Table and plot beside the result file."""
+    found, records = results(chosen, report["records"], unit), report["records"]
+    h, threads, scale = report["host"], report["threads"], report["scale"]
+    head = f"{h['processor']}, {' '.join(h['isa'])}; {threads} threads each; {report['date']}; rates per {unit}.\n"
+    if scale > 1:
+        head += f"**All sizes divided by {scale}: a quick look, no result.**\n"
+    text = "\n".join((head, table(found), remarks(report["systems"], records), profile_table(records)))
+    output.with_suffix(".md").write_text(text, encoding="utf-8")
+    plot(found, output.with_suffix(".svg"))
+    print(f"\n{text}\n{output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What is measured: each experiment runs one command on some systems in turn; its lines are read off the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table: `value` of a sample of `of`, divided by the best of `to` in the same round where given.
+
+    `value` is a field of the sample or "rate", tokens per second. `must` and `aim` are bounds from below, or from above
+    with `at_most`; without them the line is for orientation.
+    """
+
+    title: str
+    of: str
+    to: tuple[str, ...] = ()
+    value: str = "rate"
+    unit: str = "×"
+    must: float | None = None
+    aim: float | None = None
+    at_most: bool = False
+    inverse: bool = False
+    """Smaller values are better: the ratio is `to`'s to `of`'s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One command for each of `systems`, in this order. `seconds` is about what a round takes on two AVX2 cores.
+
+    `once`: one round is enough in a run of everything, because it compares nothing or takes very long.
+    """
+
+    name: str
+    command: str
+    systems: tuple[str, ...]
+    lines: tuple[Line, ...]
+    seconds: int
+    once: bool = False
+
+
+def _at_most(title: str, of: str, value: str, unit: str, must: float, aim: float | None = None) -> Line:
+    return Line(title, of, value=value, unit=unit, must=must, aim=aim, at_most=True)
+
+
+def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
+    """All of them, for a machine with these instruction sets. `scale` divides the sizes, for a quick look.
+
+    Without AVX-512 vLLM's bfloat16 has no fast kernels and would take minutes for a load: it runs a small one of its
+    own, and its float32 is the peer to look at.
+    """
+    fast = ("vllm-float32", "vllm-bfloat16") if "avx512f" in isa else ("vllm-float32",)
+    bf16, int4, http, cached, llama = (
+        "octavo-bf16",
+        "octavo-4bit",
+        "octavo-4bit-http",
+        "octavo-4bit-cache",
+        "llama-4bit",
+    )
+    streams = "inter-token p99 of 16 streams while 6k tokens arrive, to quiet, "
+
+    def cut(size: int, least: int = 1) -> int:
+        return max(least, size // scale)
+
+    found = [
+        Experiment("mix-64", f"load mix-{cut(64)}", (bf16, int4, http, *fast), (
+            Line("mix-64, bf16, to the best vLLM", bf16, fast, must=1.8, aim=2.1),
+            Line("mix-64, 4-bit weights, to the best vLLM", int4, fast, must=1.8, aim=2.2),
+            Line("mix-64 over HTTP, to offline", http, (int4,), unit="%", must=92, aim=97),
+        ), 130),
+        Experiment("single", f"load single-{cut(128, 4)}", (bf16, int4, llama, *fast), (
+            Line("single stream, 4-bit, to llama.cpp", int4, (llama,), must=3, aim=3.8),
+            Line("single stream, bf16, to the best vLLM", bf16, fast, must=3),
+        ), 15),
+        Experiment("prefill", f"load prefill-{cut(1024)}", (int4, bf16, llama), (
+            Line("prefill 1,024 tokens, 4-bit, to llama.cpp", int4, (llama,), must=8, aim=10),
+        ), 8),
+        Experiment("start", "start", ("octavo-start",), (
+            _at_most("process start to first token", "octavo-start", "seconds", "s", 3, 1.5),
+        ), 6),
+        Experiment("arrival", f"arrival 16 {cut(6000)} {cut(200)}", (int4, http), (
+            _at_most(f"{streams}step loop", int4, "times_quiet", "×", 2, 1.3),
+            _at_most(f"{streams}over HTTP", http, "times_quiet", "×", 2, 1.3),
+        ), 60),
+        Experiment("shared", f"shared {cut(64, 2)} {cut(1500, 64)} {cut(8)}", (cached, int4), (
+            Line("shared prefix of 1,500 tokens: prefill saved", cached, value="saved", unit="%", must=90),
+            Line("shared prefix: first token, to caching off", cached, (int4,), "first_token_ms", must=5, inverse=True),
+        ), 35),
+        Experiment("idle", f"idle {cut(20, 2)} {cut(800)}", (http,), (
+            _at_most("idle server: CPU", http, "cpu_percent", "%", 0.5),
+            _at_most("idle server: RSS growth over 800 requests", http, "growth_mb", "MB", 5),
+        ), 60, once=True),
+        Experiment("memory", f"memory {cut(64)} {cut(150)}", (int4,), (
+            _at_most("memory found beside budgeted", int4, "off_percent", "%", 5),
+            _at_most("KV slots without a token", int4, "waste_percent", "%", 4),
+        ), 15, once=True),
+        Experiment("profile", f"profile {cut(24, 4)} {cut(210)}", (bf16, int4), (), 40, once=True),
+        Experiment("roofline", "limits", ("roofline",), (), 5),
+        Experiment("mix-256", f"load mix-{cut(256)}", (bf16, *fast), (
+            Line("mix-256, bf16, to the best vLLM", bf16, fast, must=1.8, aim=2.1),
+        ), 300, once=True),
+    ]  # fmt: skip
+    if "avx512f" not in isa:
+        line = Line("mix-8, bf16, to vLLM bfloat16 (no fast kernels here)", bf16, ("vllm-bfloat16",))
+        found.append(Experiment("mix-8", f"load mix-{cut(8)}", (bf16, "vllm-bfloat16"), (line,), 40, once=True))
+    return found

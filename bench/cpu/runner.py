@@ -1,0 +1,103 @@
+"""A runner: a process that has loaded a system once and waits for commands, one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Self
+
+from bench.lib.processes import ROOT
+
+MARK = "@bench "
+
+
+class RunnerError(Exception):
+    """A runner ended; its log says why."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """A running process. `ready` is its first message: seconds to get ready, and versions."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[str]
+    ready: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, name: str, command: list[str], logs: Path) -> Runner:
+        """Start it and wait until it is ready. Raises `RunnerError`."""
+        log = logs / f"{name}.log"
+        with log.open("w") as file:
+            # Its Python may be another one, which finds our packages by this path.
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True, env=env)
+        runner = cls(name, log, process)
+        runner.ready = runner._read()
+        return runner
+
+    def run(self, command: str) -> dict[str, Any]:
+        """One measurement. Raises `RunnerError`."""
+        stdin = _open(self.process.stdin)
+        try:
+            stdin.write(command + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            pass  # its last message is still to be read
+        return self._read()
+
+    def close(self) -> None:
+        """End the process."""
+        _open(self.process.stdin).close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def _read(self) -> dict[str, Any]:
+        for line in _open(self.process.stdout):
+            if line.startswith(MARK):
+                message: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                return message
+        code = self.process.wait()
+        last = (self.log.read_text(errors="replace").splitlines() or ["nothing in its log"])[-1]
+        raise RunnerError(f"{self.name} ended with code {code}: {last} ({self.log.name})")
+
+
+def _open(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None  # noqa: S101 (opened as a pipe)
+    return pipe
+
+
+class Runners:
+    """Starts runners when they are first asked for and keeps them, idle, until the end."""
+
+    def __init__(self, commands: dict[str, list[str]], logs: Path) -> None:
+        self._commands = commands
+        self._logs = logs
+        self._running: dict[str, Runner] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for runner in self._running.values():
+            runner.close()
+
+    def get(self, name: str) -> Runner:
+        """The runner, started. Raises `RunnerError`."""
+        if name not in self._running or self._running[name].process.poll() is not None:
+            begin = time.monotonic()
+            self._running[name] = Runner.start(name, self._commands[name], self._logs)
+            print(f"  started {name} in {time.monotonic() - begin:.1f} s", flush=True)
+        return self._running[name]
+
+    @property
+    def ready(self) -> dict[str, dict[str, Any]]:
+        """The first messages of those that were started."""
+        return {name: runner.ready for name, runner in self._running.items()}

@@ -1,0 +1,101 @@
+"""Times between tokens and to the first one, taken at the engine's step loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from typing import Any
+
+from bench.lib.loads import SEED, ids, p99
+from octavo_inference import SamplingParams
+from octavo_inference.config.engine import PROFILES
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.request import Request
+from octavo_inference.tools.bench.loads import answer
+
+FOREVER = None  # as long as the model's context
+
+
+def request(name: str, tokens: list[int], answer: int | None) -> Request:
+    """A greedy request that ends by length only."""
+    return Request(id=name, tokens=tokens, sampling=SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
+
+
+def drop(engine: Engine, names: list[str]) -> None:
+    """End requests, and step once so that nothing of them is left."""
+    for name in names:
+        engine.abort(name)
+    engine.step()
+
+
+def slowdown(quiet: list[float], busy: list[float], first: float) -> dict[str, float]:
+    """Inter-token times before and while a long prompt is read, and its time to first token."""
+    return {
+        "quiet_p99_ms": round(1e3 * p99(quiet), 2),
+        "busy_p99_ms": round(1e3 * p99(busy), 2),
+        "times_quiet": round(p99(busy) / p99(quiet), 3),
+        "long_prompt_first_token_s": round(first, 3),
+    }
+
+
+def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
+    """`streams` streams decode; inter-token times of `quiet_tokens` steps, then until a prompt has been read.
+
+    On an engine that bounds what prompts cost answers, as a server's does by default.
+    """
+    limits = dataclasses.replace(engine.limits, prefill_slowdown=PROFILES["balanced"].prefill_slowdown)
+    engine = Engine(engine.backend, engine.config, limits, clock=time.perf_counter)
+    rng = random.Random(SEED)
+    names = [f"stream-{i}" for i in range(streams)]
+    for name in names:
+        engine.submit(request(name, ids(rng, 128), FOREVER))
+    last: dict[str, float] = {}
+    while len(last) < streams:
+        now = time.perf_counter()
+        last |= {output.id: now for output in engine.step()}
+
+    def gaps(until: str | int) -> list[float]:
+        """Inter-token times of the streams for so many steps, or until a request has its first token."""
+        found: list[float] = []
+        steps = 0
+        while steps != until:
+            outputs = engine.step()
+            now = time.perf_counter()
+            steps += 1
+            for output in outputs:
+                if output.id == until:
+                    return found
+                found.append(now - last.get(output.id, now))
+                last[output.id] = now
+        return found
+
+    gaps(5)
+    quiet = gaps(quiet_tokens)
+    engine.submit(request("long", ids(rng, prompt), 1))
+    begin = time.perf_counter()
+    busy = gaps("long")
+    first = time.perf_counter() - begin
+    drop(engine, names)
+    return slowdown(quiet, busy, first)
+
+
+def shared(engine: Engine, requests: int, common: int, alone: int) -> dict[str, Any]:
+    """Requests with `common` tokens in common: all at once, how much prefill is saved; `alone` ones, their first token.
+
+    The first of them, which has to compute what is common, is not counted among those alone.
+    """
+    rng = random.Random(time.time_ns())  # never seen before, or an earlier round would help this one
+    prefix = ids(rng, common)
+    prompts = [[*prefix, *ids(rng, rng.randint(20, 100))] for _ in range(requests)]
+    caching = engine.limits.prefix_caching
+    result: dict[str, Any] = {}
+    if caching:
+        hits = engine.scheduler.hit_tokens
+        result["burst_s"] = round(answer(engine, prompts, [1] * requests).seconds, 3)
+        result["saved"] = round(100 * (engine.scheduler.hit_tokens - hits) / sum(map(len, prompts)), 2)
+        prefix = ids(rng, common)
+        prompts = [[*prefix, *ids(rng, rng.randint(20, 100))] for _ in range(requests)]
+    times = [1e3 * answer(engine, [prompt], [1]).seconds for prompt in prompts[: alone + 1]]
+    return result | {"first_token_ms": round(statistics.median(times[1:]), 2)}

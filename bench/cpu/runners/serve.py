@@ -1,0 +1,48 @@
+"""How a runner answers: a line is a command with its arguments, one JSON object the measurement."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bench.lib.loads import Load, load
+
+Command = Callable[..., dict[str, Any]]
+Generate = Callable[[Load], list[int]]
+
+
+def serve(
+    started: float, versions: dict[str, str], commands: Mapping[str, Command], ready: float | None = None
+) -> None:
+    """Run the commands on standard input until it ends. What a command does not time itself is timed here.
+
+    Times are of `time.time`; `ready` is when it could have answered, if that was before now.
+    """
+    _send({"ready_seconds": round((ready or time.time()) - started, 2), "versions": versions})
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        start, cpu_start = time.perf_counter(), time.process_time()
+        result = commands[name](*arguments)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        _send({"seconds": round(seconds, 4), "cpu_seconds": round(cpu_seconds, 3)} | result)
+
+
+def loads(generate: Generate) -> Command:
+    """The command "load NAME" of an engine. `generate` returns how many tokens each prompt produced."""
+
+    def run(name: str) -> dict[str, Any]:
+        work = load(name)
+        produced = generate(work)
+        if produced != work.output_lengths:
+            sys.exit(f"{work.name}: wanted {work.output_lengths} tokens, got {produced}")
+        return {"tokens": work.tokens}
+
+    return run
+
+
+def _send(message: Mapping[str, object]) -> None:
+    # Libraries write to standard output too: the bench looks for this mark.
+    print("@bench " + json.dumps(message), flush=True)

@@ -1,0 +1,1 @@
+"""Octavo's gateway next to other proxies: `python -m bench.gateway`."""

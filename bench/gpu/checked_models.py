@@ -1,0 +1,90 @@
+"""Three shapes of decoder with random weights, cut to few layers so that the reference keeps up on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor, Weights, bf16_bits, layer_of
+
+SMOLLM2 = ModelConfig(
+    architecture="llama",
+    layers=6,
+    hidden=576,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    intermediate=1536,
+    vocab=49152,
+    max_positions=2048,
+    rope_theta=100_000.0,
+    norm_eps=1e-5,
+    tied_embeddings=True,
+    eos_token_ids=(2,),
+)
+QWEN3 = replace(
+    SMOLLM2,
+    architecture="qwen3",
+    layers=6,
+    hidden=1024,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=3072,
+    vocab=151_936,
+    rope_theta=1_000_000.0,
+    norm_eps=1e-6,
+    qk_norm=True,
+)
+GEMMA = replace(
+    SMOLLM2,
+    architecture="gemma",
+    layers=4,
+    hidden=1152,
+    heads=4,
+    kv_heads=1,
+    head_dim=256,
+    intermediate=6912,
+    vocab=65_536,
+    rope_theta=1_000_000.0,
+    local_rope_theta=10_000.0,
+    windows=(64, 64, 64, None),
+    query_scale=256**-0.5,
+    attention_softcap=50.0,
+    logit_softcap=30.0,
+    activation="gelu_tanh",
+    embedding_scale=1152**0.5,
+    output_norms=True,
+    qk_norm=True,
+)
+MODELS = {"SmolLM2-135M": SMOLLM2, "Qwen3-0.6B": QWEN3, "Gemma-like": GEMMA}
+
+
+def tiny(config: ModelConfig) -> ModelConfig:
+    """The same flags and odd ratios, at sizes that an interpreter can take."""
+    windows = (9, None) if config.windows else ()
+    heads = {9: (3, 1), 16: (4, 2), 4: (2, 1)}[config.heads]
+    return replace(
+        config, layers=2, hidden=48, heads=heads[0], kv_heads=heads[1], head_dim=16, intermediate=80, vocab=211,
+        max_positions=128, windows=windows, query_scale=config.query_scale and 16**-0.5,
+        embedding_scale=48**0.5 if config.embedding_scale != 1.0 else 1.0,
+    )  # fmt: skip
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
+    """Matrices in bfloat16 that keep the size of what passes through them, norms near 1; logits of about size 1."""
+    rng = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        values = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)
+        return Tensor("bf16", (rows, columns), bf16_bits(values))
+
+    def norm(size: int) -> Tensor:
+        return Tensor("f32", (size,), 1 + 0.1 * rng.standard_normal(size, dtype=np.float32))
+
+    embedding = matrix(config.vocab, config.hidden)
+    return Weights(
+        embedding, tuple(layer_of(config, matrix, norm) for _ in range(config.layers)), norm(config.hidden), embedding
+    )

@@ -1,0 +1,187 @@
+"""What each command of `python -m bench.gpu` does; all give an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from bench.gpu.cases import chosen
+from bench.gpu.compiling import STACK_BOUND, compile_cases, table
+from bench.gpu.experiments.setting import Setting
+from bench.gpu.measured_models import MODELS
+from bench.gpu.null_gpu import SHARED_KIB
+from bench.gpu.precompile import jobs, precompile
+from bench.gpu.report import write_report
+from bench.gpu.roofline import Rates, data_sheet
+from bench.gpu.run_all import run_all
+from bench.gpu.timing import Events, Timer, Wall, peaks
+from bench.lib.host import host
+from bench.lib.processes import ROOT
+from bench.lib.results import GOOD, INCOMPLETE, opened, read, save, work
+
+TOGETHER = ("load", "decode", "ttft", "timeline")
+"""Experiments that one engine over several GPUs can do."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """By its name."""
+    return COMMANDS.get(given.command, measure)(given)
+
+
+def measure(given: argparse.Namespace) -> int:
+    """An experiment. SystemExit where it cannot run, or when the GPU is lost."""
+    if not given.interpret and not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA GPU: run this on a machine that has one, or with --interpret on the CPU")
+    if unknown := sorted(set(given.model) - set(MODELS)):
+        sys.exit(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    models = tuple(given.model or MODELS)
+    if given.tensor_parallel_size > 1 and (len(models) > 1 or given.command not in TOGETHER):
+        sys.exit(f"--tensor-parallel-size is for one --model, and for {', '.join(TOGETHER)}")
+    card = gpu()
+    name = card["name"] if card else None
+    identity = {"part": given.command, "models": list(models), "interpreted": given.interpret}
+    identity |= {"ranks": given.tensor_parallel_size, "card": name, "versions": versions()}
+    report = opened(given.out, identity) | {"host": host() | {"gpu": card}}
+    clock: Timer = Wall() if given.interpret else Events()
+    device = torch.device("cpu" if given.interpret else "cuda")
+    if "peaks" not in report:
+        report["peaks"] = asdict(peaks(clock, device))
+    found, sheet = Rates(**report["peaks"]), data_sheet(name) if name else None
+    report["data_sheet"] = None if sheet is None else asdict(sheet)
+    say(f"{card or 'no GPU: interpreted on the CPU'}; {versions()}; a copy reaches {found.bandwidth / 1e12:.3g} TB/s, "
+        f"a bf16 product {found.bf16 / 1e12:.4g} TFLOP/s; {given.seconds:.0f} s for this run")  # fmt: skip
+    setting = Setting(
+        models, given.interpret, clock, device, found, sheet, given.folder, given.tensor_parallel_size,
+        tuple(given.only), given.quick, given.part,
+    )  # fmt: skip
+    if given.command == "check" and given.part != "engine" and not given.interpret and not report["rows"]:
+        compile_on_all_cores(given)
+    items = import_module(f"bench.gpu.experiments.{given.command}").items(setting)
+    complete = work(given.out, report, items, given.seconds, say, alive=_alive)
+    if given.command == "tiles":
+        write_tiles(given.out)
+    bad = sum(row["verdict"] not in GOOD for row in report["rows"])
+    say(f"{len(report['rows'])} rows, {bad} bad, {'complete' if complete else 'to be gone on with'}: {given.out}")
+    if not complete:
+        return INCOMPLETE
+    return 1 if given.command == "check" and bad else 0
+
+
+def _alive() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def compile_on_all_cores(given: argparse.Namespace) -> None:
+    """The cases' kernels into the cache: at a launch they compile one after the other.
+
+    A kernel that does not compile fails again when it is launched, and is reported there.
+    """
+    major, minor = torch.cuda.get_device_capability()
+    count = len(os.sched_getaffinity(0))
+    only = ["--only", *given.only] * bool(given.only) + ["--quick"] * given.quick
+    command = [sys.executable, "-m", "bench.gpu", "compile", "--capability", str(10 * major + minor), *only, "--shard"]
+    say(f"compiling on {count} cores")
+    shards = [[*command, str(i), str(count)] for i in range(count)]
+    for process in [subprocess.Popen(shard, cwd=ROOT, stdout=subprocess.DEVNULL) for shard in shards]:
+        process.wait()
+
+
+def compile_all(given: argparse.Namespace) -> int:
+    """Every kernel, for cards that need not be here."""
+    if unknown := set(given.capability) - set(SHARED_KIB):
+        sys.exit(f"compute capability {sorted(unknown)} is not one of {sorted(SHARED_KIB)}")
+    began = time.monotonic()
+    cases = chosen(given.only, quick=given.quick)[given.shard[0] :: given.shard[1]]
+    rows = compile_cases(cases, given.capability, say)
+    bad = sum(row["verdict"] not in GOOD for row in rows)
+    if given.out:
+        seconds = round(time.monotonic() - began, 1)
+        report = {"versions": versions(), "stack_bound": STACK_BOUND, "kernels": rows, "seconds": seconds}
+        save(given.out, report | {"complete": True})
+        given.out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+    say(f"{len(rows) - bad} of {len(rows)} good")
+    return 1 if bad or not rows else 0
+
+
+def precompile_all(given: argparse.Namespace) -> int:
+    """Into the cache that all other commands read."""
+    if given.capability is None and not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA GPU: name the card's --capability")
+    wanted = jobs(given.capability or torch.cuda.get_device_capability())
+    return 0 if precompile(Path(os.environ["TRITON_CACHE_DIR"]), wanted, given.out, say) else 1
+
+
+def everything(given: argparse.Namespace) -> int:
+    """All measurements and their report."""
+    status = run_all(given.out.resolve(), given.seconds, given.folder, say, interpret=given.interpret)
+    report(argparse.Namespace(folder=given.out))
+    return status
+
+
+def report(given: argparse.Namespace) -> int:
+    """Tables and plots, and the card's table of tiles as far as measured."""
+    for path in sorted(given.folder.glob("tiles*.json")):
+        if (read(path) or {}).get("rows"):
+            write_tiles(path)
+    say(f"{write_report(given.folder)} written")
+    return 0
+
+
+def write_tiles(out: Path) -> None:
+    """The table that the server reads, of the rows that are there."""
+    from bench.gpu.experiments.tiles import write_table  # noqa: PLC0415  imports what only `tiles` needs
+
+    say(f"{write_table(out)} written: backends/cuda/kernels/tables is where the server looks for it")
+
+
+def gpu() -> dict[str, Any] | None:
+    """The card and its driver, None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "multiprocessors": properties.multi_processor_count,
+        "driver": driver_version(),
+    }
+
+
+def driver_version() -> str:
+    """As nvidia-smi says it."""
+    if shutil.which("nvidia-smi") is None:
+        return "unknown: nvidia-smi is not on PATH"
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or f"unknown: {found.stderr.strip()}"
+
+
+def versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "triton": triton.__version__}
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "compile": compile_all,
+    "precompile": precompile_all,
+    "all": everything,
+    "report": report,
+}
+"""All others are experiments."""

@@ -1,0 +1,82 @@
+"""Every kernel once against its reference, then again for its time; then whole engines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from bench.gpu.cases import chosen
+from bench.gpu.cases.case import Case, Pair
+from bench.gpu.check_engine import REAL, TINY, compare
+from bench.gpu.checked_models import MODELS, tiny
+from bench.gpu.experiments.setting import Setting
+from bench.gpu.timing import measured
+from bench.lib.results import Item, Row
+from octavo_inference.backends.cuda.device import find_device
+
+REPEATS = 20
+
+
+def items(setting: Setting) -> Iterator[Item]:
+    """Kernels first: an engine that is wrong says nothing about which of them is."""
+    torch.backends.cuda.matmul.allow_tf32 = False  # or the references would not be in float32
+    if setting.part != "engine":
+        for case in chosen(setting.only, quick=setting.quick):
+            yield Item(f"{case.kernel} {case.variant}", partial(check_kernel, setting, case))
+    if setting.part != "kernels" and not setting.only:
+        for model in MODELS:
+            yield Item(f"engine {model}", partial(check_model, setting, model))
+
+
+def check_kernel(setting: Setting, case: Case) -> Row:
+    """Error, bound, verdict, and on a GPU microseconds and share of what a copy reaches."""
+    row: Row = {"kernel": case.kernel, "variant": case.variant}
+    gpu = setting.device.type == "cuda"
+    if case.float8 and gpu and torch.cuda.get_device_capability(setting.device) < (8, 9):
+        return row | {"verdict": "refused", "why": "no float8 below compute capability 8.9"}
+    # Each case draws the same numbers, whichever others run.
+    torch.manual_seed(0)
+    trial = case.prepare(setting.place)
+    trial.launch()
+    absolute, relative = error(trial.pairs())
+    row |= {"error": relative, "bound": trial.bound, "max_abs": absolute}
+    row["verdict"] = "ok" if relative <= trial.bound else "wrong"
+    if gpu:
+        seconds = statistics.median(measured(setting.timer, trial.launch, REPEATS, lambda: None))
+        row |= {"us": round(seconds * 1e6, 2), "of_copy": round(trial.moved / seconds / setting.peaks.bandwidth, 3)}
+    return row
+
+
+def check_model(setting: Setting, model: str) -> Row:
+    """An engine next to the reference."""
+    config = tiny(MODELS[model]) if setting.interpret else MODELS[model]
+    dtype = setting.place.dtype
+    row: Row = {"model": model, "dtype": str(dtype).removeprefix("torch.")}
+    return row | compare(config, TINY if setting.interpret else REAL, dtype, find_device())
+
+
+def error(pairs: list[Pair]) -> tuple[float, float]:
+    """Largest absolute error, and largest relative to the largest expected value; infinite where a NaN is not meant.
+
+    Values that are whole numbers (tokens, slots, masks) count by how large a share of them differs.
+    """
+    absolute = relative = 0.0
+    for found, expected in pairs:
+        if found.shape != expected.shape:
+            raise ValueError(f"found the shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
+        if not found.dtype.is_floating_point:
+            share = float((found != expected.to(found.device)).double().mean())
+            absolute, relative = max(absolute, share), max(relative, share)
+            continue
+        got, want = found.double(), expected.to(found.device).double()
+        same = (got == want) | (got.isnan() & want.isnan())  # infinities too
+        off = torch.where(same, 0.0, (got - want).abs())
+        off = torch.where(off.isnan(), torch.inf, off)
+        most = float(off.max()) if off.numel() else 0.0
+        finite = want[want.isfinite()].abs()
+        scale = float(finite.max()) if finite.numel() else 0.0
+        absolute, relative = max(absolute, most), max(relative, most / (scale or 1.0))
+    return absolute, relative

@@ -1,0 +1,254 @@
+"""The table of tiles of this card: products and attention at the shapes of three models, by each tile that may be best.
+
+A row of the result file is a product for one step of rows of x, or attention of decodes or prompts, with the times of
+all that was tried. `table_of` makes of the rows what the server reads (`backends/cuda/kernels/tuned_configs.py`);
+nothing of it is chosen while a server runs.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from bench.gpu.cases.attention import Attention
+from bench.gpu.cases.case import Place
+from bench.gpu.cases.linear import LAYOUTS, Planes, planes
+from bench.gpu.experiments.kernels import products
+from bench.gpu.experiments.setting import Setting
+from bench.gpu.measured_models import MODELS
+from bench.gpu.timing import Flush, measured
+from bench.lib.results import Item, Row
+from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
+from octavo_inference.backends.cuda.kernels.launch_configs import (
+    WORKSPACE,
+    AttentionTile,
+    GemvTile,
+    LinearTile,
+    attention_tile,
+    gemv_tile,
+    linear_tile,
+    segments_for,
+)
+from octavo_inference.backends.cuda.kernels.linear import linear
+from octavo_inference.backends.cuda.kernels.tuned_configs import ROW_STEPS, Tiles, file_name, fits
+from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
+
+Tile = TypeVar("Tile", AttentionTile, GemvTile, LinearTile)
+REPEATS = 20
+FORMS = ("int4 q4_0", "dense", "fp8", "int8 q8_0")
+FEW = (1, 2, 4)
+"""Rows of x that `gemv` has a variant for."""
+AT = {16: (4, 8, 16), 32: (32,), 64: (64,), 128: (128, 256, 2048, 8192)}
+"""Rows of x that a step of rows is measured at."""
+DECODES, PREFILLS = ((1, 1, 8191), (32, 1, 1023), (256, 1, 1023)), ((1, 2048, 0), (1, 8192, 0))
+"""Sequences, query tokens of each, keys before them."""
+GEMV = tuple(GemvTile(outputs, warps) for outputs in (4, 8) for warps in (1, 2, 4))
+# Rows of weights, columns at a time, warps, stages.
+LINEAR = {
+    16: ((64, 128, 4, 4), (128, 128, 4, 3), (32, 128, 4, 3), (64, 64, 4, 4), (128, 64, 8, 3)),
+    32: ((64, 64, 4, 4), (128, 64, 8, 3), (64, 128, 8, 3)),
+    64: ((64, 64, 4, 4), (128, 64, 8, 3), (64, 128, 8, 3)),
+    128: ((128, 32, 8, 4), (128, 64, 8, 3), (64, 64, 8, 3), (256, 32, 8, 3)),
+}
+
+
+def items(setting: Setting) -> Iterator[Item]:
+    """Decoding of one sequence first, then of many, then prompts; `only` names some of gemv, linear, attention."""
+    found = _items(setting)
+    return (item for item in found if not setting.only or item.key.split()[0] in setting.only)
+
+
+def _items(setting: Setting) -> Iterator[Item]:
+    place = setting.place
+    flush = Flush(setting.device)
+    for few in (True, False):
+        for rows in setting.pick(FEW if few else ROW_STEPS, (2,) if few else (16,)):
+            for model in setting.models:
+                for name in setting.pick(tuple(products(MODELS[model])), ("o", "head")):
+                    for stored in setting.pick(FORMS, ("int4 q4_0",)):
+                        # Dense products of more rows are the library's, but for logits.
+                        if few or stored != "dense" or name == "head":
+                            run = partial(_row, setting, place, flush, model, name, stored, rows, few)
+                            yield Item(f"{'gemv' if few else 'linear'} {model} {name} {stored} {rows}", run)
+
+    for model in setting.models:
+        for decode in (True, False):
+            run = partial(_attention, setting, place, flush, model, decode)
+            yield Item(f"attention {model} {'decode' if decode else 'prefill'}", run)
+
+
+def _attention(setting: Setting, place: Place, flush: Flush, model: str, decode: bool) -> Row:
+    config = MODELS[model]
+    group = config.heads // config.kv_heads
+    row: Row = {"kernel": "attention", "head_dim": config.head_dim, "group": group, "decode": decode}
+
+    def times(tile: AttentionTile) -> dict[int, float]:
+        """By sequences of a decode, or tokens of a prompt."""
+        found = {}
+        for batch, queries, before in setting.pick(
+            DECODES if decode else PREFILLS, ((2, 1, 9) if decode else (1, 5, 3),)
+        ):
+            segments = segments_for(
+                sequences=batch, kv_heads=config.kv_heads, longest=before + queries, processors=place.processors
+            )
+            shape = Attention(
+                config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch,
+                split=decode and segments > 1, tile=tile,
+            )  # fmt: skip
+            launch = shape.prepare(place).launch
+            seconds = statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush))
+            found[batch * queries] = seconds * 1e6
+        return found
+
+    first = attention_tile(config.head_dim, group, 1 if decode else 2048, 1, place.dtype)
+    candidates = [first, *(tile for tile in attention_candidates(first, decode) if tile != first)]
+    return row | best_of(tried_by(setting.pick(candidates, candidates[:1]), times))
+
+
+def attention_candidates(first: AttentionTile, decode: bool) -> list[AttentionTile]:
+    """Decoding wants few rows, the least that hold a group. K and V are buffered twice from five stages on."""
+    rows = (first.rows,) if decode else (64, 128)
+    return [
+        AttentionTile(height, keys, warps, stages)
+        for height in rows
+        for keys in (32, 64, 128)
+        for warps in (4, 8)
+        for stages in ((2, 3, 5) if decode else (2, 3))
+    ]
+
+
+def _row(
+    setting: Setting,
+    place: Place,
+    flush: Flush,
+    model: str,
+    name: str,
+    stored: str,
+    rows: int,
+    few: bool,
+) -> Row:
+    n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
+    matrix = setting.keep.get((model, name, stored), lambda: planes(place, LAYOUTS[stored], n, k))
+    width = matrix.values.shape[1]
+    workspace, kind = place.empty(WORKSPACE, dtype=torch.float32), matrix.kind(LAYOUTS[stored])
+
+    def time(launch: Callable[[], object]) -> float:
+        return statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)) * 1e6
+
+    def operands(m: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return place.randn(m, k), place.empty(m, n, dtype=torch.float32 if name == "head" else None)
+
+    row: Row = {"form": matrix.form, "n": n, "width": width, "rows": rows, "kernel": "gemv" if few else "linear"}
+    if few:
+        x, out = operands(rows)
+        if not suits(x, matrix.values, matrix.form, LAYOUTS[stored].group):
+            return row | {"why": "gemv does not take this shape", "verdict": "refused"}
+        given = (x, *_planes(matrix), None, out)
+        narrow = gemv_tile(rows, n, width * matrix.values.element_size())
+        tried = tried_by(
+            (narrow, *setting.pick(GEMV, GEMV[:1])),
+            lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))},
+        )
+        return row | best_of(tried) | {"else_us": time(_without_gemv(matrix, stored, k, workspace, x, out))}
+    sizes = setting.pick(AT[rows], (3,))
+    first = linear_tile(rows, n, width, place.dtype)
+
+    def times(tile: LinearTile) -> dict[int, float]:
+        found = {}
+        for m in sizes:
+            x, out = operands(m)
+            given = (x, *_planes(matrix), None, out, workspace)
+            found[m] = time(partial(linear, *given, tile=tile, **kind))
+        return found
+
+    candidates = linear_candidates(first, rows, n, width)
+    return row | best_of(tried_by(setting.pick(candidates, candidates[:2]), times))
+
+
+def linear_candidates(first: LinearTile, rows: int, n: int, width: int) -> list[LinearTile]:
+    """The tile of the rules, and others; cut into as many parts, half and twice as many, where there is room."""
+    parts = sorted({max(1, first.split // 2), first.split, 2 * first.split}) if rows < ROW_STEPS[-1] else [1]
+    found = [first]
+    for outputs, step, warps, stages in LINEAR[rows]:
+        for split in parts:
+            tile = LinearTile(first.rows, outputs, step, split, warps, stages)
+            if tile not in found and split * step <= width and fits(tile, rows, n):
+                found.append(tile)
+    return found
+
+
+def tried_by(tiles: Iterable[Tile], times: Callable[[Tile], dict[int, float]]) -> list[Row]:
+    """Microseconds by rows of x of each tile; one that the card has no room for is named with the reason."""
+    rows: list[Row] = []
+    for tile in dict.fromkeys(tiles):
+        try:
+            rows.append({"tile": asdict(tile), "us": {str(m): round(us, 3) for m, us in times(tile).items()}})
+        except (OutOfResources, PTXASError) as error:
+            rows.append({"tile": asdict(tile), "why": str(error).splitlines()[0]})
+    return rows
+
+
+def best_of(tried: list[Row]) -> Row:
+    """The tile that is nearest to the fastest at all numbers of rows together, its times, and all that was tried."""
+    timed = [row for row in tried if "us" in row]
+    if not timed:
+        raise ValueError(f"no tile has room on this card: {tried}")
+    least = {m: min(row["us"][m] for row in timed) for m in timed[0]["us"]}
+    best = min(timed, key=lambda row: sum(us / least[m] for m, us in row["us"].items()))
+    return {
+        "tile": best["tile"],
+        "us": best["us"],
+        "best_us": sum(best["us"].values()),
+        "of_rules": timed[0]["us"],
+        "rules_us": sum(timed[0]["us"].values()),
+        "tried": tried,
+    }
+
+
+def table_of(card: str, rows: list[Row]) -> Row:
+    """What `measured.read_tiles` reads: of each product the best tile, and up to how many rows `gemv` was faster."""
+    good = [row for row in rows if row["verdict"] == "ok"]
+    kept = ("form", "n", "width", "rows", "head_dim", "group", "decode", "tile", "us")
+    few = [row for row in good if row["kernel"] == "gemv"]
+    faster = {}
+    for form in dict.fromkeys(row["form"] for row in few):
+        faster[form] = 0
+        for rows_of_x in sorted({row["rows"] for row in few if row["form"] == form}):
+            at = [row for row in few if (row["form"], row["rows"]) == (form, rows_of_x)]
+            if sum(row["us"][str(rows_of_x)] for row in at) > sum(row["else_us"] for row in at):
+                break
+            faster[form] = rows_of_x
+    return {"card": card, "gemv_rows": faster} | {
+        kernel: [{name: row[name] for name in kept if name in row} for row in good if row["kernel"] == kernel]
+        for kernel in ("gemv", "linear", "attention")
+    }
+
+
+def write_table(out: Path) -> Path:
+    """In a folder beside a result file: the card's table of what is measured, by the name that the server looks for."""
+    report = json.loads(out.read_text(encoding="utf-8"))
+    card = report["card"] or "interpreter"
+    path = out.parent / "tables" / file_name(card)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(table_of(card, report["rows"]), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _without_gemv(
+    matrix: Planes, stored: str, k: int, workspace: torch.Tensor, x: torch.Tensor, out: torch.Tensor
+) -> Callable[[], object]:
+    kept = DeviceMatrix(LAYOUTS[stored], k, *_planes(matrix))
+    layer = Linear((kept,), (None,), workspace, tiles=Tiles(gemv_rows={matrix.form: 0}))
+    return lambda: layer(x, out)
+
+
+def _planes(matrix: Planes) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    return matrix.values, matrix.scales, matrix.minimums

@@ -1,0 +1,150 @@
+"""Result files as Markdown tables and plots. Pure but for the files."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.lib.results import GOOD, Row, read
+
+COLUMNS: dict[str, str] = {
+    "load": "model way tokens_per_s ceiling of_ceiling decode_idle decode_idle_most idle_most decode_ms_p50 "
+    "decode_ms_p99 host_ms_p50 host_ms_p99 many_host_ms_p50 launch_ms_p50 preemptions graphs replays",
+    "decode": "model weights kv context batch step_ms tokens_per_s gb of_bandwidth of_sheet_bandwidth host_ms",
+    "ttft": "model tokens ttft_ms least_ms most_ms prompt_tokens_per_s of_flops of_sheet_flops",
+    "kernels": "model kernel shape us least_us of_bandwidth of_sheet_bandwidth of_flops of_sheet_flops",
+    "ablation": "key gain_median gain_least gain_most same_tokens",
+    "timeline": "model batch step_ms_p50 host_ms_p50 launch_ms_p50 idle_most kernel_idle kernels_a_step",
+    "tiles": "key best_us rules_us else_us",
+    "start": "model way ready_s compiled write_s phases",
+    "peer": "model engine tokens_per_s start_s",
+}
+"""Figures of each table, by part: bench/README.md says what they mean."""
+SHARES = {"of_ceiling", "decode_idle", "decode_idle_most", "idle_most", "kernel_idle", "same_tokens"}
+WHOLE = {"tokens_per_s", "prompt_tokens_per_s", "ceiling", "start_s", "write_s", "kernels_a_step"}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound on the median of a figure, over the rows of a part with certain values."""
+
+    name: str
+    part: str
+    figure: str
+    at_least: float | None = None
+    at_most: float | None = None
+    where: dict[str, Any] = field(default_factory=dict)
+
+    def measured(self, rows: Sequence[Row]) -> str:
+        """The median of the part's rows, and whether it meets its bound."""
+        alike = (row for row in rows if all(row.get(name) == value for name, value in self.where.items()))
+        values = [row[self.figure] for row in alike if row.get(self.figure) is not None]
+        if not values:
+            return "not measured"
+        median = statistics.median(values)
+        low = self.at_least is not None and median < self.at_least
+        high = self.at_most is not None and median > self.at_most
+        return f"**{text(self.figure, median)}** {'✗' if low or high else '✓'}"
+
+    @property
+    def bound(self) -> str:
+        """As the table shows it."""
+        if self.at_least is not None:
+            return f"≥ {text(self.figure, self.at_least)}"
+        return "" if self.at_most is None else f"≤ {text(self.figure, self.at_most)}"
+
+
+_SMALL = {"model": "qwen3-0.6b", "way": "sampled"}
+_STEP = {"model": "llama-8b", "weights": "bf16", "kv": "auto", "batch": 1, "context": 512}
+GOALS = (
+    Goal("nano-vllm's load, Qwen3-0.6B shape, one H200, tok/s", "load", "tokens_per_s", at_least=30_000, where=_SMALL),
+    Goal("nano-vllm's load, Qwen3-14B shape, one H200, tok/s", "load", "tokens_per_s", at_least=6_100,
+         where=_SMALL | {"model": "qwen3-14b"}),
+    Goal("batch 1, Llama-8B shape, bf16: share of the data sheet's bandwidth", "decode", "of_sheet_bandwidth",
+         at_least=0.85, where=_STEP),
+    Goal("the same, of a copy's rate", "decode", "of_bandwidth", where=_STEP),
+    Goal("GPU idle share at most, decodes of at least 32 rows, Qwen3-0.6B shape", "load", "decode_idle_most",
+         at_most=0.03, where=_SMALL),
+    Goal("the same, Llama-8B shape", "load", "decode_idle_most", at_most=0.03, where=_SMALL | {"model": "llama-8b"}),
+    Goal("host work of a step, decodes of at least 200 sequences, Qwen3-0.6B shape, p50, ms", "load",
+         "many_host_ms_p50", at_most=3.0, where=_SMALL),
+    Goal("start to ready, Llama-8B shape, kernels in the cache, s", "start", "ready_s", at_most=20.0,
+         where={"model": "llama-8b", "way": "warm"}),
+)  # fmt: skip
+
+
+def write_report(folder: Path) -> Path:
+    """README.md in a folder of JSON files, with plots where matplotlib is installed."""
+    reports = [report for path in sorted(folder.glob("*.json")) if (report := read(path)) is not None]
+    words = markdown(reports)
+    try:
+        from bench.gpu import plots  # noqa: PLC0415  matplotlib is not everywhere
+
+        drawn = plots.draw(reports, folder)
+    except ImportError as error:
+        words += f"\nNo plots: {error}.\n"
+    else:
+        words += "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
+    path = folder / "README.md"
+    path.write_text(words, encoding="utf-8")
+    return path
+
+
+def markdown(reports: Sequence[Row]) -> str:
+    """The goals, then a table for each part."""
+    measured = [report for report in reports if "part" in report]
+    lines = ["# Measured on a GPU", "", *(about(report) for report in measured[:1])]
+    if any(report["interpreted"] for report in measured):
+        lines += ["**Interpreted on the CPU at tiny sizes: this proves the program, its figures mean nothing.**", ""]
+    real = [report for report in measured if not report["interpreted"]]
+    lines += ["| goal | must | measured |", "|---|---|---|"]
+    lines += [f"| {goal.name} | {goal.bound} | {goal.measured(rows_of(real, goal.part))} |" for goal in GOALS]
+    for part, names in COLUMNS.items():
+        rows = rows_of(measured, part)
+        if good := [row for row in rows if row["verdict"] == "ok"]:
+            lines += ["", f"## {part}", "", *table(good, names.split())]
+        lines += [f"- {row['key']}: {row['verdict']}: {row['why'].splitlines()[0]}" for row in rows if "why" in row]
+    if checked := rows_of(measured, "check"):
+        bad = [row for row in checked if row["verdict"] not in GOOD]
+        lines += ["", "## check", "", f"{len(checked) - len(bad)} of {len(checked)} good."]
+        lines += [f"- {row['key']}: {row['verdict']} {row.get('why', '')}" for row in bad]
+    return "\n".join(lines) + "\n"
+
+
+def rows_of(reports: Sequence[Row], part: str) -> list[Row]:
+    """Of all files of a part."""
+    return [row for report in reports if report["part"] == part for row in report["rows"]]
+
+
+def about(report: Row) -> str:
+    """The machine, in a sentence."""
+    peak, sheet, versions = report["peaks"], report.get("data_sheet"), report["versions"]
+    words = f"{report['card'] or 'no GPU'}: a copy reaches {peak['bandwidth'] / 1e12:.3g} TB/s"
+    words += f" (data sheet {sheet['bandwidth'] / 1e12:.3g})" if sheet else ""
+    words += f", a bf16 product {peak['bf16'] / 1e12:.4g} TFLOP/s"
+    words += f" (data sheet {sheet['bf16'] / 1e12:.4g})" if sheet else ""
+    words += f", an fp8 product {peak['fp8'] / 1e12:.4g}" if peak["fp8"] else ""
+    return words + f". torch {versions['torch']}, CUDA {versions['cuda']}, triton {versions['triton']}.\n"
+
+
+def table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Lines of Markdown; columns that no row has are left out."""
+    shown = [name for name in names if any(row.get(name) is not None for row in rows)]
+    head = ["| " + " | ".join(name.replace("_", " ") for name in shown) + " |", "|" + "---|" * len(shown)]
+    return head + ["| " + " | ".join(text(name, row.get(name)) for name in shown) + " |" for row in rows]
+
+
+def text(name: str, value: Any) -> str:
+    """A figure as its name says it is shown."""
+    if value is None:
+        return ""
+    if name in SHARES or name.startswith("of_"):
+        return f"{100 * value:.1f} %"
+    if name.startswith("gain_"):
+        return f"{value:.2f} ×"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if isinstance(value, int) or name in WHOLE else f"{value:,.2f}"

@@ -1,0 +1,127 @@
+"""A model as the folder that transformers would write: what other engines, and servers that are measured, read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor, Weights, bf16_bits, dequantize
+
+NAMES = {
+    "input_norm": "input_layernorm",
+    "post_norm": "post_attention_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_TYPES = {"bf16": "BF16", "f32": "F32"}
+_PIECE = 32 << 20
+_WORDS = 100
+
+
+def smollm2(folder: Path) -> Path:
+    """SmolLM2-135M-Instruct, dequantised to bf16."""
+    if (folder / "config.json").exists():
+        return folder
+    model = load_model("smollm2")
+    assert isinstance(model, LoadedModel)  # noqa: S101 (a GGUF file)
+    return write(folder, model.config, model.weights, model.text.tokenizer)
+
+
+def write(folder: Path, config: ModelConfig, weights: Weights, tokenizer: Tokenizer | None = None) -> Path:
+    """The folder, written when it is not there. RuntimeError when the disk has no room.
+
+    Without a tokenizer there are a few words, as prompts are token ids. What is quantised becomes bf16.
+    """
+    if (folder / "config.json").exists():
+        return folder
+    tensors = list(named(config, weights))
+    size = sum(tensor.data.nbytes for _, tensor in tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < size * 1.05:
+        raise RuntimeError(f"{folder} needs {size / 1e9:.1f} GB, {free / 1e9:.1f} are free: give another --folder")
+    _safetensors(folder / "model.safetensors", tensors)
+    words = tokenizer or Tokenizer(WordLevel({f"w{i}": i for i in range(_WORDS)}, unk_token="w0"))  # noqa: S106
+    words.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | ({} if tokenizer else {"eos_token": "w1"})
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    # Last: a folder with it is whole.
+    (folder / "config.json").write_text(json.dumps(described(config), indent=1), encoding="utf-8")
+    return folder
+
+
+def named(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    """All tensors by their names in a checkpoint."""
+    yield "model.embed_tokens.weight", _plain(weights.embedding)
+    for number, layer in enumerate(weights.layers):
+        for own, theirs in NAMES.items():
+            tensor = getattr(layer, own)
+            if tensor is not None:
+                yield f"model.layers.{number}.{theirs}.weight", _plain(tensor)
+    yield "model.norm.weight", _plain(weights.final_norm)
+    if not config.tied_embeddings:
+        yield "lm_head.weight", _plain(weights.lm_head)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.format in _TYPES:
+        return tensor
+    return Tensor("bf16", tensor.shape, bf16_bits(np.array(dequantize(tensor), np.float32)))
+
+
+def described(config: ModelConfig) -> dict[str, Any]:
+    """config.json."""
+    return {
+        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None,
+        "tie_word_embeddings": config.tied_embeddings,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "bos_token_id": config.bos_token_id or 0,
+        "eos_token_id": list(config.eos_token_ids),
+    }
+
+
+def _safetensors(path: Path, tensors: list[tuple[str, Tensor]]) -> None:
+    """Header, then the tensors one after the other, written in pieces."""
+    header, at = {}, 0
+    for name, tensor in tensors:
+        span = [at, at + tensor.data.nbytes]
+        header[name] = {"dtype": _TYPES[tensor.format], "shape": list(tensor.shape), "data_offsets": span}
+        at = span[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            step = max(1, _PIECE // max(1, tensor.data[:1].nbytes))
+            for first in range(0, len(tensor.data), step):
+                np.ascontiguousarray(tensor.data[first : first + step]).tofile(file)

@@ -1,0 +1,89 @@
+"""Processes that are ended together with all they start, and the ports they listen on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Of the repository, where `python -m bench...` finds its packages."""
+CACHE = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "bench"
+"""Where other systems are installed and logs are written."""
+_POLL = 0.01
+
+
+def log_file(name: str) -> Path:
+    """Below `CACHE`."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    return CACHE / f"{name}.log"
+
+
+@contextmanager
+def group(
+    command: Sequence[str], log: Path, patience: float, mode: str = "a", env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, started in `ROOT`, whose output goes to a file.
+
+    It is terminated at the end of the block; what is left of the group after `patience` seconds is killed.
+    """
+    with log.open(mode) as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, cwd=ROOT,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()  # so that it ends what it started itself
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=patience)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
+    """Until the URL answers without a fault of the server's. RuntimeError with the end of the log when it does not."""
+    end = time.monotonic() + seconds
+    while not answers(url):
+        if (status := process.poll()) is not None:
+            raise RuntimeError(f"the process ended with status {status}: {last(log)}")
+        if time.monotonic() > end:
+            raise RuntimeError(f"nothing answers at {url} after {seconds:.0f} s: {last(log)}")
+        time.sleep(_POLL)
+
+
+def answers(url: str) -> bool:
+    """Whether anything but a connection error or 5xx comes back."""
+    try:
+        with urlopen(url, timeout=2):  # noqa: S310 (our own URLs)
+            return True
+    except HTTPError as error:
+        return error.code < 500
+    except OSError:
+        return False
+
+
+def last(log: Path, lines: int = 3) -> str:
+    """The end of a log."""
+    return " ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -1,0 +1,60 @@
+"""A process of `octavo-server`, as a client of the benchmarks starts and watches it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import IO, Any
+
+import psutil
+
+from bench.lib.processes import ROOT, answers, free_ports
+
+READY_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class Server:
+    """A server process and where it listens; `admin` is the port of its load report."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    admin: int
+
+    @classmethod
+    def start(cls, flags: list[str], module: str = "octavo_inference", output: IO[Any] | None = None) -> Server:
+        """Start it; `ready` waits. Its lines go to `output`, by default to standard error."""
+        port, admin = free_ports(2)
+        own = ["--port", str(port), "--admin-port", str(admin), "--served-model-name", "bench"]
+        command = [sys.executable, "-m", module, *flags, *own]
+        process = subprocess.Popen(command, stdout=output or sys.stderr, stderr=output, cwd=ROOT)
+        return cls(process, port, admin)
+
+    def ready(self) -> None:
+        """Wait until requests are welcome."""
+        end = time.monotonic() + READY_SECONDS
+        while not answers(f"http://127.0.0.1:{self.port}/readyz"):
+            if time.monotonic() > end or self.process.poll() is not None:
+                sys.exit("the server did not become ready")
+            time.sleep(0.005)
+
+    def processes(self) -> list[psutil.Process]:
+        """The server and its engine."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def cpu_seconds(self) -> float:
+        """Of all its processes so far."""
+        return sum(t.user + t.system for t in (p.cpu_times() for p in self.processes()))
+
+    def resident(self) -> int:
+        """Bytes in RAM of all its processes."""
+        return sum(p.memory_info().rss for p in self.processes())
+
+    def stop(self) -> None:
+        """Drain and end."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=60)

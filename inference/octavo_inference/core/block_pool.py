@@ -4,12 +4,13 @@ Every block is in exactly one place:
 
     pinned   ref > 0              held by sequences, in no list
     free     ref = 0, no hash     list `free`
-    cached   ref = 0, hash        its policy's list `leaves` when no known block follows it in its chain, else `inner`
+    cached   ref = 0, hash        its policy's list `leaves` when no known block is its child, else `interior`
 
-A block is taken from `free`, else the one of all `leaves` that expires first, else of all `inner`. Leaves go before the
-blocks they follow, since a block without its predecessors can never be found again. With one policy, first to expire is
-least recently used; with several, work that is kept for a short time goes before work that is kept for long. All
-operations are O(1) per block: the lists are threaded through the blocks themselves.
+A block's children are the blocks that continue its chain of hashes. A block is taken from `free`, else the one of all
+evictable `leaves` that expires first, else of all `interior` ones. Leaves go before their ancestors, since a block
+without its ancestors can never be found again. With one policy, first to expire is least recently used; with several,
+work that is kept for a short time goes before work that is kept for long. All operations are O(1) per block: the lists
+are threaded through the blocks themselves.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ class BlockList:
 
 
 class PoolError(Exception):
-    """The pool's books are wrong: a bug, found by `BlockPool.check` or by releasing what is not held."""
+    """An invariant of the pool does not hold: a bug, found by `BlockPool.check` or by releasing a free block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What the pool does with released blocks of one policy: keep them for `seconds`, at most `blocks` of them."""
+    """How long released blocks of one policy stay cached: for `seconds`, at most `blocks` of them."""
 
     seconds: float
     blocks: int
@@ -90,29 +91,30 @@ class Retention:
 class _Cached:
     """The cached blocks of one policy."""
 
-    keep: Retention
+    retention: Retention
     leaves: BlockList = field(default_factory=BlockList)
-    inner: BlockList = field(default_factory=BlockList)
+    interior: BlockList = field(default_factory=BlockList)
 
     @property
     def size(self) -> int:
-        return self.leaves.size + self.inner.size
+        return self.leaves.size + self.interior.size
 
 
 class BlockPool:
     """Hands out blocks 0..count-1, counts references and finds cached ones by hash.
 
-    `keeps` are the policies, which sequences name by their index; without any, all is kept until its room is needed.
+    `retentions` are the policies, which sequences name by their index; without any, all is cached until its room is
+    needed.
     Times are seconds of one clock, and never go back.
     """
 
-    def __init__(self, count: int, keeps: Sequence[Retention] = ()) -> None:
+    def __init__(self, count: int, retentions: Sequence[Retention] = ()) -> None:
         self.blocks = [Block(i) for i in range(count)]
         self.by_hash: dict[bytes, Block] = {}
-        self.followers: dict[bytes, int] = {}
-        """How many known blocks follow the block of this hash; absent when none."""
+        self.children: dict[bytes, int] = {}
+        """How many known blocks are children of the block of this hash; absent when none."""
         self.free = BlockList()
-        self.kept = [_Cached(keep) for keep in keeps or (Retention(math.inf, count),)]
+        self._policies = [_Cached(each) for each in retentions or (Retention(math.inf, count),)]
         self.clock = 0
         # What `changes` has not told yet; None while nobody has asked, so that it costs nothing and cannot grow.
         self._changed: set[bytes] | None = None
@@ -127,7 +129,7 @@ class BlockPool:
     @property
     def cached(self) -> int:
         """Blocks with ref 0 that a prefix can still find."""
-        return sum(kept.size for kept in self.kept)
+        return sum(cached.size for cached in self._policies)
 
     @property
     def pinned(self) -> int:
@@ -177,7 +179,7 @@ class BlockPool:
 
     def release(self, block_ids: Sequence[int], policy: int = 0, now: float = 0.0) -> None:
         """Let go of a sequence's blocks, given in order; the tail becomes the first to be evicted."""
-        keep = self.kept[policy].keep
+        retention = self._policies[policy].retention
         for i in reversed(block_ids):
             block = self.blocks[i]
             if block.ref <= 0:
@@ -189,21 +191,21 @@ class BlockPool:
                 if block.hash is None:
                     self.free.prepend(block)
                     continue
-                # Whoever promised it the longest life keeps it.
-                if now + keep.seconds >= block.expires:
-                    block.policy, block.expires = policy, now + keep.seconds
-                kept = self.kept[block.policy]
-                (kept.inner if block.hash in self.followers else kept.leaves).append(block)
-                if kept.size > kept.keep.blocks:
-                    self._drop(kept.leaves.first() or kept.inner.first())
+                # The policy that promised the latest end holds.
+                if now + retention.seconds >= block.expires:
+                    block.policy, block.expires = policy, now + retention.seconds
+                cached = self._policies[block.policy]
+                (cached.interior if block.hash in self.children else cached.leaves).append(block)
+                if cached.size > cached.retention.blocks:
+                    self._drop(cached.leaves.first() or cached.interior.first())
 
     def expire(self, now: float) -> None:
         """Free the content that nobody may find any more, leaves first. O(1) for each block that was ever cached."""
-        for kept in self.kept:
-            block = kept.leaves.first()
+        for cached in self._policies:
+            block = cached.leaves.first()
             while block is not None and block.expires <= now:
                 self._drop(block)
-                block = kept.leaves.first()
+                block = cached.leaves.first()
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         """Make these blocks, held or cached, not findable any more; those nobody holds become free."""
@@ -227,12 +229,12 @@ class BlockPool:
         self.by_hash[key] = block
         if self._changed is not None:
             self._changed.add(key)
-        self.followers[parent] = self.followers.get(parent, 0) + 1
+        self.children[parent] = self.children.get(parent, 0) + 1
         before = self.by_hash.get(parent)
-        if before is not None and before.ref == 0 and self.followers[parent] == 1:
-            kept = self.kept[before.policy]
-            kept.leaves.remove(before)
-            kept.inner.append(before)
+        if before is not None and before.ref == 0 and self.children[parent] == 1:
+            cached = self._policies[before.policy]
+            cached.leaves.remove(before)
+            cached.interior.append(before)
 
     def changes(self) -> tuple[list[bytes], list[bytes]]:
         """Hashes that are known and that are not, of all that changed since the last call; the first tells all known.
@@ -246,10 +248,10 @@ class BlockPool:
         return known, forgotten
 
     def _evict(self) -> Block:
-        block = self._first_to_expire([kept.leaves for kept in self.kept])
+        block = self._first_to_expire([cached.leaves for cached in self._policies])
         if block is None:
-            # Only blocks whose followers are all held: their chain was computed twice at the same time.
-            block = self._first_to_expire([kept.inner for kept in self.kept])
+            # Only blocks whose children are all held: their chain was computed twice at the same time.
+            block = self._first_to_expire([cached.interior for cached in self._policies])
         if block is None:
             raise PoolError("no block to evict although some are available")
         self._unlist(block)
@@ -277,53 +279,56 @@ class BlockPool:
             self._changed.add(key)
         block.hash = block.parent = None
         block.policy, block.expires = 0, 0.0
-        left = self.followers[parent] - 1
+        left = self.children[parent] - 1
         if left:
-            self.followers[parent] = left
+            self.children[parent] = left
             return
-        del self.followers[parent]
+        del self.children[parent]
         before = self.by_hash.get(parent)
         if before is not None and before.ref == 0:
-            kept = self.kept[before.policy]
-            kept.inner.remove(before)
-            # Released together with its follower it is the next to go; used since then it counts as recent.
-            first = kept.leaves.first()
+            cached = self._policies[before.policy]
+            cached.interior.remove(before)
+            # Released together with its child it is the next to go; used since then it counts as recent.
+            first = cached.leaves.first()
             if first is None or before.stamp <= first.stamp:
-                kept.leaves.prepend(before)
+                cached.leaves.prepend(before)
             else:
-                kept.leaves.append(before)
+                cached.leaves.append(before)
 
     def _unlist(self, block: Block) -> None:
         if block.hash is None:
             self.free.remove(block)
-        elif block.hash in self.followers:
-            self.kept[block.policy].inner.remove(block)
+        elif block.hash in self.children:
+            self._policies[block.policy].interior.remove(block)
         else:
-            self.kept[block.policy].leaves.remove(block)
+            self._policies[block.policy].leaves.remove(block)
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
-        """Compare the books with the blocks that sequences say they hold. Raises `PoolError` naming the difference."""
+        """Check all invariants against the blocks that sequences hold. Raises `PoolError` naming the difference."""
         refs = [0] * len(self.blocks)
         for block_ids in held:
             for i in block_ids:
                 refs[i] += 1
-        followers: dict[bytes, int] = {}
+        children: dict[bytes, int] = {}
         for block in self.blocks:
             if block.ref != refs[block.id]:
                 raise PoolError(f"block {block.id} has ref {block.ref}, {refs[block.id]} sequences hold it")
             if block.hash is not None and block.parent is not None:
-                followers[block.parent] = followers.get(block.parent, 0) + 1
+                children[block.parent] = children.get(block.parent, 0) + 1
                 if self.by_hash.get(block.hash) is not block:
                     raise PoolError(f"block {block.id} has a hash that finds another block")
-        if followers != self.followers or len(self.by_hash) != sum(followers.values()):
-            raise PoolError("counts of followers do not match the registered blocks")
+        if children != self.children or len(self.by_hash) != sum(children.values()):
+            raise PoolError("counts of children do not match the registered blocks")
         listed = {"free": _walk("free", self.free)}
-        for i, kept in enumerate(self.kept):
-            listed |= {f"leaves {i}": _walk("leaves", kept.leaves), f"inner {i}": _walk("inner", kept.inner)}
-            if kept.size > kept.keep.blocks:
-                raise PoolError(f"policy {i} keeps {kept.size} blocks, it may keep {kept.keep.blocks}")
+        for i, cached in enumerate(self._policies):
+            listed |= {
+                f"leaves {i}": _walk("leaves", cached.leaves),
+                f"interior {i}": _walk("interior", cached.interior),
+            }
+            if cached.size > cached.retention.blocks:
+                raise PoolError(f"policy {i} keeps {cached.size} blocks, it may keep {cached.retention.blocks}")
         for block in self.blocks:
-            place = "inner" if block.hash in followers else "leaves"
+            place = "interior" if block.hash in children else "leaves"
             expected = set() if block.ref else {"free"} if block.hash is None else {f"{place} {block.policy}"}
             found = {name for name, ids in listed.items() if block.id in ids}
             if found != expected:

@@ -117,7 +117,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.readers[reader] = delta.sequence, knows
 
     @invariant()
-    def books_are_right(self) -> None:
+    def invariants_hold(self) -> None:
         self.pool.check(self.held)
         assert self.pool.pinned == len({block for blocks in self.held for block in blocks})
 
@@ -191,7 +191,7 @@ def test_a_chain_computed_twice_at_once_keeps_working() -> None:
     pool.release(first)
     pool.check([second])
     assert pool.match(hashes) == [first[0], second[1]]
-    # Only blocks that have followers are left to evict.
+    # Only blocks that have children are left to evict.
     assert pool.allocate(2) is not None
     assert pool.match(hashes) == []
 

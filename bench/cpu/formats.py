@@ -29,7 +29,7 @@ from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
-from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.weights import Tensor, bf16_bits, dequantize

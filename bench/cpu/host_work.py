@@ -23,7 +23,7 @@ from bench.lib.results import save
 from octavo_inference.common.framing import encode_frame
 from octavo_inference.core.backend import HostBlocks
 from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.core.model_input import Batch, Float32, RowStep, StepResult
+from octavo_inference.core.model_input import RowStep, StepResult
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.config import ModelConfig
@@ -38,12 +38,13 @@ MODEL = ModelConfig(
 
 @dataclass(slots=True)
 class NullDevice:
-    """A `RowBackend` that takes `seconds` for a step and knows when it was idle. Times are of `time.perf_counter`."""
+    """A `Backend` that takes `seconds` for a step and knows when it was idle. Times are of `time.perf_counter`."""
 
     num_blocks: int
     seconds: float
     name: str = "null"
     block_size: int = BLOCK_SIZE
+    steps_ahead: int = 1
     vocab_size: int = VOCAB
     waited: float = 0.0
     """Of the host for the device."""
@@ -65,14 +66,6 @@ class NullDevice:
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False
-
-    def step(self, batch: Batch) -> StepResult:
-        """Never called: the engine launches."""
-        raise AssertionError(batch)
-
-    def logits(self, batch: Batch) -> Float32:
-        """Never called."""
-        raise AssertionError(batch)
 
     def to_host(self, blocks: Sequence[int]) -> HostBlocks:
         """Never called: nothing is swapped."""
@@ -126,11 +119,11 @@ def measure(rows: int, context: int, seconds: float, steps: int, *, overlap: boo
         )
         for i in range(rows)
     ]
-    loop.turn(requests)
-    while sum(len(s.tokens) > 0 and s.left == 1 for s in engine.scheduler.running) < rows:
-        loop.turn([])
+    loop.run_once(requests)
+    while sum(len(s.tokens) > 0 and s.num_missing_tokens == 1 for s in engine.scheduler.running) < rows:
+        loop.run_once([])
     for _ in range(4):
-        loop.turn([])
+        loop.run_once([])
     device.seconds, device.idle_time, device.waited = seconds, 0.0, 0.0
     device.sent.clear()
     device.free_at = 0.0
@@ -138,7 +131,7 @@ def measure(rows: int, context: int, seconds: float, steps: int, *, overlap: boo
     begin = time.perf_counter()
     for _ in range(steps):
         waited, start = device.waited, time.perf_counter()
-        encode_frame(loop.turn([]))
+        encode_frame(loop.run_once([]))
         took.append(time.perf_counter() - start - (device.waited - waited))
     whole = time.perf_counter() - begin
     return {

@@ -23,7 +23,17 @@ from octavo_inference.backends.cuda.device import Device
 from octavo_inference.backends.cuda.graphs import CudaCapture
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.core.model_input import Batch, Float32, LogitAdjust, SampleRows
+from octavo_inference.core.gather import gather
+from octavo_inference.core.model_input import (
+    Float32,
+    Penalty,
+    RowChange,
+    RowSamples,
+    RowStep,
+    RowTable,
+    sampling_columns,
+)
+from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.core.sampling import sample
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.tools.bench.loads import answer
@@ -77,8 +87,8 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     row |= graphs(backend)
     row |= {"sampled_wrong": 0, "logprob_error": 0.0, "blocks_moved": moves_blocks(backend)}
     for prompt, tokens in zip(prompts, answers, strict=True):
-        batch = forced(prompt, tokens)
-        expected, found = reference.logits(batch), backend.logits(batch)
+        step = forced(prompt, tokens)
+        expected, found = reference.logits(gather(step)), backend.logits(step)
         chosen = np.array(tokens)
         gaps = expected.max(axis=1) - expected[np.arange(len(tokens)), chosen]
         row["tokens"] += len(tokens)
@@ -86,7 +96,7 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
         row["gap"] = max(row["gap"], float(gaps.max()))
         row["logit_error"] = max(row["logit_error"], float(np.abs(found - expected).max()))
         divergences.append(divergence(expected, found))
-        wrong, error = sampled_wrong(backend, replace(batch, sample=mixed_rows(batch.sample, config.vocab)))
+        wrong, error = sampled_wrong(backend, forced(prompt, tokens, mixed=config.vocab))
         row["sampled_wrong"] += wrong
         row["logprob_error"] = max(row["logprob_error"], error)
     every = np.concatenate(divergences)
@@ -113,51 +123,57 @@ def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:
     return [shared[:length] + tokens[len(shared) :] for length, tokens in zip(load.prompts, own, strict=True)]
 
 
-def forced(prompt: list[int], tokens: list[int]) -> Batch:
-    """A batch that reads a prompt and its answer at once; sampled rows are those whose next token is in the answer."""
-    read = [*prompt, *tokens[:-1]]
-    positions = np.arange(len(read), dtype=np.int32)
-    rows = np.arange(len(prompt) - 1, len(read), dtype=np.int32)
-    return Batch(
-        tokens=np.array(read, np.int32),
-        positions=positions,
-        slots=positions,
-        query_start=np.array([0, len(read)], np.int32),
-        seq_len=np.array([len(read)], np.int32),
-        block_table=np.arange(-(-len(read) // BLOCK_SIZE), dtype=np.int32)[None],
-        sample=SampleRows.greedy(rows, rows + 1),
-    )
+def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) -> RowStep:
+    """A step that reads a prompt and its answer at once, and samples each token whose next one is in the answer.
+
+    Each sample has a row of its own, the first the sequence's. All are greedy, or `mixed` of so many words.
+    """
+    read, count = [*prompt, *tokens[:-1]], len(tokens)
+    length = len(read)
+    table = RowTable.zeros(count, length + 1, BLOCK_SIZE)
+    table.tokens[0, :length], table.blocks[0] = read, np.arange(table.blocks.shape[1])
+    table.sampling[:] = sampling_columns()
+    rows, query = np.arange(count, dtype=np.int32), np.arange(len(prompt) - 1, length, dtype=np.int32)
+    samples = RowSamples(query, rows, query + 1, np.full(count, -1, np.int32), [None] * count)
+    if mixed is not None:
+        samples.logprobs[:] = 3
+        samples.penalties[:] = mixed_rows(table, samples.position, mixed)
+    changes: list[RowChange] = []
+    for row in range(count):
+        changes += [RowChange("tokens", row, 0, table.tokens[row]), RowChange("sampling", row, 0, table.sampling[row])]
+    changes.append(RowChange("blocks", 0, 0, table.blocks[0]))
+    start, end = np.array([0, length], np.int32), np.array([length], np.int32)
+    return RowStep(changes, rows[:1], start, end, samples, table)
 
 
-def mixed_rows(rows: SampleRows, vocab: int) -> SampleRows:
-    """The same rows, each third greedy, random, or random with penalties; all with log-probabilities."""
-    count = len(rows.row)
-    kind = np.arange(count) % 3
+def mixed_rows(table: RowTable, position: NDArray[np.int32], vocab: int) -> list[Penalty | None]:
+    """Make each third of the rows greedy, random, or random with penalties over a random history: these penalties."""
     rng = np.random.default_rng(2)
+    penalties: list[Penalty | None] = []
+    for row, before in enumerate(position.tolist()):
+        kind = row % 3
+        table.sampling[row] = sampling_columns(
+            seed=row + 7,
+            temperature=0.9 if kind else 0.0,
+            top_p=0.9 if kind == 1 else 1.0,
+            top_k=40 if kind == 2 else 0,
+            min_p=0.01 if kind == 1 else 0.0,
+        )
+        if kind == 2:
+            # As long as what is before the token: the device writes what it chose behind that, into the same row.
+            table.tokens[row, :before] = rng.integers(0, vocab, before)
+            banned = rng.integers(0, vocab, 2).astype(np.int32)
+            penalties.append(Penalty(before // 2, before, 0.3, 0.2, 1.2, banned))
+        else:
+            penalties.append(None)
+    return penalties
 
-    def adjust(before: int) -> LogitAdjust:
-        # As long as what is before the token: the device writes what it chose behind that, into the same row.
-        sizes = (before // 2, before - before // 2, 2)
-        prompt, output, banned = (rng.integers(0, vocab, size).astype(np.int32) for size in sizes)
-        return LogitAdjust(prompt, output, 0.3, 0.2, 1.2, banned)
 
-    return replace(
-        rows,
-        seed=np.arange(count, dtype=np.uint64) + np.uint64(7),
-        temperature=np.where(kind == 0, 0.0, 0.9).astype(np.float32),
-        top_p=np.where(kind == 1, 0.9, 1.0).astype(np.float32),
-        top_k=np.where(kind == 2, 40, 0).astype(np.int32),
-        min_p=np.where(kind == 1, 0.01, 0.0).astype(np.float32),
-        logprobs=np.full(count, 3, np.int32),
-        adjust=[adjust(before) if k == 2 else None for k, before in zip(kind, rows.position.tolist(), strict=True)],
-    )
-
-
-def sampled_wrong(backend: CudaBackend, batch: Batch) -> tuple[int, float]:
+def sampled_wrong(backend: CudaBackend, step: RowStep) -> tuple[int, float]:
     """How many tokens the backend's sampler chooses otherwise than the rule, and the largest error of a logprob."""
-    found = backend.step(batch)
+    found = backend.launch(step).collect()
     tokens, logprob = found.tokens.copy(), found.logprob.copy()
-    expected = sample(backend.logits(batch), batch.sample)
+    expected = sample(backend.logits(step), gather(step).sample)
     same = tokens == expected.tokens
     error = np.abs(logprob - expected.logprob)[same]
     return int((~same).sum()), float(error.max(initial=0.0))

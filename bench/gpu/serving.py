@@ -58,7 +58,7 @@ def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any
         found = load_engine(replace(given, model=str(folder), tensor_parallel_size=setting.ranks))
     answered(found.engine, Load([[1, 2, 3]], [2]), 0.0)
     # As a server does in idle moments.
-    while found.engine.rest():
+    while found.engine.on_idle():
         pass
     return found
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from octavo_inference.backends.cuda.batches import as_rows
 from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
 from octavo_inference.backends.cuda.inputs import LaunchSize, Stage
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
-from octavo_inference.core.model_input import Batch, Float32, SampleRows, StepResult
+from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.model_input import (
+    Float32,
+    Penalty,
+    RowChange,
+    RowSamples,
+    RowStep,
+    StepResult,
+    sampling_columns,
+)
 
 from ..unit.engine.echo import CONFIG  # noqa: TID252 -- tests are no package
 
@@ -20,27 +28,15 @@ class Chooser:
 
     def __init__(self, vocab: int, rows: int, positions: int = 64, max_logprobs: int = 20) -> None:
         limits = StepLimits(tokens=rows, rows=rows, positions=positions, block_size=16, processors=1)
-        shapes = buffer_shapes(CONFIG, limits, torch.float32)
-        buffers = allocate({name: shapes[name] for name in ("table", "changes", "inputs")}, torch.device("cpu"))
-        self.rows = DeviceRows(buffers["table"], buffers["changes"], limits)
+        buffers = allocate(buffer_shapes(CONFIG, limits, torch.float32), torch.device("cpu"))
+        self.rows = DeviceRows(buffers.table, buffers.changes, limits)
         self.sampler = Sampler(self.rows.table, vocab=vocab, max_rows=rows, max_logprobs=max_logprobs)
-        self._stage = Stage(buffers["inputs"], limits)
+        self._stage = Stage(buffers.inputs, limits)
 
     def launch(self, logits: Float32, sample: SampleRows) -> Chosen:
         count = len(logits)
-        step = as_rows(
-            Batch(
-                tokens=np.zeros(count, np.int32),
-                positions=np.zeros(count, np.int32),
-                slots=np.zeros(count, np.int32),
-                query_start=np.arange(count + 1, dtype=np.int32),
-                seq_len=np.ones(count, np.int32),
-                block_table=np.zeros((count, 1), np.int32),
-                sample=sample,
-            )
-        )
-        histories = sum(adjust is not None for adjust in sample.adjust)  # come first, and no model reads query tokens
-        self.rows.apply([*step.changes[:histories], *(c for c in step.changes if c.field == "sampling")])
+        step = stated(sample)
+        self.rows.apply(step.changes)
         size = LaunchSize(count, count, count, count)
         self._stage.load(step, size)
         inputs, on_device = self._stage.inputs(size), torch.from_numpy(logits.copy())
@@ -50,3 +46,37 @@ class Chooser:
 
     def sample(self, logits: Float32, sample: SampleRows) -> StepResult:
         return self.launch(logits, sample).collect()
+
+
+def stated(sample: SampleRows) -> RowStep:
+    """Each sample row as a sequence of one token in a row of its own, with the histories of penalties."""
+    changes: list[RowChange] = []
+    penalties: list[Penalty | None] = []
+    for i, adjust in enumerate(sample.adjust):
+        columns = sampling_columns(
+            seed=int(sample.seed[i]),
+            temperature=float(sample.temperature[i]),
+            top_p=float(sample.top_p[i]),
+            top_k=int(sample.top_k[i]),
+            min_p=float(sample.min_p[i]),
+        )
+        changes.append(RowChange("sampling", i, 0, columns))
+        penalties.append(None if adjust is None else penalty_of(adjust))
+        if adjust is not None:
+            changes.append(RowChange("tokens", i, 0, np.concatenate([adjust.prompt, adjust.output])))
+    count = len(penalties)
+    rows = np.arange(count, dtype=np.int32)
+    samples = RowSamples(rows, rows, sample.position, sample.logprobs, penalties)
+    return RowStep(changes, rows, np.arange(count + 1, dtype=np.int32), np.ones(count, np.int32), samples)
+
+
+def penalty_of(adjust: LogitAdjust) -> Penalty:
+    prompt_len = len(adjust.prompt)
+    return Penalty(
+        prompt_len,
+        prompt_len + len(adjust.output),
+        adjust.presence_penalty,
+        adjust.frequency_penalty,
+        adjust.repetition_penalty,
+        adjust.banned,
+    )

@@ -116,14 +116,14 @@ def fork(size: int) -> tuple[int, list[socket.socket]]:
 
 def logits(group: RankGroup, names: list[str]) -> None:
     tokens = np.random.default_rng(1).integers(0, 60, 7).astype(np.int32)
-    batch = prompt(tokens, [3])
+    step = prompt(tokens, [3])
     for name in names:
         model = MODELS[name]()
-        found = torch.from_numpy(backend(model, group).logits(batch))
+        found = torch.from_numpy(backend(model, group).logits(step))
         everywhere = [torch.empty_like(found) for _ in range(group.size)]
         torch.distributed.all_gather(everywhere, found)
         if group.rank == 0:
-            wanted = backend(model, ALONE).logits(batch)
+            wanted = backend(model, ALONE).logits(step)
             error = np.abs(found.numpy() - wanted).max() / np.abs(wanted).max()
             print(name, error, sum(int((other != found).sum()) for other in everywhere), flush=True)
 

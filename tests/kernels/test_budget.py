@@ -139,19 +139,20 @@ def test_the_rehearsal_needs_every_tile_that_serving_does(
     tokens: int, rows: int, positions: int, block_size: int
 ) -> None:
     limits = StepLimits(tokens, rows, positions, block_size, 132)
-    batches = list(rehearsal(limits))
-    for batch in batches:
-        assert 0 < len(batch.tokens) <= tokens
-        assert len(batch.seq_len) <= rows
-        assert batch.positions.max() < positions
-        assert batch.block_table.shape[1] <= limits.columns
+    steps = list(rehearsal(limits))
+    sizes = [(int(step.query_start[-1]), len(step.row)) for step in steps]
+    for step, (read, sequences) in zip(steps, sizes, strict=True):
+        assert 0 < read <= tokens
+        assert sequences <= rows
+        assert step.seq_len.max() <= positions
+        assert max(len(change.values) for change in step.changes if change.field == "blocks") <= limits.columns
     for dtype in (torch.bfloat16, torch.float32):
         for size in (576, 4096):
-            rehearsed = {linear_tile(len(batch.tokens), size, size, dtype) for batch in batches}
+            rehearsed = {linear_tile(read, size, size, dtype) for read, _ in sizes}
             assert {linear_tile(m, size, size, dtype) for m in range(1, min(tokens, rows * positions) + 1)} <= rehearsed
-            heads = {linear_tile(len(batch.seq_len), size, size, dtype) for batch in batches}
+            heads = {linear_tile(sequences, size, size, dtype) for _, sequences in sizes}
             assert {linear_tile(m, size, size, dtype) for m in range(1, min(rows, tokens) + 1)} <= heads
     config = tiny_model()[0]
-    decoding = {limits.segments(config, len(b.seq_len)) for b in batches if len(b.tokens) == len(b.seq_len)}
+    decoding = {limits.segments(config, sequences) for read, sequences in sizes if read == sequences}
     assert {limits.segments(config, n) for n in range(1, min(rows, tokens) + 1)} <= decoding
-    assert any((batch.sample.logprobs >= 0).any() for batch in batches)
+    assert any((step.sample.logprobs >= 0).any() for step in steps)

@@ -15,7 +15,8 @@ from octavo_inference.backends.cuda.device import Device, find_device
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.backend import Backend
-from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.core.gather import gather
+from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, RowTable
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor, Weights
 
@@ -139,8 +140,8 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 def test_logits_are_those_of_the_reference(model: Model, record: Callable[..., None]) -> None:
     tokens = np.random.default_rng(1).integers(0, 60, 30).astype(np.int32)
-    batch = prompt(tokens, [3, 1, 4, 0])
-    found, wanted = cuda(model).logits(batch), reference(model).logits(batch)
+    step = prompt(tokens, [3, 1, 4, 0])
+    found, wanted = cuda(model).logits(step), reference(model).logits(gather(step))
     error = float(np.abs(found - wanted).max())
     record("engine: logits", "4/2 heads of 8, 2 layers", "float32", error)
     # Sums of a few dozen float32 products in another order.
@@ -150,8 +151,8 @@ def test_logits_are_those_of_the_reference(model: Model, record: Callable[..., N
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_eight_bit_keys_and_values_are_close(model: Model, kv_dtype: str, record: Callable[..., None]) -> None:
     tokens = np.random.default_rng(1).integers(0, 60, 30).astype(np.int32)
-    batch = prompt(tokens, [3, 1, 4, 0])
-    found, wanted = cuda(model, kv_dtype=kv_dtype).logits(batch), reference(model).logits(batch)
+    step = prompt(tokens, [3, 1, 4, 0])
+    found, wanted = cuda(model, kv_dtype=kv_dtype).logits(step), reference(model).logits(gather(step))
     divergence = kl(wanted, found)
     record(f"engine: KL of logits, {kv_dtype} KV", "4/2 heads of 8, 2 layers", "float32", divergence)
     assert 0 < divergence < (0.05 if kv_dtype == "fp8" else 0.005)
@@ -186,20 +187,15 @@ def test_a_card_without_fp8_is_told_to_keep_int8() -> None:
     check(CONFIG, card, "int8")
 
 
-def prompt(tokens: np.ndarray, blocks: list[int]) -> Batch:
+def prompt(tokens: np.ndarray, blocks: list[int]) -> RowStep:
     """All of one sequence, logits of each token."""
     count = len(tokens)
-    at = np.arange(count, dtype=np.int32)
-    table = np.array([blocks], np.int32)
-    return Batch(
-        tokens=tokens,
-        positions=at,
-        slots=(table[0, at // BLOCK] * BLOCK + at % BLOCK).astype(np.int32),
-        query_start=np.array([0, count], np.int32),
-        seq_len=np.array([count], np.int32),
-        block_table=table,
-        sample=SampleRows.greedy(at, at + 1),
-    )
+    table = RowTable.zeros(1, LONGEST, BLOCK)
+    table.tokens[0, :count], table.blocks[0, : len(blocks)] = tokens, blocks
+    changes = [RowChange("tokens", 0, 0, table.tokens[0]), RowChange("blocks", 0, 0, table.blocks[0])]
+    at, own = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
+    samples = RowSamples(query=at, row=own, position=at + 1, logprobs=own - 1, penalties=[None] * count)
+    return RowStep(changes, own[:1], np.array([0, count], np.int32), np.array([count], np.int32), samples, table)
 
 
 def kl(wanted: np.ndarray, found: np.ndarray) -> float:

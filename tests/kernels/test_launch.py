@@ -16,17 +16,9 @@ from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.reference import ReferenceBackend
-from octavo_inference.core.backend import RowBackend
-from octavo_inference.core.model_input import (
-    Batch,
-    LogitAdjust,
-    Penalty,
-    RowChange,
-    RowSamples,
-    RowStep,
-    SampleRows,
-    StepResult,
-)
+from octavo_inference.core.backend import Backend
+from octavo_inference.core.gather import Batch, LogitAdjust, SampleRows
+from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, StepResult
 
 from ..unit.engine.echo import CONFIG, tiny_model  # noqa: TID252 -- tests are no package
 
@@ -84,7 +76,7 @@ def step_of(asked: list[Asked], made: int, *, enter: bool) -> RowStep:
     return RowStep(changes, rows, starts, length, RowSamples(starts[1:] - 1, rows, length, wanted, penalties))
 
 
-def run(backend: RowBackend, asked: list[Asked], count: int) -> None:
+def run(backend: Backend, asked: list[Asked], count: int) -> None:
     """`count` tokens of each, a step in advance of what is known."""
     launched = [backend.launch(step_of(asked, 0, enter=True))]
     for made in range(1, count):
@@ -194,10 +186,8 @@ change = st.builds(
 @given(st.lists(change, max_size=12), st.sampled_from([1500, 6000, 1 << 16]))
 def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, int, int, int]], room: int) -> None:
     limits = StepLimits(tokens=8, rows=2, positions=3000, block_size=16, processors=1)
-    buffers = allocate(
-        {name: buffer_shapes(CONFIG, limits, torch.float32)[name] for name in ("table",)}, torch.device("cpu")
-    )
-    rows = DeviceRows(buffers["table"], torch.zeros(room, dtype=torch.int32), limits)
+    buffers = allocate(buffer_shapes(CONFIG, limits, torch.float32), torch.device("cpu"))
+    rows = DeviceRows(buffers.table, torch.zeros(room, dtype=torch.int32), limits)
     expected = {name: getattr(rows.table, name).numpy().copy() for name in ("tokens", "blocks", "sampling")}
     changes = []
     for number, (name, row, column, length) in enumerate(given_):
@@ -211,7 +201,7 @@ def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, i
 
 def test_a_change_behind_the_end_of_a_row_is_refused() -> None:
     limits = StepLimits(tokens=8, rows=2, positions=30, block_size=16, processors=1)
-    table = torch.zeros(buffer_shapes(CONFIG, limits, torch.float32)["table"][0], dtype=torch.int32)
+    table = torch.zeros(buffer_shapes(CONFIG, limits, torch.float32).table.shape, dtype=torch.int32)
     rows = DeviceRows(table, torch.zeros(100, dtype=torch.int32), limits)
     with pytest.raises(ValueError, match="a change of blocks up to column 3 of a row; a row has 2"):
         rows.apply([RowChange("blocks", 0, 1, np.array([5, 6], np.int32))])

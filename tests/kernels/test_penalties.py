@@ -11,7 +11,7 @@ import torch
 from bench.gpu.cases.case import Place
 from bench.gpu.cases.sampling import masked
 from octavo_inference.backends.cuda.kernels.penalties import penalize
-from octavo_inference.core.model_input import LogitAdjust, SampleRows
+from octavo_inference.core.gather import LogitAdjust, SampleRows
 from octavo_inference.core.sampling import adjust_logits, sample
 
 from .chooser import Chooser

@@ -17,7 +17,8 @@ from tests.support.tiers import scaled
 from octavo_inference.backends.cuda.kernels.sample import choose, edge
 from octavo_inference.backends.cuda.kernels.vocab_reductions import first_past
 from octavo_inference.backends.cuda.sampling import sampler_bytes
-from octavo_inference.core.model_input import SAMPLING, Float32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.model_input import SAMPLING, Float32, StepResult
 from octavo_inference.core.sampling import sample
 
 from .chooser import Chooser

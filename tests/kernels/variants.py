@@ -23,7 +23,7 @@ from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import Device
-from octavo_inference.core.model_input import Batch, LogitAdjust, SampleRows
+from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, sampling_columns
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
@@ -88,28 +88,34 @@ class Variants:
         return True
 
 
-def batch(rng: np.random.Generator, lengths: list[int], before: list[int], samples: int) -> Batch:
+def step_of(rng: np.random.Generator, lengths: list[int], before: list[int], samples: int) -> RowStep:
     """Random tokens; `samples` of the sequences are sampled, each in one of the ways that requests ask for."""
     query_start = np.cumsum([0, *lengths], dtype=np.int32)
     seq_len = np.array(lengths, np.int32) + np.array(before, np.int32)
     width = int(-(-seq_len.max() // BLOCK_SIZE))
-    positions = np.concatenate([np.arange(b, b + n, dtype=np.int32) for n, b in zip(lengths, before, strict=True)])
-    sample = SampleRows.greedy((query_start[1:] - 1)[:samples], seq_len[:samples])
-    kind = rng.integers(0, 4)
-    if kind:
-        sample.temperature[:], sample.top_p[:], sample.top_k[:] = 0.8, 0.9, 40
+    rows, kind = np.arange(len(lengths), dtype=np.int32), rng.integers(0, 4)
+    columns = sampling_columns(temperature=0.8, top_p=0.9, top_k=40) if kind else sampling_columns()
+    logprobs, penalties = np.full(samples, -1, np.int32), [None] * samples
+    changes: list[RowChange] = []
     if kind == 2:
-        sample.logprobs[: rng.integers(0, samples + 1)] = rng.integers(0, 21)
+        logprobs[: rng.integers(0, samples + 1)] = rng.integers(0, 21)
     if kind == 3:
         for i in range(rng.integers(0, samples + 1)):
-            ids = [rng.integers(0, 3000, rng.integers(0, 50)).astype(np.int32) for _ in range(3)]
-            sample.adjust[i] = LogitAdjust(ids[0], ids[1], 0.1, 0.1, 1.1, ids[2])
-    table = rng.integers(0, BLOCKS, (len(lengths), width)).astype(np.int32)
-    tokens = rng.integers(0, 3000, len(positions)).astype(np.int32)
-    return Batch(tokens, positions, positions, query_start, seq_len, table, sample)
+            prompt, total = np.sort(rng.integers(0, 100, 2)).tolist()
+            banned = rng.integers(0, 3000, rng.integers(0, 50)).astype(np.int32)
+            penalties[i] = Penalty(prompt, total, 0.1, 0.1, 1.1, banned)
+            changes.append(RowChange("tokens", i, 0, rng.integers(0, 3000, total).astype(np.int32)))
+    for i, (length, start) in enumerate(zip(lengths, before, strict=True)):
+        changes += [
+            RowChange("tokens", i, start, rng.integers(0, 3000, length).astype(np.int32)),
+            RowChange("blocks", i, 0, rng.integers(0, BLOCKS, width).astype(np.int32)),
+            RowChange("sampling", i, 0, columns),
+        ]
+    sample = RowSamples((query_start[1:] - 1)[:samples], rows[:samples], seq_len[:samples], logprobs, penalties)
+    return RowStep(changes, rows, query_start, seq_len, sample)
 
 
-def batches(rng: np.random.Generator, count: int) -> list[Batch]:
+def steps_of(rng: np.random.Generator, count: int) -> list[RowStep]:
     """Decodes of each number, a prompt's chunks of each length, then `count` of both together; some sample none."""
     given = [[1] * rows for rows in range(1, ROWS + 1)] + [[tokens] for tokens in range(1, TOKENS + 1)]
     for _ in range(count):
@@ -121,7 +127,7 @@ def batches(rng: np.random.Generator, count: int) -> list[Batch]:
     for lengths in given:
         before = [int(rng.integers(0, LENGTH - n)) for n in lengths]
         samples = len(lengths) if rng.random() < 0.7 else int(rng.integers(0, len(lengths) + 1))
-        found.append(batch(rng, lengths, before, samples))
+        found.append(step_of(rng, lengths, before, samples))
     return found
 
 
@@ -172,8 +178,8 @@ def compiled_late(
     assert backend.graphs is not None
     backend.graphs.captured.clear()  # or only prompts would be launched kernel by kernel
     rng = np.random.default_rng(0)
-    for one in batches(rng, 100):
-        backend.step(one)
+    for step in steps_of(rng, 100):
+        backend.launch(step).collect()
     for count in range(1, 20):
         blocks = rng.permutation(BLOCKS)[:count].tolist()
         backend.from_host(backend.to_host(blocks), blocks)

@@ -14,7 +14,7 @@ from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
 from octavo_inference.core import sampling as rule
-from octavo_inference.core.model_input import LogitAdjust
+from octavo_inference.core.gather import LogitAdjust
 
 VOCAB = 128_256
 ROWS = 32

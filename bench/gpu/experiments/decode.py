@@ -22,7 +22,7 @@ from bench.gpu.roofline import decode_bytes
 from bench.gpu.serving import graphs, loaded
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
-from octavo_inference.core.model_input import RowChange, RowSamples, RowStep
+from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, sampling_columns
 from octavo_inference.engine.factory import LoadedEngine
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -132,12 +132,10 @@ def enter(backend: Any, shape: Shape) -> None:
     changes = []
     for row in range(shape.batch):
         blocks = np.arange(row * shape.width, (row + 1) * shape.width, dtype=np.int32)
-        sampling = np.zeros(6, np.int32)
-        sampling[3] = np.float32(1.0).view(np.int32)
         changes += [
             RowChange("tokens", row, shape.context - 1, np.array([row + 1], np.int32)),
             RowChange("blocks", row, 0, blocks),
-            RowChange("sampling", row, 0, sampling),
+            RowChange("sampling", row, 0, sampling_columns()),
         ]
     backend.launch(shape.at(0, changes)).collect()
 

@@ -150,7 +150,7 @@ def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
         (matrix,),
         (None,),
         place.empty(WORKSPACE, dtype=torch.float32),
-        eight=place.empty(max(ROWS) * k, dtype=torch.uint8) if eight else None,
+        fp8_activations=place.empty(max(ROWS) * k, dtype=torch.uint8) if eight else None,
         tiles=find_tiles(torch.cuda.get_device_name(place.device) if gpu else "interpreter"),
     )
 

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 from torch.nn.functional import gelu, linear, silu
 
-from octavo_inference.core.model_input import Batch, Float32, Int32, StepResult
+from octavo_inference.core.backend import CompletedStep
+from octavo_inference.core.gather import Batch, gather
+from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
 from octavo_inference.core.sampling import sample
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
@@ -50,6 +52,7 @@ class ReferenceBackend:
         self, config: ModelConfig, weights: Weights, *, num_blocks: int, block_size: int, max_model_len: int
     ) -> None:
         self.name = "reference"
+        self.steps_ahead = 0
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = config.vocab
@@ -64,6 +67,14 @@ class ReferenceBackend:
         pool = (config.layers, num_blocks * block_size, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(pool)
         self._values = torch.zeros(pool)
+
+    def launch(self, step: RowStep) -> CompletedStep:
+        """Gather a step and compute it."""
+        return CompletedStep(self.step(gather(step)))
+
+    def idle(self) -> bool:
+        """Nothing to prepare."""
+        return False
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""

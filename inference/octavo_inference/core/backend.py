@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.core.model_input import Batch, Float32, RowStep, StepResult
+from octavo_inference.core.model_input import RowStep, StepResult
 
 HostBlocks = NDArray[np.generic]
+
+
+class StepHandle(Protocol):
+    """A launched step."""
+
+    def collect(self) -> StepResult:
+        """Wait for it. Raises nothing a single request can cause."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """A step that was computed when it was launched."""
+
+    result: StepResult
+
+    def collect(self) -> StepResult:
+        """Its result."""
+        return self.result
 
 
 class Backend(Protocol):
@@ -21,13 +41,21 @@ class Backend(Protocol):
     block_size: int
     num_blocks: int
     vocab_size: int
+    steps_ahead: int
+    """How many steps may be launched before the tokens of this one are collected.
 
-    def step(self, batch: Batch) -> StepResult:
-        """Run the model over the batch, store K and V, sample. Raises nothing a single request can cause."""
+    0 where they are read from the engine's row table; 1 where the backend keeps a copy and writes them there.
+    """
+
+    def launch(self, step: RowStep) -> StepHandle:
+        """Run the model over a step, store K and V, sample: now, or behind the steps launched before.
+
+        Steps are collected in the order of their launch. Raises nothing a single request can cause.
+        """
         ...
 
-    def logits(self, batch: Batch) -> Float32:
-        """The step without sampling: logits [R, vocab] in float32 of the sample rows. For tests and evaluation."""
+    def idle(self) -> bool:
+        """Use a moment without work to prepare for later ones, for 0.2 s at most; whether more is left to prepare."""
         ...
 
     def to_host(self, blocks: Sequence[int]) -> HostBlocks:
@@ -44,28 +72,4 @@ class Backend(Protocol):
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
-        ...
-
-
-class StepHandle(Protocol):
-    """A step that is on its way."""
-
-    def collect(self) -> StepResult:
-        """Wait for it. Raises what `Backend.step` does."""
-        ...
-
-
-@runtime_checkable
-class RowBackend(Backend, Protocol):
-    """A backend that keeps the row table and writes chosen tokens into it.
-
-    So a step may be launched before the tokens of the one before are known here.
-    """
-
-    def launch(self, step: RowStep) -> StepHandle:
-        """Start a step; the ones before it are computed first. Steps are collected in the order of their launch."""
-        ...
-
-    def idle(self) -> bool:
-        """Use a moment without work to prepare for later ones, for 0.2 s at most; whether more is left to prepare."""
         ...

@@ -1,7 +1,8 @@
 """The step loop: requests in, one batch a step through the backend, outputs out. One thread, no I/O, no own clock.
 
-A step is planned, launched and collected. With a backend that keeps the row table, and so needs no token from here, the
-next step is planned and launched before the one before is collected: while the device computes, the host plans.
+A step is planned, launched and collected. With a backend that keeps a copy of the row table, and so needs no token from
+here, the next step is planned and launched before the one before is collected: while the device computes, the host
+plans.
 
     step n      plan n, launch n, collect n - 1
     step n + 1  plan n + 1, launch n + 1, collect n
@@ -22,12 +23,12 @@ from dataclasses import dataclass
 from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError, RequestError
 from octavo_inference.config.cache_policy import POLICIES, PolicyName
-from octavo_inference.core.backend import Backend, RowBackend
+from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.model_input import StepResult
-from octavo_inference.core.pending_step import PendingStep, starter
+from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
 from octavo_inference.core.request_table import RequestTable
@@ -99,13 +100,11 @@ class Engine:
         self._checked = -_CHECK_SECONDS
         self._arrivals = 0
         self._failures = 0
-        self._pace = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
-        keeps_rows = isinstance(backend, RowBackend)
-        self._rows = InputBatch(limits.max_running, limits.max_model_len, backend.block_size, journal=keeps_rows)
-        self._start = starter(backend, self._rows)
-        # Steps on their way, the oldest first: `depth` of them beside the one that is planned.
-        self._flights: deque[PendingStep] = deque()
-        self._depth = 1 if limits.overlap and keeps_rows else 0
+        self._prefill_budget = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
+        self._rows = InputBatch(limits.max_running, limits.max_model_len, backend.block_size)
+        # Steps on their way, the oldest first: up to `depth` of them while the next one is planned.
+        self._pending: deque[PendingStep] = deque()
+        self._depth = backend.steps_ahead if limits.overlap else 0
         self._collected = -math.inf
         blocks = backend.num_blocks
         self._pool = BlockPool(blocks, [Retention(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
@@ -118,7 +117,7 @@ class Engine:
             chunked=limits.chunked_prefill,
             caching=limits.prefix_caching,
             static_wait=limits.static_wait,
-            pace=self._pace,
+            prefill_budget=self._prefill_budget,
             host_blocks=limits.host_blocks,
             failpoints=self._failpoints,
         )
@@ -132,7 +131,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return bool(self._flights) or self.scheduler.has_work
+        return bool(self._pending) or self.scheduler.has_work
 
     @property
     def stalled(self) -> bool:
@@ -141,7 +140,7 @@ class Engine:
 
     def delay(self) -> float:
         """Seconds until a step has something to compute, if nothing else arrives; 0 nearly always."""
-        return 0.0 if self._flights else self.scheduler.delay(self._clock())
+        return 0.0 if self._pending else self.scheduler.delay(self._clock())
 
     def submit(self, request: Request) -> None:
         """Queue a request; the sender bounds how many wait. Raises `RequestError` when it can never be served."""
@@ -192,8 +191,8 @@ class Engine:
         begin = self._clock()
         outputs = self._expire(begin)
         depth = self._depth if self._launch(begin, outputs) else 0
-        while len(self._flights) > depth:
-            outputs += self._collect(self._flights.popleft())
+        while len(self._pending) > depth:
+            outputs += self._collect(self._pending.popleft())
         return outputs
 
     def stats(self) -> EngineStats:
@@ -231,11 +230,11 @@ class Engine:
         return b"".join([key[:KEY_BYTES] for key in known]), b"".join([key[:KEY_BYTES] for key in forgotten])
 
     def check(self) -> None:
-        """Compare the books with the sequences. Raises `PoolError`; meant for tests and idle moments."""
+        """Check the block pool's invariants against the sequences. Raises `PoolError`; for tests and idle moments."""
         self.scheduler.check()
 
-    def rest(self) -> bool:
-        """Nothing is left to do: a moment to compare the books, at most every 30 seconds, and for the backend.
+    def on_idle(self) -> bool:
+        """Nothing is left to do: run the accounting check, at most every 30 seconds, and let the backend prepare.
 
         Whether the backend has use for another such moment. Raises `PoolError`.
         """
@@ -244,7 +243,7 @@ class Engine:
             self._checked = now
             self.check()
             self.counters.checks += 1
-        return isinstance(self.backend, RowBackend) and self.backend.idle()
+        return self.backend.idle()
 
     def reset_cache(self) -> None:
         """Forget all prefixes: nothing computed so far is found by a request that comes after."""
@@ -263,59 +262,59 @@ class Engine:
         try:
             self.scheduler.schedule(plan, now)
         except PoolError:
-            raise  # the books are wrong: answers could mix, so there is no next step
+            raise  # blocks are accounted for wrongly: answers could mix, so there is no next step
         except Exception as error:  # noqa: BLE001 -- whatever one request caused, the others go on
             self._note_failure(error)
-            for sequence, _ in plan.saves:
+            for sequence, _ in plan.swap_out:
                 self.scheduler.drop_host(sequence)
             outputs += self._fail(self.scheduler.running)
             return False
-        self._save(plan)
+        self._swap_out(plan)
         if plan.empty:
             return False
         try:
             self._failpoints.hit("engine.step")
-            self._restore(plan)
-            if plan.copies:
-                self.backend.copy_blocks(plan.copies)
-            flight = self._start(plan, now)
+            self._swap_in(plan)
+            if plan.block_copies:
+                self.backend.copy_blocks(plan.block_copies)
+            pending = launch(self.backend, self._rows, plan, now)
         except DeviceLostError:
             raise  # no step can succeed any more
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
             outputs += self._fail(plan.sequences)
             return False
-        self.scheduler.advance(plan)
-        self._flights.append(flight)
+        self.scheduler.on_launch(plan)
+        self._pending.append(pending)
         return True
 
-    def _collect(self, flight: PendingStep) -> list[Output]:
-        """Wait for a step and hand out its tokens."""
-        plan = flight.plan
+    def _collect(self, pending: PendingStep) -> list[Output]:
+        """Wait for a step and emit its tokens."""
+        plan = pending.plan
         try:
-            result = flight.launched.collect()
+            result = pending.handle.collect()
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
             # What was launched on top of it read what it did not write.
-            doomed = [flight, *self._flights]
-            self._flights.clear()
+            doomed = [pending, *self._pending]
+            self._pending.clear()
             return self._fail(sequence for each in doomed for sequence in each.plan.sequences)
         self._failures = 0
-        self.scheduler.confirm(plan)
+        self.scheduler.on_computed(plan)
         self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots())
-        outputs = self._hand_out(plan, result)
+        outputs = self._emit(plan, result)
         now = self._clock()
         # The device began with it when it was done with the one before.
-        seconds = now - max(flight.begin, self._collected)
+        seconds = now - max(pending.begin, self._collected)
         self._collected = now
-        self.counters.add_step(seconds, flight.prefill, len(plan.decodes), flight.context, plan.idle_rows)
-        if self._pace is not None:
-            self._pace.observe(seconds, len(plan.decodes), flight.prefill)
+        self.counters.add_step(seconds, pending.prefill, len(plan.decodes), pending.context, plan.idle_rows)
+        if self._prefill_budget is not None:
+            self._prefill_budget.observe(seconds, len(plan.decodes), pending.prefill)
         return outputs
 
-    def _hand_out(self, plan: SchedulerOutput, result: StepResult) -> list[Output]:
+    def _emit(self, plan: SchedulerOutput, result: StepResult) -> list[Output]:
         outputs: list[Output] = []
         for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
             if sequence.state is SequenceState.FINISHED:
@@ -356,7 +355,7 @@ class Engine:
         for request_id in self._live.deadlines.due(now):
             sequences = self._live.sequences(request_id)
             request = sequences[0].request
-            begun = len(sequences) < request.sampling.n or any(s.known > s.prompt_len for s in sequences)
+            begun = len(sequences) < request.sampling.n or any(s.num_known_tokens > s.prompt_len for s in sequences)
             message = f"its time of {request.timeout:g} s was up before its first token; {self._waiting()}"
             outputs += self._live.end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
         return outputs
@@ -365,9 +364,9 @@ class Engine:
         scheduler = self.scheduler
         return f"{len(scheduler.running)} sequences run and {len(scheduler.queue) + scheduler.pending_forks} wait"
 
-    def _save(self, plan: SchedulerOutput) -> None:
+    def _swap_out(self, plan: SchedulerOutput) -> None:
         """Copy preempted sequences to the host. One that cannot be copied is computed again."""
-        for sequence, blocks in plan.saves:
+        for sequence, blocks in plan.swap_out:
             try:
                 self._failpoints.hit("swap.out")
                 sequence.host = self.backend.to_host(blocks)
@@ -377,8 +376,8 @@ class Engine:
                 log.exception("a preempted sequence could not be kept; it is computed again")
                 self.scheduler.drop_host(sequence)
 
-    def _restore(self, plan: SchedulerOutput) -> None:
-        for sequence, first, blocks in plan.restores:
+    def _swap_in(self, plan: SchedulerOutput) -> None:
+        for sequence, first, blocks in plan.swap_in:
             self._failpoints.hit("swap.in")
             if blocks and sequence.host is not None:
                 self.backend.from_host(sequence.host[first : first + len(blocks)], blocks)
@@ -395,10 +394,10 @@ class Engine:
         """The model computed no numbers for a sequence: end its request, and let nobody find what it computed."""
         request_id = sequence.request.id
         fields = {"request_id": sequence.request.request_id}
-        log.error("the logits at token %d are not numbers", sequence.known, extra=fields)
+        log.error("the logits at token %d are not numbers", sequence.num_known_tokens, extra=fields)
         held = set()
         for sibling in self._live.sequences(request_id):
-            self.scheduler.distrust(sibling)
+            self.scheduler.evict_suspect(sibling)
             held.update(sibling.blocks)
         message = "the model's output for this request is not a number (NaN or infinity); its weights may be damaged"
         outputs = self._live.end(request_id, "error", message)

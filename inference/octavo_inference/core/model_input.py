@@ -1,4 +1,8 @@
-"""The one batch shape: prefill chunks and decode tokens are a ragged list of query tokens."""
+"""One step's work as the engine hands it to a backend: what changed in the row table, and who computes what.
+
+The row table has one fixed row per running sequence. A backend that keeps a copy of it takes the changes; the others
+gather what a step needs from the engine's own (`core.gather`).
+"""
 
 from __future__ import annotations
 
@@ -11,101 +15,62 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
+SAMPLING = ("seed_low", "seed_high", "temperature", "top_p", "top_k", "min_p")
+"""Columns of a row's sampling parameters: `temperature` 0 is greedy, `top_k` 0 keeps all; floats as their bits."""
 
-@dataclass(frozen=True, slots=True)
-class SampleRows:
-    """Rows whose logits are needed, and how to choose from them. All arrays have length R.
-
-    `row` indexes the batch's query tokens; `position` is the position the chosen token will take, which with `seed`
-    keys its random number. `temperature` 0 is greedy; `top_k` 0 keeps all. `logprobs` is the number of alternatives to
-    report, -1 for none. `adjust[i]` is None for rows without penalties or banned tokens.
-    """
-
-    row: Int32
-    position: Int32
-    seed: NDArray[np.uint64]
-    temperature: Float32
-    top_p: Float32
-    top_k: Int32
-    min_p: Float32
-    logprobs: Int32
-    adjust: list[LogitAdjust | None]
-
-    @classmethod
-    def greedy(cls, row: Int32, position: Int32) -> SampleRows:
-        """The most likely token of each row, nothing reported."""
-        count = len(row)
-        return cls(
-            row=row,
-            position=position,
-            seed=np.zeros(count, np.uint64),
-            temperature=np.zeros(count, np.float32),
-            top_p=np.ones(count, np.float32),
-            top_k=np.zeros(count, np.int32),
-            min_p=np.zeros(count, np.float32),
-            logprobs=np.full(count, -1, np.int32),
-            adjust=[None] * count,
-        )
+TableField = Literal["tokens", "blocks", "sampling"]
 
 
 @dataclass(frozen=True, slots=True)
-class LogitAdjust:
-    """Changes to one row of logits before sampling.
+class RowTable:
+    """Rows of running sequences, in int32.
 
-    `prompt` and `output` are the tokens so far (repetition penalty sees both; presence and frequency only the output,
-    as in the OpenAI API). `banned` ids get -inf (end-of-sequence and stop ids before `min_tokens`).
-    """
-
-    prompt: Int32
-    output: Int32
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    banned: Int32
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step's work. T query tokens of B sequences.
-
-    `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
-    `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step;
-    `block_table[B, columns]` lists each sequence's blocks; entries behind its last one are arbitrary valid blocks.
-    Several sample rows may name one query token (siblings of a request). The arrays last until the next step.
+    `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, max_blocks]`: the block table; entries behind
+    a sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`.
     """
 
     tokens: Int32
-    positions: Int32
-    slots: Int32
-    query_start: Int32
-    seq_len: Int32
-    block_table: Int32
-    sample: SampleRows
+    blocks: Int32
+    sampling: Int32
+    block_size: int
+
+    @classmethod
+    def zeros(cls, rows: int, max_len: int, block_size: int) -> RowTable:
+        """An empty table. `max_len` tokens a sequence, blocks of `block_size`."""
+        shapes = max_len, -(-max_len // block_size), len(SAMPLING)
+        tokens, blocks, sampling = (np.zeros((rows, width), np.int32) for width in shapes)
+        return cls(tokens, blocks, sampling, block_size)
+
+
+def sampling_columns(
+    *, seed: int = 0, temperature: float = 0.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
+) -> Int32:
+    """A row's sampling parameters as the table has them; greedy by default."""
+    columns = np.empty(len(SAMPLING), np.int32)
+    columns[:2] = np.array([seed], np.uint64).view(np.int32)
+    # Adding 0 makes 0 of -0, whose bits are not those of the smallest number.
+    columns[[2, 3, 5]] = np.array([temperature + 0.0, top_p, min_p + 0.0], np.float32).view(np.int32)
+    columns[4] = top_k
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """Integers of the row table that are not as the backend last saw them: `values` from `column` on of a `row`.
+    """Integers of the row table that are not as the backend last saw them: `values` from `column` on of a `row`."""
 
-    `field` is "tokens" (prompt and output by position), "blocks" (the block table), or "sampling": `SAMPLING` columns,
-    floats as their bits.
-    """
-
-    field: Literal["tokens", "blocks", "sampling"]
+    field: TableField
     row: int
     column: int
     values: Int32
 
 
-SAMPLING = ("seed_low", "seed_high", "temperature", "top_p", "top_k", "min_p")
-"""Columns of a row's sampling parameters, as in `SampleRows`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Changes to a row of logits whose tokens the row table has: the first `prompt_len` of `total` are the prompt.
+    """Changes to a row of logits before sampling, which follow from the first `total` tokens of its row of the table.
 
-    Otherwise as `LogitAdjust`.
+    Of these, `prompt_len` are the prompt and the others the output. The repetition penalty sees both; presence and
+    frequency only the output, as in the OpenAI API. `banned` ids get -inf (end-of-sequence and stop ids before
+    `min_tokens`).
     """
 
     prompt_len: int
@@ -120,7 +85,9 @@ class Penalty:
 class RowSamples:
     """Tokens to choose, R of them: from the logits of query token `query[R]`, for the sequence in `row[R]`.
 
-    `position[R]` is where the token goes in its row: the backend writes it there, too. `logprobs` as in `SampleRows`.
+    `position[R]` is where the token goes in its row, which with the seed keys its random number; a backend with a table
+    of its own writes it there. `logprobs` is the number of alternatives to report, -1 for none. `penalties[i]` is None
+    for rows without penalties or banned tokens. Several may name one query token (siblings of a request).
     """
 
     query: Int32
@@ -132,11 +99,14 @@ class RowSamples:
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step's work for a backend that keeps the row table: what changed in it, then who computes what.
+    """One step's work: B sequences in `row[B]` of the table, once `changes` are made in order.
 
-    `row[B]` is each sequence's row; `query_start[B+1]` and `seq_len[B]` as in `Batch`. Tokens, blocks and sampling
-    parameters are those of the rows, once `changes` are made in order. The size of this goes by what changed and by the
-    number of sequences, never by their lengths. The arrays last until the next step.
+    `query_start[B+1]` delimits each sequence's query tokens, which are the last of its `seq_len[B]` tokens after the
+    step. Sequences that decode come first. `table` is the engine's row table with the changes made, for a backend that
+    keeps none; None when the step was sent to another process.
+
+    The size of all but `table` goes by what changed and by the number of sequences, never by their lengths. The arrays
+    last until the next step.
     """
 
     changes: list[RowChange]
@@ -144,6 +114,7 @@ class RowStep:
     query_start: Int32
     seq_len: Int32
     sample: RowSamples
+    table: RowTable | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.core.model_input import Float32, Int32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.model_input import Float32, Int32, StepResult
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 

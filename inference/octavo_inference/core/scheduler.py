@@ -4,8 +4,8 @@ There are no phases: a sequence has `computed` and `total` tokens, and a step ha
 up with the second. One token missing is a decode; more is a prefill chunk, a prefix hit's remainder or a preempted
 sequence coming back, all the same. Order within a step: decodes, running chunks, waiting sequences.
 
-Both counts move when a step is launched (`advance`), so the next one can be planned before this one's tokens are known;
-blocks become findable once it was computed (`confirm`).
+Both counts move when a step is launched (`on_launch`), so the next one can be planned before this one's tokens are
+known; blocks become findable once it was computed (`on_computed`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scheduler:
 
     `static_wait`: None admits whoever fits at every step (continuous batching). A number of seconds makes batches
     static: one is formed when all rows can be filled or the longest wait reaches it, and the next one after all of it.
-    `pace` may allow fewer prompt tokens beside running answers.
+    `prefill_budget` may allow fewer prompt tokens in a step with running answers.
 
     `host_blocks`: that many blocks of preempted sequences can be kept on the host; what does not fit there is computed
     again.
@@ -46,7 +46,7 @@ class Scheduler:
         chunked: bool,
         caching: bool,
         static_wait: float | None = None,
-        pace: PrefillBudget | None = None,
+        prefill_budget: PrefillBudget | None = None,
         host_blocks: int = 0,
         failpoints: Failpoints | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class Scheduler:
         self.chunked = chunked
         self.caching = caching
         self.static_wait = static_wait
-        self.pace = pace
+        self.prefill_budget = prefill_budget
         self.host_blocks = self.host_free = host_blocks
         self._failpoints = failpoints or Failpoints("")
         self.queue = WaitingQueue()
@@ -93,7 +93,7 @@ class Scheduler:
         sequence.state = SequenceState.WAITING
         sequence.enqueued = now
         known = len(self.pool.match(sequence.hashes, now)) * self.block_size
-        self.queue.push(sequence, max(1, sequence.total - max(known, sequence.kept)))
+        self.queue.push(sequence, max(1, sequence.total - max(known, sequence.swapped_tokens)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
         """Let siblings wait for the prompt of `leader`, which waits or runs, to share its blocks."""
@@ -105,7 +105,7 @@ class Scheduler:
     def schedule(self, plan: SchedulerOutput, now: float) -> None:
         """Plan one step and hold all the blocks it needs. Preempted sequences are queued again.
 
-        What raises leaves an unfinished plan: then everything that runs is to be finished, and `saves` to be dropped.
+        After an exception the plan is unfinished: finish everything that runs, and drop what `swap_out` names.
         """
         self.pool.expire(now)
         self._plan_decodes(plan, now)
@@ -132,7 +132,7 @@ class Scheduler:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
 
-    def advance(self, plan: SchedulerOutput) -> None:
+    def on_launch(self, plan: SchedulerOutput) -> None:
         """The step is launched: count what it computes and the tokens it will choose."""
         for sequence in plan.decodes:
             sequence.computed += 1
@@ -142,7 +142,7 @@ class Scheduler:
             sequence.total += 1
             sequence.pending += 1
 
-    def confirm(self, plan: SchedulerOutput) -> None:
+    def on_computed(self, plan: SchedulerOutput) -> None:
         """The step was computed: make blocks it filled findable. Sequences may have been preempted or ended since."""
         size = self.block_size
         for sequence in plan.decodes:
@@ -172,22 +172,22 @@ class Scheduler:
 
     def drop_host(self, sequence: Sequence) -> None:
         """Give up what the host keeps of a sequence."""
-        self.host_free += self._blocks(sequence.kept)
-        sequence.kept = 0
+        self.host_free += self._blocks(sequence.swapped_tokens)
+        sequence.swapped_tokens = 0
         sequence.host = None
 
     def reset_cache(self) -> None:
         """Let nothing computed so far be found by a request that comes after."""
         self.pool.reset()
         for sequence in self.running:
-            sequence.sealed, sequence.registered = True, 0
+            sequence.no_cache, sequence.registered = True, 0
         for sequence in self.queue:
-            sequence.sealed = sequence.kept > 0
+            sequence.no_cache = sequence.swapped_tokens > 0
 
-    def distrust(self, sequence: Sequence) -> None:
-        """Let nobody find a running sequence's blocks any more: what is in them is not to be used."""
+    def evict_suspect(self, sequence: Sequence) -> None:
+        """Make a running sequence's blocks not findable any more: their content is not to be used."""
         self.pool.forget(sequence.hashes[: sequence.registered])
-        sequence.sealed, sequence.registered = True, 0
+        sequence.no_cache, sequence.registered = True, 0
 
     def unused_slots(self) -> int:
         """Token slots of the running sequences' blocks that are not filled."""
@@ -195,24 +195,24 @@ class Scheduler:
 
     def uncached(self) -> int:
         """Prompt tokens, waiting and running, that still have to be computed."""
-        return self.queue.uncached + sum([s.left for s in self.running if s.total - s.computed > 1])
+        return self.queue.uncached + sum([s.num_missing_tokens for s in self.running if s.total - s.computed > 1])
 
     def check(self) -> None:
-        """Compare the books of pool, rows and host with the sequences. Raises `PoolError`."""
+        """Accounting check: invariants of pool, rows and host blocks against the sequences. Raises `PoolError`."""
         self.pool.check([s.blocks for s in self.running])
         if self.rows.free != self.max_running - len(self.running):
             raise PoolError(f"{self.rows.free} of {self.max_running} rows are free, {len(self.running)} sequences run")
-        kept = sum(self._blocks(s.kept) for s in (*self.queue, *self.running))
+        kept = sum(self._blocks(s.swapped_tokens) for s in (*self.queue, *self.running))
         if self.host_free != self.host_blocks - kept:
             raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
     def _prompt_tokens(self, decodes: int) -> int:
         """Tokens this step may spend on prompts."""
         left = self.budget - decodes
-        if self.pace is None or not self.chunked:
+        if self.prefill_budget is None or not self.chunked:
             return left
         entering = len(self.running) - decodes + min(len(self.queue), self.max_running - len(self.running))
-        limit = self.pace.limit(decodes, entering)
+        limit = self.prefill_budget.limit(decodes, entering)
         return left if limit is None else min(left, limit)
 
     def _plan_decodes(self, plan: SchedulerOutput, now: float) -> None:
@@ -240,7 +240,7 @@ class Scheduler:
             self.pool.release([shared])
             sequence.blocks[last] = own
             self.rows.set_block(sequence, last, own)
-            plan.copies.append((shared, own))
+            plan.block_copies.append((shared, own))
             return
         [block] = self._allocate(1)
         sequence.tail_shared = False
@@ -255,13 +255,13 @@ class Scheduler:
         used = self._blocks(victim.computed)
         if 0 < used <= self.host_free:
             self.host_free -= used
-            victim.kept = victim.computed
-            plan.saves.append((victim, victim.blocks[:used]))
+            victim.swapped_tokens = victim.computed
+            plan.swap_out.append((victim, victim.blocks[:used]))
             self.swaps += 1
         else:
-            victim.sealed = False
+            victim.no_cache = False
         self._free(victim, now)
-        victim.reached, victim.computed = victim.computed, 0
+        victim.computed_before_preemption, victim.computed = victim.computed, 0
         self.preemptions += 1
         self._batch_rows -= 1
         plan.preempted.append(victim)
@@ -306,7 +306,7 @@ class Scheduler:
         # At least the last token is computed: its logits choose the next one.
         hits = self.pool.match(sequence.hashes[: (sequence.total - 1) // self.block_size], now)
         need = self._blocks(sequence.total) - len(hits)
-        computed = max(len(hits) * self.block_size, sequence.kept)
+        computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
         if missing > left and not self.chunked:
             return 0
@@ -321,9 +321,9 @@ class Scheduler:
             raise
         self.queue.remove(sequence)
         sequence.registered = len(hits)
-        if sequence.kept:
-            saved = sequence.blocks[len(hits) : self._blocks(sequence.kept)]
-            plan.restores.append((sequence, len(hits), saved))
+        if sequence.swapped_tokens:
+            saved = sequence.blocks[len(hits) : self._blocks(sequence.swapped_tokens)]
+            plan.swap_in.append((sequence, len(hits), saved))
         if not sequence.started:
             self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
         sequence.level = level(sequence, now)
@@ -338,8 +338,8 @@ class Scheduler:
             sequence.cached = min(computed, sequence.prompt_len)
             if sequence.index == 0:  # a prompt is counted once, however many answers it has
                 self.hit_tokens += sequence.cached
-        self.recomputed += max(0, sequence.reached - computed)
-        sequence.reached = 0
+        self.recomputed += max(0, sequence.computed_before_preemption - computed)
+        sequence.computed_before_preemption = 0
         sequence.state = SequenceState.RUNNING
         self.rows.enter(sequence)
         self.running.append(sequence)
@@ -372,11 +372,11 @@ class Scheduler:
             self.pool.acquire(fork.blocks)
             fork.hashes = list(leader.hashes)
             # The leader makes the prompt's blocks findable; they are the same blocks.
-            fork.registered = 0 if leader.sealed else fork.total // self.block_size
+            fork.registered = 0 if leader.no_cache else fork.total // self.block_size
             fork.started = True
             fork.cached = leader.cached
             fork.level = leader.level
-            fork.sealed = leader.sealed
+            fork.no_cache = leader.no_cache
             fork.tail_shared = leader.tail_shared = fork.total % self.block_size != 0
             self._start(fork, fork.total)
             plan.samples.append(fork)
@@ -403,12 +403,12 @@ class Scheduler:
         size = self.block_size
         parent = sequence.hashes[-1] if sequence.hashes else sequence.root
         first = len(sequence.hashes) * size
-        for start in range(first, sequence.known - size + 1, size):
+        for start in range(first, sequence.num_known_tokens - size + 1, size):
             parent = block_hash(parent, sequence.tokens[start : start + size].tolist())
             sequence.hashes.append(parent)
 
     def _register(self, sequence: Sequence) -> None:
-        if not self.caching or sequence.sealed or sequence.state is not SequenceState.RUNNING:
+        if not self.caching or sequence.no_cache or sequence.state is not SequenceState.RUNNING:
             return
         full = sequence.confirmed // self.block_size
         if len(sequence.hashes) < full:

@@ -15,18 +15,19 @@ class SchedulerOutput:
     request share one). `preempted` sequences lost their blocks and wait again. `idle_rows` are rows that finished
     sequences of a static batch keep from others.
 
-    Before the step, in this order: `saves` are blocks of a preempted sequence to copy to the host; `restores` are
-    blocks into which to copy them back, from the stated one of the saved on; `copies` are (source, destination) blocks.
+    Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host; `swap_in` are
+    blocks into which to copy them back, from the stated one of the saved on; `block_copies` are pairs of source and
+    destination.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     samples: list[Sequence] = field(default_factory=list)
     sample_rows: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    saves: list[tuple[Sequence, list[int]]] = field(default_factory=list)
-    restores: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)
+    swap_out: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    swap_in: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)
     idle_rows: int = 0
 
     @property

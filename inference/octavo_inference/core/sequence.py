@@ -37,6 +37,7 @@ class Sequence:
         "cached",
         "capacity",
         "computed",
+        "computed_before_preemption",
         "confirmed",
         "ends",
         "enqueued",
@@ -44,25 +45,24 @@ class Sequence:
         "hashes",
         "host",
         "index",
-        "kept",
         "leader",
         "level",
         "limit",
         "min_total",
+        "no_cache",
         "penalised",
         "pending",
         "policy",
         "prompt_len",
-        "reached",
         "registered",
         "request",
         "root",
         "row",
-        "sealed",
         "seed",
         "started",
         "state",
         "stops",
+        "swapped_tokens",
         "tail_shared",
         "tokens",
         "total",
@@ -104,8 +104,7 @@ class Sequence:
         self.pending = 0
         self.computed = 0
         self.confirmed = 0
-        # What had been computed when it was preempted.
-        self.reached = 0
+        self.computed_before_preemption = 0
         self.cached = 0
         self.limit = limit
 
@@ -116,9 +115,9 @@ class Sequence:
         self.hashes: list[bytes] = []
         self.registered = 0
         # Blocks it computes from here on are not to be found by others: the cache was reset.
-        self.sealed = False
-        # Preempted by swap: the KV of its first `kept` tokens is in `host`.
-        self.kept = 0
+        self.no_cache = False
+        # Preempted by swap: the KV of so many of its first tokens is in `host`.
+        self.swapped_tokens = 0
         self.host: NDArray[np.generic] | None = None
         # Shares its partial last block with siblings until the first of them writes into it.
         self.tail_shared = False
@@ -136,11 +135,11 @@ class Sequence:
         self.banned: NDArray[np.int32] = np.array(sorted(self.ends | self.stops), dtype=np.int32)
 
     @property
-    def known(self) -> int:
+    def num_known_tokens(self) -> int:
         """Tokens whose value is in `tokens`."""
         return self.total - self.pending
 
     @property
-    def left(self) -> int:
+    def num_missing_tokens(self) -> int:
         """Tokens that still have to be computed before the next one can be chosen."""
         return self.total - self.computed

@@ -16,7 +16,7 @@ import numpy as np
 from octavo_inference.common.framing import LENGTH_BYTES, FrameReader
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.kv_cache_sizing import CacheSizes
-from octavo_inference.core.model_input import Batch, RowStep
+from octavo_inference.core.model_input import RowStep
 
 _RECEIVE_BYTES = 1 << 20
 
@@ -55,20 +55,8 @@ class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
     status: int
 
 
-class RunStep(msgspec.Struct, frozen=True, tag="step"):
-    """`Backend.step`."""
-
-    batch: Batch
-
-
-class Logits(msgspec.Struct, frozen=True, tag="logits"):
-    """`Backend.logits`."""
-
-    batch: Batch
-
-
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """`RowBackend.launch`."""
+    """`Backend.launch`. The step comes without its table, of which each rank keeps a copy."""
 
     step: RowStep
 
@@ -86,10 +74,10 @@ class ClearBlocks(msgspec.Struct, frozen=True, tag="clear"):
 
 
 class Idle(msgspec.Struct, frozen=True, tag="idle"):
-    """`RowBackend.idle`."""
+    """`Backend.idle`."""
 
 
-Call = RunStep | Logits | Launch | CopyBlocks | ClearBlocks | Idle
+Call = Launch | CopyBlocks | ClearBlocks | Idle
 ToRank = Begin | Make | Call
 FromRank = RankDevice | Made | RankFailed
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.core.backend import HostBlocks, RowBackend, StepHandle
-from octavo_inference.core.model_input import Batch, Float32, RowStep, StepResult
+from octavo_inference.core.backend import Backend, HostBlocks, StepHandle
+from octavo_inference.core.model_input import RowStep, StepResult
 from octavo_inference.distributed.executor import RankExecutor
-from octavo_inference.distributed.messages import ClearBlocks, CopyBlocks, Idle, Launch, Logits, RunStep
+from octavo_inference.distributed.messages import ClearBlocks, CopyBlocks, Idle, Launch
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _PendingStep:
     own: StepHandle
     ranks: RankExecutor
 
@@ -23,38 +23,27 @@ class _Flight:
 
 
 class TensorParallel:
-    """`RowBackend` over `own`, that of rank 0, and the other ranks, which hold the rest of each layer.
+    """`Backend` over `own`, that of rank 0, and the other ranks, which hold the rest of each layer.
 
     The others are told a call before rank 0 makes it. Everything they decide follows from the calls, so collectives
     match; all choose the same tokens, and rank 0's are the answer. Raises `RankLostError` when they no longer go
     together.
     """
 
-    def __init__(self, own: RowBackend, ranks: RankExecutor) -> None:
+    def __init__(self, own: Backend, ranks: RankExecutor) -> None:
         self.name = f"{own.name}, {ranks.size} ranks"
         self.block_size = own.block_size
         self.num_blocks = own.num_blocks
         self.vocab_size = own.vocab_size
+        self.steps_ahead = own.steps_ahead
         self._own = own
         self._ranks = ranks
 
     def launch(self, step: RowStep) -> StepHandle:
         """Start a step on all ranks."""
-        self._ranks.tell(Launch(step=step))
+        self._ranks.tell(Launch(step=replace(step, table=None)))
         with self._ranks.in_step():
-            return _Flight(self._own.launch(step), self._ranks)
-
-    def step(self, batch: Batch) -> StepResult:
-        """Run the model over the batch."""
-        self._ranks.tell(RunStep(batch=batch))
-        with self._ranks.in_step():
-            return self._own.step(batch)
-
-    def logits(self, batch: Batch) -> Float32:
-        """The step without sampling: logits [R, vocab] of the sample rows."""
-        self._ranks.tell(Logits(batch=batch))
-        with self._ranks.in_step():
-            return self._own.logits(batch)
+            return _PendingStep(self._own.launch(step), self._ranks)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""

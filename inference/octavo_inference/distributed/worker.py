@@ -26,7 +26,7 @@ from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError, ModelError, OctavoError
 from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.common.process import DUMP_SIGNAL, EXIT_RANK_LOST
-from octavo_inference.core.backend import RowBackend, StepHandle
+from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.distributed.messages import (
     Begin,
     ClearBlocks,
@@ -34,13 +34,11 @@ from octavo_inference.distributed.messages import (
     FromRank,
     Idle,
     Launch,
-    Logits,
     Made,
     Make,
     RankDevice,
     RankFailed,
     Reader,
-    RunStep,
     ToRank,
     decode_to_rank,
     encode,
@@ -106,7 +104,7 @@ def serve(connection: socket.socket, folder: Path) -> int:
         return status
 
 
-def follow(backend: RowBackend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
+def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
     """Make the calls of rank 0, in order. Raises `EOFError` when it is gone, else what a call raised."""
     launched: deque[StepHandle] = deque()
     while True:
@@ -118,10 +116,6 @@ def follow(backend: RowBackend, inbox: Inbox, failpoints: Failpoints) -> NoRetur
             launched.append(backend.launch(call.step))
             if len(launched) > 1:
                 launched.popleft().collect()
-        elif isinstance(call, RunStep):
-            backend.step(call.batch)
-        elif isinstance(call, Logits):
-            backend.logits(call.batch)
         elif isinstance(call, CopyBlocks):
             backend.copy_blocks(call.pairs)
         elif isinstance(call, ClearBlocks):
@@ -132,7 +126,7 @@ def follow(backend: RowBackend, inbox: Inbox, failpoints: Failpoints) -> NoRetur
             raise TypeError(f"{type(call).__name__} is no call")
 
 
-def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> RowBackend:
+def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> Backend:
     begin = inbox.next()
     if not isinstance(begin, Begin):
         raise TypeError(f"{type(begin).__name__} before begin")

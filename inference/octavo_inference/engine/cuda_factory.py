@@ -12,7 +12,7 @@ from octavo_inference.backends.cuda.factory import create, memory_needs
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, resident_memory
 from octavo_inference.config.engine import GPU_PROFILES, EngineSettings
-from octavo_inference.core.backend import RowBackend
+from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.kv_cache_sizing import fit
 from octavo_inference.distributed.executor import RankExecutor
@@ -84,7 +84,7 @@ def build_cuda(
     if ranks is not None:
         ranks.make(sizes)
     own = create(settings, need, weights, sizes, group, model.text.name)
-    backend: RowBackend = own
+    backend: Backend = own
     if ranks is not None:
         ranks.made()
         backend = TensorParallel(own, ranks)

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cpu.native.cores import usable_cores
@@ -25,6 +25,9 @@ from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, 
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.shard import require_shards
 from octavo_inference.models.weights import Weights
+
+if TYPE_CHECKING:  # loads the kernels
+    from octavo_inference.backends.cpu.backend import CpuBackend
 
 log = logging.getLogger(__name__)
 
@@ -175,17 +178,14 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     # The reference's tiles are too small to share: forks and joins cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     process = resident_memory(os.getpid())
-    backend = _create(name, dtype, threads, model, sizes)
-    memory = _plan(backend, sizes, process, free)
-    return Built(backend, model.config, sizes, name, dtype, threads, memory)
+    if name == "reference":  # takes memory as it goes: nothing to plan
+        return Built(_create_reference(threads, model, sizes), model.config, sizes, name, dtype, threads)
+    backend = _create_cpu(dtype, threads, model, sizes)
+    return Built(backend, model.config, sizes, name, dtype, threads, _plan(backend, sizes, process, free))
 
 
-def _plan(backend: Backend, sizes: CacheSizes, process: int, free: int) -> MemoryPlan | None:
-    """What will be in use; None for the reference, which takes what it needs as it goes."""
-    from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
-
-    if not isinstance(backend, CpuBackend):
-        return None
+def _plan(backend: CpuBackend, sizes: CacheSizes, process: int, free: int) -> MemoryPlan:
+    """What will be in use."""
     rows = sizes.max_running * sizes.max_model_len * _TOKEN_BYTES
     return MemoryPlan(
         weights=backend.weight_bytes + backend.embedding_bytes,
@@ -283,20 +283,22 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype) -> int:
     return packed_bytes(weights, "f32" if backend == "reference" else WEIGHT_FORMATS[dtype])
 
 
-def _create(backend: str, dtype: Dtype, threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:
-    if backend == "reference":
-        import torch  # noqa: PLC0415 -- only the reference needs it
+def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:
+    import torch  # noqa: PLC0415 -- only the reference needs it
 
-        from octavo_inference.backends.reference import ReferenceBackend  # noqa: PLC0415
+    from octavo_inference.backends.reference import ReferenceBackend  # noqa: PLC0415
 
-        torch.set_num_threads(threads)
-        return ReferenceBackend(
-            model.config,
-            model.weights,
-            num_blocks=sizes.num_blocks,
-            block_size=sizes.block_size,
-            max_model_len=sizes.max_model_len,
-        )
+    torch.set_num_threads(threads)
+    return ReferenceBackend(
+        model.config,
+        model.weights,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_model_len=sizes.max_model_len,
+    )
+
+
+def _create_cpu(dtype: Dtype, threads: int, model: LoadedModel, sizes: CacheSizes) -> CpuBackend:
     from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
 
     return CpuBackend.create(

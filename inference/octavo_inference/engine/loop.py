@@ -1,4 +1,4 @@
-"""One turn of the engine: messages in, one step, outputs and state out."""
+"""One run of the engine's loop: messages in, one step, outputs and state out."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class EngineLoop:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def pause(self) -> float | None:
-        """Seconds until the next turn is due unless a message comes before; None when only a message can bring work."""
+    def poll_timeout(self) -> float | None:
+        """Seconds until the next run is due unless a message comes before; None when only a message can bring work."""
         return self._engine.delay() if self._engine.has_work else None
 
-    def rest(self) -> bool:
+    def on_idle(self) -> bool:
         """To be called before a wait without end; whether to look for messages and call again instead of waiting.
 
-        Raises `PoolError` when the engine's books are wrong.
+        Raises `PoolError` when the accounting check of the block pool fails.
         """
-        return self._engine.rest()
+        return self._engine.on_idle()
 
-    def turn(self, messages: Iterable[Request | Abort | ResetCache]) -> EngineStep:
+    def run_once(self, messages: Iterable[Request | Abort | ResetCache]) -> EngineStep:
         """Apply `messages` in order, then run one step. A request the engine refuses ends with an error output."""
         outputs: list[Output] = []
         for message in messages:

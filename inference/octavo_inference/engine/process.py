@@ -116,8 +116,8 @@ def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda
     except OctavoError as error:
         _send_failure(channel, str(error))
     except PoolError as error:
-        log.exception("the block pool's books are wrong")
-        _send_failure(channel, f"the block pool's books are wrong, so answers could mix: {error}", EXIT_CORRUPT)
+        log.exception("the accounting of KV blocks is wrong")
+        _send_failure(channel, f"the accounting of KV blocks is wrong, so answers could mix: {error}", EXIT_CORRUPT)
         return EXIT_CORRUPT
     except Exception as error:
         # Not foreseen: the peer gets one line, the log the traceback.
@@ -144,12 +144,12 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
         messages: list[Request | Abort | ResetCache] = [
             message for frame in frames for message in decode_to_engine(frame)
         ]
-        if messages or loop.pause() == 0:
-            channel.send(encode_frame(loop.turn(messages)))
-        pause = loop.pause()
-        if pause is None and loop.rest():
-            pause = 0.0
-        frames = channel.receive(pause)
+        if messages or loop.poll_timeout() == 0:
+            channel.send(encode_frame(loop.run_once(messages)))
+        timeout = loop.poll_timeout()
+        if timeout is None and loop.on_idle():
+            timeout = 0.0
+        frames = channel.receive(timeout)
 
 
 def engine_settings(settings: ServerSettings) -> EngineSettings:

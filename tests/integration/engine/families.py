@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native import library
 from octavo_inference.backends.reference import ReferenceBackend
-from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.model_loader import load_model
 
 torch = pytest.importorskip("torch", reason="compares with transformers")

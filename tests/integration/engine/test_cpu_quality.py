@@ -15,7 +15,8 @@ from tests.support.native import needs_native
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo_inference.backends.cpu.backend import CpuBackend
-from octavo_inference.core.model_input import Batch, Float32, SampleRows
+from octavo_inference.core.gather import Batch, SampleRows
+from octavo_inference.core.model_input import Float32
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.weights import Tensor, dequantize
 

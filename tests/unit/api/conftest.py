@@ -69,7 +69,7 @@ class FakeEngine:
     def delay(self) -> float:
         return 0.0
 
-    def rest(self) -> None:
+    def on_idle(self) -> None:
         self.rests += 1
 
     def reset_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""What a request may ask of the scheduler and the prefix cache, and the engine's way out when its books are wrong."""
+"""What a request may ask of the scheduler and the prefix cache, and how an engine with wrong accounting ends."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ async def test_settings_in_effect_are_exported(serve):
     assert 'max_running_requests="8"' in line
 
 
-async def test_wrong_books_end_the_engine_with_a_status_of_their_own(fake_engine):
+async def test_wrong_accounting_ends_the_engine_with_a_status_of_their_own(fake_engine):
     def wrong():
         raise PoolError("block 3 has ref 1, 0 sequences hold it")
 
-    fake_engine.rest = wrong
+    fake_engine.on_idle = wrong
     child = Child(lambda _: (fake_engine, INFO))
     client = ProcessClient(child, stall_seconds=30)
     await client.start()

@@ -51,13 +51,14 @@ class ThreadClient:
         loop = EngineLoop(self._engine)
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._stop or self._inbox or loop.pause() == 0, loop.pause())
+                timeout = loop.poll_timeout()
+                self._condition.wait_for(lambda: self._stop or self._inbox or loop.poll_timeout() == 0, timeout)
                 if self._stop:
                     return
                 messages, self._inbox = self._inbox, []
             try:
-                event_loop.call_soon_threadsafe(self.router.deliver, loop.turn(messages))
-                while loop.pause() is None and loop.rest() and not (self._inbox or self._stop):
+                event_loop.call_soon_threadsafe(self.router.deliver, loop.run_once(messages))
+                while loop.poll_timeout() is None and loop.on_idle() and not (self._inbox or self._stop):
                     pass
             except Exception as error:  # noqa: BLE001 -- whatever ended the engine ends the streams, with its cause
                 event_loop.call_soon_threadsafe(self.router.fail, EngineDiedError(f"{type(error).__name__}: {error}"))

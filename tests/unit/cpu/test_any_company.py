@@ -14,7 +14,7 @@ import pytest
 from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
-from octavo_inference.core.model_input import SampleRows
+from octavo_inference.core.gather import SampleRows
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.weights import Tensor
 

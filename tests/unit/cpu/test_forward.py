@@ -13,7 +13,7 @@ from octavo_inference.backends.cpu.backend import CpuBackend, kv_element_bytes
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packing import packed_bytes
 from octavo_inference.common.errors import ModelError, SettingsError
-from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.rope import Llama3Scaling

@@ -13,7 +13,8 @@ from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packing import address
 from octavo_inference.backends.cpu.native.sampling import native_sampling
 from octavo_inference.core import sampling as rule
-from octavo_inference.core.model_input import Float32, Int32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.model_input import Float32, Int32, StepResult
 
 VOCAB = 1003  # fills no vector
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo_inference.core.backend import Backend
+from octavo_inference.core.backend import Backend, CompletedStep, StepHandle
 from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.core.model_input import Batch, Float32, StepResult
+from octavo_inference.core.gather import Batch, gather
+from octavo_inference.core.model_input import RowStep, StepResult
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.core.sampling import mix, sequence_seed
 from octavo_inference.models.config import ModelConfig
@@ -51,6 +52,7 @@ class EchoBackend:
 
     name = "echo"
     vocab_size = VOCAB
+    steps_ahead = 0
 
     def __init__(self, num_blocks: int, block_size: int = 4) -> None:
         self.num_blocks = num_blocks
@@ -58,6 +60,12 @@ class EchoBackend:
         self.kv = np.full((num_blocks, block_size), -1, np.int64)
         self.batches: list[Batch] = []
         self.copies = 0
+
+    def launch(self, step: RowStep) -> StepHandle:
+        return CompletedStep(self.step(gather(step)))
+
+    def idle(self) -> bool:
+        return False
 
     def step(self, batch: Batch) -> StepResult:
         self.batches.append(batch)
@@ -74,9 +82,6 @@ class EchoBackend:
         return StepResult(
             np.array(chosen, np.int32), np.zeros(count, np.float32), np.ones(count, np.int32), [None] * count
         )
-
-    def logits(self, batch: Batch) -> Float32:
-        raise AssertionError("the engine asks for tokens only")
 
     def to_host(self, blocks: Sequence[int]) -> np.ndarray:
         return self.kv[list(blocks)]

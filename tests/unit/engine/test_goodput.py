@@ -36,7 +36,7 @@ def test_less_than_four_percent_of_the_pool_is_held_and_empty(runner: Make) -> N
         state = report(mix)
         empty = sum(s.capacity - s.computed for s in mix.engine.scheduler.running)
         assert waste(state) == empty / slots
-        assert all(s.capacity - s.computed < BLOCK or s.left > 1 for s in mix.engine.scheduler.running)
+        assert all(s.capacity - s.computed < BLOCK or s.num_missing_tokens > 1 for s in mix.engine.scheduler.running)
     kept = factors(report(mix))["slots"]
     assert 0.96 < kept < 1.0
 

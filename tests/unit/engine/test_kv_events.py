@@ -63,11 +63,11 @@ def test_a_pool_that_nobody_asks_remembers_nothing():
 def test_the_engine_tells_of_full_blocks_and_of_a_reset():
     run = make_runner(blocks=8)
     loop = EngineLoop(run.engine)
-    loop.turn([])
+    loop.run_once([])
     run.submit("a", range(1, 11), max_tokens=1)
-    told = [loop.turn([]) for _ in range(3)]
+    told = [loop.run_once([]) for _ in range(3)]
     known = b"".join(step.known for step in told)
     assert [len(step.forgotten) for step in told] == [0, 0, 0]
     assert len(keys(known)) == 2, "ten tokens fill two blocks of four"
     run.engine.reset_cache()
-    assert set(keys(loop.turn([]).forgotten)) == set(keys(known))
+    assert set(keys(loop.run_once([]).forgotten)) == set(keys(known))

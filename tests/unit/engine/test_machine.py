@@ -78,7 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.run.engine.reset_cache()
 
     @invariant()
-    def books_are_right(self) -> None:
+    def invariants_hold(self) -> None:
         if hasattr(self, "run"):
             self.run.engine.check()
 

@@ -180,13 +180,13 @@ def test_a_step_that_fails_on_the_device_ends_what_was_built_on_it_and_no_others
     run.submit("b", [2], max_tokens=4)
     run.step()
     run.step()
-    flight = run.engine._flights[0].launched
+    handle = run.engine._pending[0].handle
 
     def fail() -> None:
         run.engine.backend._queue.clear()  # a device drops what was built on it, or computes it in vain
         raise RuntimeError("illegal address")
 
-    flight.run = fail
+    handle.run = fail
     run.finish()
     assert run.final["a", 0].finish_reason == "error"
     assert run.tokens["a", 0] == alone([1], 1, 1)
@@ -306,5 +306,5 @@ def test_idle_moments_go_to_the_backend_until_it_has_enough() -> None:
     run.submit("r", [1], max_tokens=1)
     run.finish()
     loop = EngineLoop(run.engine)
-    assert loop.pause() is None
-    assert [loop.rest() for _ in range(3)] == [True, True, False]
+    assert loop.poll_timeout() is None
+    assert [loop.on_idle() for _ in range(3)] == [True, True, False]

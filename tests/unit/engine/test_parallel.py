@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
@@ -18,9 +18,9 @@ import pytest
 
 from octavo_common.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.common.errors import DeviceLostError, RankLostError, SettingsError
-from octavo_inference.core.model_input import Batch, LogitAdjust, Penalty, RowChange, RowSamples, RowStep, SampleRows
+from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, RowTable
 from octavo_inference.distributed.executor import RankExecutor
-from octavo_inference.distributed.messages import Call, ClearBlocks, Launch, RankFailed, RunStep, decode_to_rank, encode
+from octavo_inference.distributed.messages import Call, ClearBlocks, Launch, RankFailed, decode_to_rank, encode
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow
 
@@ -45,17 +45,17 @@ def test_a_step_arrives_as_it_was() -> None:
     assert found.step.row.flags.writeable
 
 
-def test_a_batch_arrives_as_it_was() -> None:
-    sample = SampleRows.greedy(ids(1), ids(2))
-    sample.seed[:] = 2**64 - 1
-    sample.adjust[0] = LogitAdjust(ids(1), ids(), 0.1, 0.2, 0.3, ids(4))
-    batch = Batch(
-        ids(3, 4), ids(0, 1), ids(8, 9), ids(0, 2), ids(2), np.arange(6, dtype=np.int32).reshape(1, 6), sample
-    )
-    found = decode_to_rank(encode(RunStep(batch=batch))[4:])
-    assert isinstance(found, RunStep)
-    np.testing.assert_equal(asdict(found.batch), asdict(batch))
-    assert found.batch.sample.seed.dtype == np.uint64
+def test_the_row_table_of_the_engine_is_not_sent() -> None:
+    ours, theirs = socket.socketpair()
+    nothing = RowSamples(ids(), ids(), ids(), ids(), [])
+    step = RowStep([], ids(0), ids(0, 1), ids(1), nothing, RowTable.zeros(256, 40_960, 16))
+    with ours, theirs:
+        TensorParallel(LateBackend(4), Told(ours)).launch(step)  # type: ignore[arg-type]
+        frame = theirs.recv(1 << 20)
+    assert len(frame) < 300
+    found = decode_to_rank(frame[4:])
+    assert isinstance(found, Launch)
+    np.testing.assert_equal(asdict(found.step), asdict(replace(step, table=None)))
 
 
 class Told:

@@ -106,7 +106,7 @@ def test_blocks_that_the_prefix_cache_keeps_are_not_lost(runner: Make) -> None:
     submit(run, "cached", 8)
     submit(run, "distrusted, newer", 4)
     run.step()
-    run.engine.scheduler.distrust(run.engine.scheduler.running[1])
+    run.engine.scheduler.evict_suspect(run.engine.scheduler.running[1])
     # At 12 and 8 tokens both need a block. The cache has the 3 blocks of the first and none of the second's 2.
     assert victim(run) == "cached"
 
@@ -120,7 +120,7 @@ def test_siblings_of_a_prompt_that_a_reset_interrupted_have_no_cached_blocks(run
     assert [sequence.registered for sequence in run.engine.scheduler.running] == [0, 0]
 
 
-@pytest.mark.parametrize("by", ["reset", "distrust"])
+@pytest.mark.parametrize("by", ["reset", "suspect"])
 def test_blocks_that_the_prefix_cache_forgot_are_lost(runner: Make, by: str) -> None:
     run = make(runner, blocks=4, caching=True)
     submit(run, "one block", 4)
@@ -130,5 +130,5 @@ def test_blocks_that_the_prefix_cache_forgot_are_lost(runner: Make, by: str) -> 
         run.engine.reset_cache()
     else:
         for sequence in run.engine.scheduler.running:
-            run.engine.scheduler.distrust(sequence)
+            run.engine.scheduler.evict_suspect(sequence)
     assert victim(run) == "one block", "1 block is lost, not 2"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_inference.core.model_input import Batch, SampleRows
+from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor, Weights
 

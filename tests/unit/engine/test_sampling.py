@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_inference.core.model_input import LogitAdjust
+from octavo_inference.core.gather import LogitAdjust
 from octavo_inference.core.sampling import (
     adjust_logits,
     choose,

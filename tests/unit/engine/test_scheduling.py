@@ -305,21 +305,21 @@ def test_logits_that_are_no_numbers_end_their_request_alone(runner: Make) -> Non
     leaves_nothing(run)
 
 
-def test_the_books_are_compared_when_nothing_is_left_to_do(runner: Make) -> None:
+def test_blocks_are_accounted_for_when_nothing_is_left_to_do(runner: Make) -> None:
     run = runner(pace=0.0)
     run.submit("r", [1, 2, 3], max_tokens=2)
     run.finish()
     for seconds, checks in ((0, 1), (29, 1), (1, 2)):
         run.clock.now += seconds
-        run.engine.rest()
+        run.engine.on_idle()
         assert run.engine.counters.checks == checks
     run.engine.scheduler.pool.allocate(1)
     run.clock.now += 30
     with pytest.raises(PoolError, match="has ref 1, 0 sequences hold it"):
-        run.engine.rest()
+        run.engine.on_idle()
 
 
-def test_wrong_books_are_no_failed_step(runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_accounting_is_no_failed_step(runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runner()
     run.submit("r", [1, 2, 3], max_tokens=4)
     monkeypatch.setattr(run.engine.scheduler.pool, "allocate", lambda _: None)

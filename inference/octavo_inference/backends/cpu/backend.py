@@ -19,7 +19,9 @@ from octavo_inference.backends.cpu.native.sampling import native_sampling
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype
-from octavo_inference.core.model_input import Batch, Float32, StepResult
+from octavo_inference.core.backend import CompletedStep
+from octavo_inference.core.gather import Batch, gather
+from octavo_inference.core.model_input import Float32, RowStep, StepResult
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
 
@@ -60,6 +62,7 @@ class CpuBackend:
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
+        self.steps_ahead = 0
         self.profile = abi.PartSeconds()
         self._kernels, self._packed, self._team = kernels, packed, team
         weakref.finalize(self, kernels.library.octavo_team_destroy, team)
@@ -175,6 +178,14 @@ class CpuBackend:
             threads=count,
             format_=format_,
         )
+
+    def launch(self, step: RowStep) -> CompletedStep:
+        """Gather a step and compute it."""
+        return CompletedStep(self.step(gather(step)))
+
+    def idle(self) -> bool:
+        """Nothing to prepare."""
+        return False
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model over the batch, store K and V, sample; the result is valid until the next call."""

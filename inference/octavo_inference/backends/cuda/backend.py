@@ -1,4 +1,4 @@
-"""The CUDA backend: row table, `Decoder` and `Sampler` behind the protocol of backends that keep the row table.
+"""The CUDA backend: a copy of the row table, `Decoder` and `Sampler` behind the engine's protocol.
 
 Under TRITON_INTERPRET=1 the same code runs on the CPU, its kernels interpreted one program after the other: slow, and
 the proof that everything but the speed is right.
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.backends.cuda.batches import as_rows
 from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.decoder import Decoder
@@ -35,7 +34,7 @@ from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import upload
 from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
 from octavo_inference.config.engine import KvDtype
-from octavo_inference.core.model_input import Batch, Float32, RowSamples, RowStep, StepResult
+from octavo_inference.core.model_input import Float32, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
@@ -65,7 +64,7 @@ class CudaStep:
 
 
 class CudaBackend:
-    """`RowBackend` on one GPU. All its memory is allocated when it is made.
+    """`Backend` on one GPU. All its memory is allocated when it is made.
 
     `graphs` are those of decoding steps; None where every step is launched kernel by kernel.
     """
@@ -84,12 +83,13 @@ class CudaBackend:
         self.block_size = decoder.limits.block_size
         self.num_blocks = decoder.pool.data.shape[1]
         self.vocab_size = decoder.config.vocab
+        self.steps_ahead = 1
         self._device = device.torch
         self._failpoints = failpoints
         self._decoder = decoder
         self._rows = rows
         self._sampler = sampler
-        self._stage = Stage(decoder.buffers["inputs"], decoder.limits)
+        self._stage = Stage(decoder.buffers.inputs, decoder.limits)
         self._transfer = Transfer(decoder.pool)
         self.graphs: Graphs | None = None
         if capture is not None:
@@ -132,13 +132,13 @@ class CudaBackend:
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
-        eight, tiles = multiplies_fp8(device, quantization, dtype), find_tiles(device.name)
+        fp8_activations, tiles = multiplies_fp8(device, quantization, dtype), find_tiles(device.name)
         log.info(
             "tiles of products: %s",
             f"measured on {tiles.card}" if tiles.card else f"by rule, as no table is of {device.name}",
         )
-        buffers = allocate(buffer_shapes(config, limits, dtype, eight=eight), device.torch)
-        rows = DeviceRows(buffers["table"], buffers["changes"], limits)
+        buffers = allocate(buffer_shapes(config, limits, dtype, fp8_activations=fp8_activations), device.torch)
+        rows = DeviceRows(buffers.table, buffers.changes, limits)
         decoder = Decoder(
             config,
             upload(
@@ -148,7 +148,7 @@ class CudaBackend:
                 dtype=dtype,
                 quantization=quantization,
                 progress=progress,
-                eight=buffers["eight"] if eight else None,
+                fp8_activations=buffers.fp8_activations if fp8_activations else None,
                 tiles=tiles,
             ),
             allocate_pool(
@@ -171,8 +171,8 @@ class CudaBackend:
 
     def warm_up(self) -> None:
         """Have all kernels compiled and loaded, and graphs captured: the first requests are not to wait for that."""
-        for batch in rehearsal(self._decoder.limits):
-            self.step(batch)
+        for step in rehearsal(self._decoder.limits):
+            self.launch(step).collect()
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
         if self.graphs is not None:
@@ -199,21 +199,14 @@ class CudaBackend:
                 self._sampler.choose(logits, inputs)
             return CudaStep(self._sampler.send(logits, inputs, step.sample), self._synchronize)
 
-    def step(self, batch: Batch) -> StepResult:
-        """Run the model over the batch, store K and V, sample. Raises `DeviceLostError` when the GPU is gone.
-
-        The batch is written into the row table from its first row on: not for beside an engine that launches steps.
-        """
-        return self.launch(as_rows(batch)).collect()
-
-    def logits(self, batch: Batch) -> Float32:
-        """The step without sampling: logits [R, vocab] of the sample rows. Overwrites rows as `step` does."""
+    def logits(self, step: RowStep) -> Float32:
+        """The step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""
         with watched(self._synchronize):
-            step = as_rows(batch)
             self._rows.apply(step.changes)
-            self._stage.load(step, _size(step))
-            self._decoder.forward(self._stage.inputs(_size(step)))
-            logits: Float32 = self._decoder.logits(len(batch.sample.row)).cpu().numpy().copy()
+            size = _size(step)
+            self._stage.load(step, size)
+            self._decoder.forward(self._stage.inputs(size))
+            logits: Float32 = self._decoder.logits(size.samples).cpu().numpy().copy()
             return logits
 
     def idle(self) -> bool:

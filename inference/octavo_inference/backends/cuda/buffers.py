@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor as Torch
@@ -13,10 +14,10 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels.launch_configs import segments_for
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
-from octavo_inference.core.model_input import SAMPLING
+from octavo_inference.core.model_input import SAMPLING, TableField
 from octavo_inference.models.config import ModelConfig
 
-Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+T = TypeVar("T")
 
 CHANGES = 1 << 16
 """Integers of the row table that are sent to the device at a time."""
@@ -48,47 +49,128 @@ class StepLimits:
         return segments_for(sequences=sequences, kv_heads=config.kv_heads, longest=longest, processors=self.processors)
 
 
-def buffer_shapes(config: ModelConfig, limits: StepLimits, dtype: torch.dtype, *, eight: bool = False) -> Shapes:
-    """Name, shape and type of each buffer. `dtype` is that of activations; sums and the residual stream are float32.
+@dataclass(frozen=True, slots=True)
+class BufferShape:
+    """What a buffer takes."""
 
-    `eight`: activations are multiplied in fp8, too (`device.multiplies_fp8`).
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Of the device's memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers(Generic[T]):
+    """All buffers of a step: their shapes, or the tensors themselves.
+
+    `table`, `changes` and `inputs` are flat, in int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream
+    are float32. `fp8_activations` is empty where products are not made of fp8; `partial` holds results of attention's
+    segments, `gathered` the logits of all ranks.
+    """
+
+    fp8_activations: T
+    table: T
+    changes: T
+    inputs: T
+    tokens: T
+    positions: T
+    slots: T
+    residual: T
+    normed: T
+    qkv: T
+    q: T
+    attended: T
+    partial: T
+    projected: T
+    gate_up: T
+    activated: T
+    sampled: T
+    logits: T
+    gathered: T
+
+    def __iter__(self) -> Iterator[T]:
+        return (getattr(self, field.name) for field in fields(self))
+
+
+def buffer_shapes(
+    config: ModelConfig, limits: StepLimits, dtype: torch.dtype, *, fp8_activations: bool = False
+) -> StepBuffers[BufferShape]:
+    """What each buffer takes. `dtype` is that of activations.
+
+    `fp8_activations`: they are multiplied in fp8, too (`device.multiplies_fp8`).
     """
     tokens, rows = limits.tokens, limits.rows
     attended = config.heads * config.head_dim
     qkv = attended + 2 * config.kv_heads * config.head_dim
-    return {
-        "eight": ((tokens * max(config.hidden, attended, config.intermediate) * eight,), torch.uint8),
-        "table": ((_end(table_places(limits), limits.rows + 1),), torch.int32),
-        "changes": ((CHANGES,), torch.int32),
-        "inputs": ((_end(input_places(limits), 1),), torch.int32),
-        "tokens": ((tokens,), torch.int32),
-        "positions": ((tokens,), torch.int32),
-        "slots": ((tokens,), torch.int64),
-        "residual": ((tokens, config.hidden), torch.float32),
-        "normed": ((tokens, config.hidden), dtype),
-        "qkv": ((tokens, qkv), dtype),
-        "q": ((tokens, config.heads, config.head_dim), dtype),
-        "attended": ((tokens, config.heads, config.head_dim), dtype),
-        "partial": ((_partial_elements(config, limits),), torch.float32),
-        "projected": ((tokens, config.hidden), dtype),
-        "gate_up": ((tokens, 2 * config.intermediate), dtype),
-        "activated": ((tokens, config.intermediate), dtype),
-        "sampled": ((rows, config.hidden), dtype),
-        "logits": ((rows, config.vocab), torch.float32),
-        "gathered": ((gathered_size(config.vocab, rows, limits.ranks),), torch.float32),
-    }
+    widest = max(config.hidden, attended, config.intermediate)
+
+    def flat(size: int, dtype: torch.dtype = torch.int32) -> BufferShape:
+        return BufferShape((size,), dtype)
+
+    def by_token(*shape: int, dtype: torch.dtype = dtype) -> BufferShape:
+        return BufferShape((tokens, *shape), dtype)
+
+    return StepBuffers(
+        fp8_activations=flat(tokens * widest * fp8_activations, torch.uint8),
+        table=flat(_table_size(limits)),
+        changes=flat(CHANGES),
+        inputs=flat(input_places(limits).end),
+        tokens=by_token(dtype=torch.int32),
+        positions=by_token(dtype=torch.int32),
+        slots=by_token(dtype=torch.int64),
+        residual=by_token(config.hidden, dtype=torch.float32),
+        normed=by_token(config.hidden),
+        qkv=by_token(qkv),
+        q=by_token(config.heads, config.head_dim),
+        attended=by_token(config.heads, config.head_dim),
+        partial=flat(_partial_elements(config, limits), torch.float32),
+        projected=by_token(config.hidden),
+        gate_up=by_token(2 * config.intermediate),
+        activated=by_token(config.intermediate),
+        sampled=BufferShape((rows, config.hidden), dtype),
+        logits=BufferShape((rows, config.vocab), torch.float32),
+        gathered=flat(gathered_size(config.vocab, rows, limits.ranks), torch.float32),
+    )
 
 
-def table_places(limits: StepLimits) -> dict[str, tuple[int, int]]:
-    """Where in its buffer each part of the row table begins, and how wide its rows are: one more than there may be."""
-    widths = {"tokens": limits.positions, "blocks": limits.columns, "sampling": len(SAMPLING)}
-    return _places(widths, limits.rows + 1)
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where in the table's buffer a part of it begins, and how wide its rows are."""
+
+    start: int
+    width: int
 
 
-def input_places(limits: StepLimits) -> dict[str, tuple[int, int]]:
-    """Where in its buffer each of a step's inputs begins, and how many integers it may have (see `inputs.Inputs`)."""
-    names = ("row", "query_start", "seq_len", "query", "sample_row", "position", "logprobs")
-    return _places({name: limits.rows + (name == "query_start") for name in names}, 1)
+def table_places(limits: StepLimits) -> dict[TableField, TablePlace]:
+    """Where each part of the row table is: it has one row more than there may be sequences."""
+    widths: dict[TableField, int] = {"tokens": limits.positions, "blocks": limits.columns, "sampling": len(SAMPLING)}
+    starts = itertools.accumulate((aligned((limits.rows + 1) * width) for width in widths.values()), initial=0)
+    return {field: TablePlace(start, width) for (field, width), start in zip(widths.items(), starts, strict=False)}
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlaces:
+    """Where in its buffer each of a step's inputs begins (see `inputs.Inputs`), and how many integers it has."""
+
+    row: int
+    query_start: int
+    seq_len: int
+    query: int
+    sample_row: int
+    position: int
+    logprobs: int
+    end: int
+
+
+def input_places(limits: StepLimits) -> InputPlaces:
+    """Room for an integer of each kind per row, and one more for `query_start`."""
+    one, more = aligned(limits.rows), aligned(limits.rows + 1)
+    starts = itertools.accumulate([one, more, one, one, one, one], initial=0)
+    row, query_start, seq_len, query, sample_row, position, logprobs = starts
+    return InputPlaces(row, query_start, seq_len, query, sample_row, position, logprobs, logprobs + limits.rows)
 
 
 def aligned(size: int) -> int:
@@ -96,23 +178,18 @@ def aligned(size: int) -> int:
     return -(-size // 4) * 4
 
 
-def shapes_bytes(shapes: Shapes) -> int:
+def shapes_bytes(shapes: StepBuffers[BufferShape]) -> int:
     """What `allocate` will take."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+    return sum(shape.bytes for shape in shapes)
 
 
-def allocate(shapes: Shapes, device: torch.device) -> dict[str, Torch]:
+def allocate(shapes: StepBuffers[BufferShape], device: torch.device) -> StepBuffers[Torch]:
     """The buffers, zeroed."""
-    return {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
+    return StepBuffers(*(torch.zeros(shape.shape, dtype=shape.dtype, device=device) for shape in shapes))
 
 
-def _places(widths: Mapping[str, int], rows: int) -> dict[str, tuple[int, int]]:
-    starts = itertools.accumulate((aligned(rows * width) for width in widths.values()), initial=0)
-    return dict(zip(widths, zip(starts, widths.values(), strict=False), strict=True))
-
-
-def _end(places: Mapping[str, tuple[int, int]], rows: int) -> int:
-    return max(start + rows * width for start, width in places.values())
+def _table_size(limits: StepLimits) -> int:
+    return max(place.start + (limits.rows + 1) * place.width for place in table_places(limits).values())
 
 
 def _partial_elements(config: ModelConfig, limits: StepLimits) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.buffers import StepLimits
+from octavo_inference.backends.cuda.buffers import StepBuffers, StepLimits
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.activation import gated
@@ -33,16 +33,15 @@ class Decoder:
     weights: DeviceWeights
     pool: KvPool
     ropes: tuple[Torch | None, ...]
-    buffers: dict[str, Torch]
+    buffers: StepBuffers[Torch]
     table: DeviceRowTable
     limits: StepLimits
     group: RankGroup = ALONE
 
     def forward(self, inputs: Inputs) -> Torch:
         """Store K and V of all tokens; the `logits` of the sample rows."""
-        config, weights, count = self.config, self.weights, inputs.tokens
-        residual, normed = self._first("residual", count), self._first("normed", count)
-        tokens = self._first("tokens", count)
+        config, weights, buffers, count = self.config, self.weights, self.buffers, inputs.tokens
+        residual, normed, tokens = buffers.residual[:count], buffers.normed[:count], buffers.tokens[:count]
         prepare(
             inputs.row,
             inputs.query_start,
@@ -51,8 +50,8 @@ class Decoder:
             self.table.blocks,
             self.limits.block_size,
             tokens,
-            self._first("positions", count),
-            self._first("slots", count),
+            buffers.positions[:count],
+            buffers.slots[:count],
         )
         weights.embedding(tokens, residual, scale=config.embedding_scale)
         rms_norm(residual, weights.layers[0].input_norm, config.norm_eps, normed)
@@ -66,16 +65,16 @@ class Decoder:
 
     def logits(self, count: int) -> Torch:
         """Logits [count, vocab] in float32 of the last step's first sample rows, until the next `forward`."""
-        return self._first("logits", count)
+        return self.buffers.logits[:count]
 
     def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
-        config, tokens = self.config, len(x)
-        q, attended = self._first("q", tokens), self._first("attended", tokens)
+        config, buffers, tokens = self.config, self.buffers, len(x)
+        q, attended = buffers.q[:tokens], buffers.attended[:tokens]
         kv, scales = self.pool.layer(number)
         rope_store(
-            layer.qkv(x, self._first("qkv", tokens)),
-            self._first("positions", tokens),
-            self._first("slots", tokens),
+            layer.qkv(x, buffers.qkv[:tokens]),
+            buffers.positions[:tokens],
+            buffers.slots[:tokens],
             self.ropes[number],
             layer.q_norm,
             layer.k_norm,
@@ -106,7 +105,7 @@ class Decoder:
                     config.head_dim, config.heads // config.kv_heads, end - first, last - first, q.dtype
                 ),
             )
-        return self._sum(layer.o(attended.view(tokens, -1), self._first("projected", tokens)))
+        return self._sum(layer.o(attended.view(tokens, -1), buffers.projected[:tokens]))
 
     def _partial(self, tokens: int) -> Partial | None:
         """Where the keys of decoding sequences are split; prompts have programs enough."""
@@ -114,13 +113,13 @@ class Decoder:
         if segments == 1:
             return None
         heads, dim = self.config.heads, self.config.head_dim
-        return partial_views(self.buffers["partial"], tokens=tokens, heads=heads, head_dim=dim, segments=segments)
+        return partial_views(self.buffers.partial, tokens=tokens, heads=heads, head_dim=dim, segments=segments)
 
     def _mlp(self, layer: DeviceLayer, x: Torch) -> Torch:
-        tokens = len(x)
-        activated = self._first("activated", tokens)
-        gated(layer.gate_up(x, self._first("gate_up", tokens)), activated, self.config.activation)
-        return self._sum(layer.down(activated, self._first("projected", tokens)))
+        buffers, tokens = self.buffers, len(x)
+        activated = buffers.activated[:tokens]
+        gated(layer.gate_up(x, buffers.gate_up[:tokens]), activated, self.config.activation)
+        return self._sum(layer.down(activated, buffers.projected[:tokens]))
 
     def _sum(self, x: Torch) -> Torch:
         """Complete a product of which each rank has one term."""
@@ -131,17 +130,14 @@ class Decoder:
         add_rms_norm(residual, x, self.config.residual_scale, norm, self.config.norm_eps, out, x_norm)
 
     def _logits(self, normed: Torch, rows: Torch) -> Torch:
-        count, config = len(rows), self.config
-        sampled = self._first("sampled", count)
+        count, config, gathered = len(rows), self.config, self.buffers.gathered
+        sampled = self.buffers.sampled[:count]
         torch.index_select(normed, 0, rows, out=sampled)
         logits, head = self.logits(count), self.weights.lm_head
-        head(sampled, self.group.share(logits, self.buffers["gathered"])[:, : head.rows])
-        self.group.gather(logits, self.buffers["gathered"])
+        head(sampled, self.group.share(logits, gathered)[:, : head.rows])
+        self.group.gather(logits, gathered)
         if config.logit_scale != 1.0:
             logits.mul_(config.logit_scale)
         if config.logit_softcap is not None:
             logits.div_(config.logit_softcap).tanh_().mul_(config.logit_softcap)
         return logits
-
-    def _first(self, name: str, count: int) -> Torch:
-        return self.buffers[name][:count]

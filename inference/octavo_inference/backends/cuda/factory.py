@@ -112,11 +112,11 @@ class MemoryNeeds:
     def working(self, rows: int, tokens: int) -> int:
         """Buffers, row table, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
         config = self.config
-        eight = multiplies_fp8(self.device, self.quantization, self.dtype)
+        fp8_activations = multiplies_fp8(self.device, self.quantization, self.dtype)
         limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
         ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
         return (
-            shapes_bytes(buffer_shapes(config, limits, self.dtype, eight=eight))
+            shapes_bytes(buffer_shapes(config, limits, self.dtype, fp8_activations=fp8_activations))
             + sampler_bytes(vocab=config.vocab, max_rows=rows, max_logprobs=MAX_LOGPROBS)
             + pieces(self.block) * self.block
             + sum(4 * self.longest * rope.dim for rope in ropes)

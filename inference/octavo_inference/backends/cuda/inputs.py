@@ -1,4 +1,4 @@
-"""What a step is told beside the row table's changes, in one copy to the device."""
+"""A step's inputs other than the row table's changes, in one copy to the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.buffers import StepLimits, input_places
 from octavo_inference.backends.cuda.staging import Staging
-from octavo_inference.core.model_input import RowStep
+from octavo_inference.core.model_input import Int32, RowStep
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,33 +56,34 @@ class Stage:
 
     def load(self, step: RowStep, size: LaunchSize) -> None:
         """Send a step, filled up to a size: with sequences that have no tokens, and samples of nobody's row."""
-        half = self._staging.fill().view(np.int32)
-        sample = step.sample
-        given = {
-            "row": (step.row, size.sequences, self._nobody),
-            "query_start": (step.query_start, size.sequences + 1, step.query_start[-1]),
-            "seq_len": (step.seq_len, size.sequences, 0),
-            "query": (sample.query, size.samples, 0),
-            "sample_row": (sample.row, size.samples, self._nobody),
-            "position": (sample.position, size.samples, 0),
-            "logprobs": (sample.logprobs, size.samples, -1),
-        }
-        for name, (values, count, filler) in given.items():
-            start, _ = self._places[name]
-            half[start : start + len(values)] = values
-            half[start + len(values) : start + count] = filler
+        half: Int32 = self._staging.fill().view(np.int32)
+        at, sample, sequences, samples = self._places, step.sample, size.sequences, size.samples
+        _put(half[at.row :], step.row, sequences, self._nobody)
+        _put(half[at.query_start :], step.query_start, sequences + 1, int(step.query_start[-1]))
+        _put(half[at.seq_len :], step.seq_len, sequences, 0)
+        _put(half[at.query :], sample.query, samples, 0)
+        _put(half[at.sample_row :], sample.row, samples, self._nobody)
+        _put(half[at.position :], sample.position, samples, 0)
+        _put(half[at.logprobs :], sample.logprobs, samples, -1)
         self._staging.copy(self._buffer)
 
     def inputs(self, size: LaunchSize) -> Inputs:
         """Where the kernels of a size find what was loaded."""
-        counts = {
-            "row": size.sequences,
-            "query_start": size.sequences + 1,
-            "seq_len": size.sequences,
-            "query": size.samples,
-            "sample_row": size.samples,
-            "position": size.samples,
-            "logprobs": size.samples,
-        }
-        views = {name: self._buffer[self._places[name][0] :][:count] for name, count in counts.items()}
-        return Inputs(**views, tokens=size.tokens, decodes=size.decodes)
+        at, buffer, sequences, samples = self._places, self._buffer, size.sequences, size.samples
+        return Inputs(
+            row=buffer[at.row :][:sequences],
+            query_start=buffer[at.query_start :][: sequences + 1],
+            seq_len=buffer[at.seq_len :][:sequences],
+            query=buffer[at.query :][:samples],
+            sample_row=buffer[at.sample_row :][:samples],
+            position=buffer[at.position :][:samples],
+            logprobs=buffer[at.logprobs :][:samples],
+            tokens=size.tokens,
+            decodes=size.decodes,
+        )
+
+
+def _put(place: Int32, values: Int32, count: int, filler: int) -> None:
+    """Write values, and fill up to `count`."""
+    place[: len(values)] = values
+    place[len(values) : count] = filler

@@ -48,14 +48,14 @@ class Linear:
     """y = x @ weights.T + bias. Matrices in `parts` lie below each other; each has the layout that is smallest for it.
 
     `biases` are those of the parts: in the weights' type beside dense ones, else float32. `workspace` is shared by all
-    layers of a model: they run one after the other. So is `eight` (uint8, elements of the largest x), where the card
-    multiplies float8 and the weights are: x is then rounded to it, too, once it has `LINEAR8_ROWS` rows.
+    layers of a model: they run one after the other. So is `fp8_activations` (uint8, elements of the largest x), where
+    the card multiplies float8 and the weights are: x is then rounded to it, too, once it has `LINEAR8_ROWS` rows.
     """
 
     parts: tuple[DeviceMatrix, ...]
     biases: tuple[Torch | None, ...]
     workspace: Torch
-    eight: Torch | None = None
+    fp8_activations: Torch | None = None
     tiles: Tiles = RULES
 
     @property
@@ -68,9 +68,9 @@ class Linear:
         if out is None:
             out = torch.empty((len(x), self.rows), dtype=x.dtype, device=x.device)
         scales = None
-        if self.eight is not None and len(x) >= LINEAR8_ROWS:
+        if self.fp8_activations is not None and len(x) >= LINEAR8_ROWS:
             # No sum is cut then, so the workspace is free.
-            wide, x, scales = x, self.eight[: x.numel()].view(x.shape), self.workspace[: len(x)]
+            wide, x, scales = x, self.fp8_activations[: x.numel()].view(x.shape), self.workspace[: len(x)]
             quantize(wide, x, scales)
         start = 0
         for part, bias in zip(self.parts, self.biases, strict=True):

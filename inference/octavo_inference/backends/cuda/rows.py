@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.buffers import StepLimits, table_places
+from octavo_inference.backends.cuda.buffers import StepLimits, TablePlace, table_places
 from octavo_inference.backends.cuda.kernels.rows import LONGEST, write_rows
 from octavo_inference.backends.cuda.staging import Staging
-from octavo_inference.core.model_input import Int32, RowChange
+from octavo_inference.core.model_input import Int32, RowChange, TableField
 
 _HEADER = 4
 
@@ -25,8 +25,8 @@ _HEADER = 4
 class DeviceRowTable:
     """Views in int32: `tokens` [rows + 1, positions], `blocks` [rows + 1, columns], `sampling` [rows + 1, 6].
 
-    Sampling parameters as in `run.batch.SAMPLING`. The last row is nobody's: what a step has only to fill a graph's
-    shape chooses its token into it.
+    Sampling parameters as in `core.model_input.SAMPLING`. The last row belongs to no sequence: what a step has only to
+    fill a graph's shape chooses its token into it.
     """
 
     tokens: Torch
@@ -36,9 +36,13 @@ class DeviceRowTable:
     @classmethod
     def of(cls, buffer: Torch, limits: StepLimits) -> DeviceRowTable:
         """Views of a flat buffer."""
-        rows = limits.rows + 1
-        places = table_places(limits).items()
-        return cls(**{name: buffer[start:][: rows * width].view(rows, width) for name, (start, width) in places})
+        rows, places = limits.rows + 1, table_places(limits)
+
+        def view(field: TableField) -> Torch:
+            place = places[field]
+            return buffer[place.start :][: rows * place.width].view(rows, place.width)
+
+        return cls(view("tokens"), view("blocks"), view("sampling"))
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class _Runs:
     headers: list[tuple[int, int, int]] = field(default_factory=list)
     values: list[Int32] = field(default_factory=list)
     size: int = 0
-    written: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    written: dict[tuple[TableField, int], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
 
 
 class DeviceRows:
@@ -81,11 +85,11 @@ class DeviceRows:
         write_rows(self._buffer, self._staged[:begin].view(count, _HEADER), self._staged[begin:end])
 
 
-def _together(changes: Iterable[RowChange], places: dict[str, tuple[int, int]], room: int) -> Iterator[_Runs]:
+def _together(changes: Iterable[RowChange], places: dict[TableField, TablePlace], room: int) -> Iterator[_Runs]:
     """Changes cut into runs, and put together as far as they may be made at once and `room` integers hold them."""
     runs = _Runs()
     for change in changes:
-        base, width = places[change.field]
+        base, width = places[change.field].start, places[change.field].width
         first, end = change.column, change.column + len(change.values)
         if end > width:
             raise ValueError(f"a change of {change.field} up to column {end} of a row; a row has {width}")

@@ -1,4 +1,4 @@
-"""Batches that need every kernel a server will need, run before it is ready: Triton compiles at the first launch.
+"""Steps that need every kernel a server will need, run before it is ready: Triton compiles at the first launch.
 
 Which variant of a kernel runs depends on how many tokens, sequences and sample rows a step has: the tiles of products
 change at 16, 32 and 64 rows, and the segments of decoding attention at powers of two.
@@ -11,22 +11,22 @@ from collections.abc import Iterator
 import numpy as np
 
 from octavo_inference.backends.cuda.buffers import StepLimits
-from octavo_inference.core.model_input import Batch, LogitAdjust, SampleRows
+from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, sampling_columns
 
 _PROMPTS = (16, 32, 64)
 
 
-def rehearsal(limits: StepLimits) -> Iterator[Batch]:
+def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
     """Decodes of one sequence up to all, prompts of few tokens up to a whole step, and each kind of sampling.
 
-    All sequences write to block 0: nobody has a block yet.
+    All sequences write to block 0: no request has a block yet.
     """
-    yield _batch([1], limits, "all")
+    yield _step([1], limits, "all")
     rows = min(limits.rows, limits.tokens)
     for count in sorted({2**i for i in range(rows.bit_length())} | {rows}):
-        yield _batch([1] * count, limits, "greedy")
+        yield _step([1] * count, limits, "greedy")
     for tokens in sorted({min(n, limits.tokens) for n in (*_PROMPTS, limits.tokens)}):
-        yield _batch(_cut(tokens, limits), limits, "sampled")
+        yield _step(_cut(tokens, limits), limits, "sampled")
 
 
 def _cut(tokens: int, limits: StepLimits) -> list[int]:
@@ -35,25 +35,25 @@ def _cut(tokens: int, limits: StepLimits) -> list[int]:
     return ([limits.positions] * whole + [rest] * (rest > 0))[: limits.rows]
 
 
-def _batch(lengths: list[int], limits: StepLimits, sampling: str) -> Batch:
-    """One sequence of each length, from its first token on."""
-    count, size = sum(lengths), len(lengths)
+def _step(lengths: list[int], limits: StepLimits, sampling: str) -> RowStep:
+    """One sequence of each length, from its first token on, in the rows from 0 on."""
+    rows, seq_len = np.arange(len(lengths), dtype=np.int32), np.array(lengths, np.int32)
     query_start = np.cumsum([0, *lengths], dtype=np.int32)
-    positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-    last = query_start[1:] - 1
-    sample = SampleRows.greedy(last.astype(np.int32), np.array(lengths, np.int32))
-    if sampling != "greedy":
-        sample.temperature[:], sample.top_p[:], sample.top_k[:], sample.min_p[:] = 0.7, 0.9, 2, 0.01
-    if sampling == "all":
-        sample.logprobs[:] = 1
-        ids = np.zeros(1, np.int32)
-        sample.adjust[:] = [LogitAdjust(ids, ids, 0.1, 0.1, 1.1, ids)] * size
-    return Batch(
-        tokens=np.zeros(count, np.int32),
-        positions=positions,
-        slots=positions % limits.block_size,
-        query_start=query_start,
-        seq_len=np.array(lengths, np.int32),
-        block_table=np.zeros((size, -(-max(lengths) // limits.block_size)), np.int32),
-        sample=sample,
+    greedy, everything = sampling == "greedy", sampling == "all"
+    columns = sampling_columns() if greedy else sampling_columns(temperature=0.7, top_p=0.9, top_k=2, min_p=0.01)
+    changes: list[RowChange] = []
+    for row, length in enumerate(lengths):
+        changes += [
+            RowChange("tokens", row, 0, np.zeros(length, np.int32)),
+            RowChange("blocks", row, 0, np.zeros(-(-length // limits.block_size), np.int32)),
+            RowChange("sampling", row, 0, columns),
+        ]
+    penalty = Penalty(0, 1, 0.1, 0.1, 1.1, banned=np.zeros(1, np.int32)) if everything else None
+    samples = RowSamples(
+        query=query_start[1:] - 1,
+        row=rows,
+        position=seq_len,
+        logprobs=np.full(len(rows), 1 if everything else -1, np.int32),
+        penalties=[penalty] * len(rows),
     )
+    return RowStep(changes, rows, query_start, seq_len, samples)

@@ -139,14 +139,14 @@ def upload(
     dtype: torch.dtype,
     quantization: Quantization = "auto",
     progress: Progress | None = None,
-    eight: Torch | None = None,
+    fp8_activations: Torch | None = None,
     tiles: Tiles = RULES,
 ) -> DeviceWeights:
     """All weights of a decoder on the device, `device_bytes` in all; some tens of MB on the host while it goes on.
 
     Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", embedding and lm_head excepted: they
-    are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense". `eight`
-    is for activations in fp8, as in `Linear`; `tiles` are those of the card.
+    are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense".
+    `fp8_activations` is the buffer for them, as in `Linear`; `tiles` are those of the card.
     `progress` is told the bytes done, and all of them, after each piece. Pages of mapped files are given back once
     read. Raises SettingsError for another dtype.
     """
@@ -161,7 +161,7 @@ def upload(
                 tuple(map(sender.matrix, parts)),
                 tuple(map(sender.bias, parts)),
                 workspace,
-                eight if all(part.layout.form == "fp8" for part in parts) else None,
+                fp8_activations if all(part.layout.form == "fp8" for part in parts) else None,
                 tiles,
             )
             for name, parts in matrices.items()

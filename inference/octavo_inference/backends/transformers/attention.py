@@ -23,7 +23,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from octavo_inference.common.errors import UnsupportedModelError
-from octavo_inference.core.model_input import Batch, Int32
+from octavo_inference.core.gather import Batch
+from octavo_inference.core.model_input import Int32
 
 NAME = "octavo"
 # Scores of one tile of queries: heads * queries * keys elements at most.

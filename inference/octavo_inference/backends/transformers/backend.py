@@ -13,7 +13,9 @@ from torch import Tensor
 
 from octavo_inference.backends.transformers import attention
 from octavo_inference.backends.transformers.attention import KvShape
-from octavo_inference.core.model_input import Batch, Float32, Int32, StepResult
+from octavo_inference.core.backend import CompletedStep
+from octavo_inference.core.gather import Batch, gather
+from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
 from octavo_inference.core.sampling import sample
 
 DEFAULT_BLOCK_SIZE = 32
@@ -26,6 +28,7 @@ class TransformersBackend:
         self, name: str, module: Any, shapes: Sequence[KvShape], *, vocab: int, num_blocks: int, block_size: int
     ) -> None:
         self.name = name
+        self.steps_ahead = 0
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = vocab
@@ -39,6 +42,14 @@ class TransformersBackend:
             )
             for shape in shapes
         ]
+
+    def launch(self, step: RowStep) -> CompletedStep:
+        """Gather a step and compute it."""
+        return CompletedStep(self.step(gather(step)))
+
+    def idle(self) -> bool:
+        """Nothing to prepare."""
+        return False
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""

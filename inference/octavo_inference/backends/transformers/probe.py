@@ -15,7 +15,8 @@ from octavo_inference.backends.transformers.attention import KvShape
 from octavo_inference.backends.transformers.backend import TransformersBackend, forward
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError
-from octavo_inference.core.model_input import Batch, Float32, Int32, SampleRows
+from octavo_inference.core.gather import Batch, SampleRows
+from octavo_inference.core.model_input import Float32, Int32
 
 # Of the norm of the logits, per data type. What is wrong in kind is wrong by its whole size.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}

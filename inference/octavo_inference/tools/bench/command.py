@@ -129,7 +129,7 @@ def run(settings: ServerSettings, loads: Sequence[BenchLoad], repetitions: int) 
     for load in loads:
         require_room(loaded.engine, load)
     answer(loaded.engine, [[0]], [2])
-    while loaded.engine.rest():  # a GPU captures the rest of its graphs, as a server does in idle moments
+    while loaded.engine.on_idle():  # a GPU captures the rest of its graphs, as a server does in idle moments
         pass
     results = []
     for load in loads:

@@ -148,7 +148,7 @@ class DecoderArgs(ctypes.Structure):
 
 
 class BatchArgs(ctypes.Structure):
-    """One step's work; see core/model_input.py."""
+    """One step's work; see core/gather.py."""
 
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table")],

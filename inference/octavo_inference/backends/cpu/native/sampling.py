@@ -9,7 +9,8 @@ import numpy as np
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.packing import address
-from octavo_inference.core.model_input import Float32, Int32, LogitAdjust, SampleRows, StepResult
+from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.model_input import Float32, Int32, StepResult
 
 _INPUTS = ("row", "position", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs")
 _OUTPUTS = ("tokens", "logprob", "rank", "top_ids", "top_logprobs")

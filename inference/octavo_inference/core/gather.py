@@ -1,0 +1,143 @@
+"""A step's batch, gathered from the engine's row table: for backends that keep no table of their own.
+
+Prefill chunks and decode tokens are a ragged list of query tokens. A step costs a few fancy-index reads, whatever the
+lengths of its sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, RowStep, RowTable
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Rows whose logits are needed, and how to choose from them. All arrays have length R.
+
+    `row` indexes the batch's query tokens; `position` is the position the chosen token will take, which with `seed`
+    keys its random number. `temperature` 0 is greedy; `top_k` 0 keeps all. `logprobs` is the number of alternatives to
+    report, -1 for none. `adjust[i]` is None for rows without penalties or banned tokens.
+    """
+
+    row: Int32
+    position: Int32
+    seed: NDArray[np.uint64]
+    temperature: Float32
+    top_p: Float32
+    top_k: Int32
+    min_p: Float32
+    logprobs: Int32
+    adjust: list[LogitAdjust | None]
+
+    @classmethod
+    def greedy(cls, row: Int32, position: Int32) -> SampleRows:
+        """The most likely token of each row, nothing reported."""
+        count = len(row)
+        return cls(
+            row=row,
+            position=position,
+            seed=np.zeros(count, np.uint64),
+            temperature=np.zeros(count, np.float32),
+            top_p=np.ones(count, np.float32),
+            top_k=np.zeros(count, np.int32),
+            min_p=np.zeros(count, np.float32),
+            logprobs=np.full(count, -1, np.int32),
+            adjust=[None] * count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogitAdjust:
+    """Changes to one row of logits before sampling.
+
+    `prompt` and `output` are the tokens so far (repetition penalty sees both; presence and frequency only the output,
+    as in the OpenAI API). `banned` ids get -inf (end-of-sequence and stop ids before `min_tokens`).
+    """
+
+    prompt: Int32
+    output: Int32
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    banned: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work. T query tokens of B sequences.
+
+    `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
+    `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step;
+    `block_table[B, columns]` lists each sequence's blocks; entries behind its last one are arbitrary valid blocks.
+    Several sample rows may name one query token (siblings of a request). The arrays last until the next step.
+    """
+
+    tokens: Int32
+    positions: Int32
+    slots: Int32
+    query_start: Int32
+    seq_len: Int32
+    block_table: Int32
+    sample: SampleRows
+
+
+def gather(step: RowStep) -> Batch:
+    """The batch of a step. Raises `ValueError` for one that came without its table."""
+    table, starts = step.table, step.query_start
+    if table is None:
+        raise ValueError("a step without a row table cannot be gathered")
+    counts, size = starts[1:] - starts[:-1], table.block_size
+    rows = np.repeat(step.row, counts)
+    # A sequence's query tokens are its last ones.
+    positions = np.arange(len(rows), dtype=np.int32) + np.repeat(step.seq_len - starts[1:], counts)
+    width = -(-int(step.seq_len.max(initial=0)) // size)
+    return Batch(
+        tokens=table.tokens[rows, positions],
+        positions=positions,
+        slots=table.blocks[rows, positions // size] * size + positions % size,
+        query_start=starts,
+        seq_len=step.seq_len,
+        block_table=table.blocks[step.row, :width],
+        sample=_sample_rows(step.sample, table),
+    )
+
+
+def _sample_rows(sample: RowSamples, table: RowTable) -> SampleRows:
+    sampling = table.sampling[sample.row]
+    return SampleRows(
+        row=sample.query,
+        position=sample.position,
+        seed=np.ascontiguousarray(sampling[:, :2]).view(np.uint64)[:, 0],
+        temperature=_floats(sampling[:, 2]),
+        top_p=_floats(sampling[:, 3]),
+        top_k=np.ascontiguousarray(sampling[:, 4]),
+        min_p=_floats(sampling[:, 5]),
+        logprobs=sample.logprobs,
+        adjust=_adjustments(sample, table),
+    )
+
+
+def _adjustments(sample: RowSamples, table: RowTable) -> list[LogitAdjust | None]:
+    if not any(sample.penalties):
+        return [None] * len(sample.penalties)
+    rows = zip(sample.penalties, sample.row.tolist(), strict=True)
+    return [None if penalty is None else _adjustment(penalty, table.tokens[row]) for penalty, row in rows]
+
+
+def _adjustment(penalty: Penalty, tokens: Int32) -> LogitAdjust:
+    return LogitAdjust(
+        prompt=tokens[: penalty.prompt_len],
+        output=tokens[penalty.prompt_len : penalty.total],
+        presence_penalty=penalty.presence_penalty,
+        frequency_penalty=penalty.frequency_penalty,
+        repetition_penalty=penalty.repetition_penalty,
+        banned=penalty.banned,
+    )
+
+
+def _floats(bits: NDArray[np.int32]) -> Float32:
+    return np.ascontiguousarray(bits).view(np.float32)

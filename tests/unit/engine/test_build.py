@@ -130,7 +130,7 @@ def test_available_memory_is_the_smaller_of_machine_and_group(
 @needs_native
 def test_a_model_larger_than_memory_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "available_memory", lambda: 50 << 20)
-    monkeypatch.setattr(factory, "_create", None)  # would fail if it were reached
+    monkeypatch.setattr(factory, "_create_cpu", None)  # would fail if it were reached
     with pytest.raises(ModelError, match=r"its weights take 0\.\d\d GiB of memory, 0\.05 GiB are available"):
         factory.load_engine(EngineSettings(backend="cpu"))
 

@@ -7,6 +7,7 @@ lengths of its sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +51,7 @@ class SampleRows:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LogitAdjust:
+class LogitAdjust(NamedTuple):  # one a row and step: a dataclass costs three times as much to make
     """Changes to one row of logits before sampling.
 
     `prompt` and `output` are the tokens so far (repetition penalty sees both; presence and frequency only the output,
@@ -90,10 +90,8 @@ def gather(step: RowStep) -> Batch:
     table, starts = step.table, step.query_start
     if table is None:
         raise ValueError("a step without a row table cannot be gathered")
-    counts, size = starts[1:] - starts[:-1], table.block_size
-    rows = np.repeat(step.row, counts)
-    # A sequence's query tokens are its last ones.
-    positions = np.arange(len(rows), dtype=np.int32) + np.repeat(step.seq_len - starts[1:], counts)
+    rows, positions = _tokens(step) if starts[-1] > len(step.row) else (step.row, step.seq_len - np.int32(1))
+    size = table.block_size
     width = -(-int(step.seq_len.max(initial=0)) // size)
     return Batch(
         tokens=table.tokens[rows, positions],
@@ -106,16 +104,26 @@ def gather(step: RowStep) -> Batch:
     )
 
 
+def _tokens(step: RowStep) -> tuple[Int32, Int32]:
+    """Row and position of each query token: they are the last ones of their sequence."""
+    ends = step.query_start[1:]
+    counts = ends - step.query_start[:-1]
+    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(step.seq_len - ends, counts)
+    return np.repeat(step.row, counts), positions
+
+
 def _sample_rows(sample: RowSamples, table: RowTable) -> SampleRows:
     sampling = table.sampling[sample.row]
+    columns = np.ascontiguousarray(sampling.T)
+    floats = columns.view(np.float32)
     return SampleRows(
         row=sample.query,
         position=sample.position,
         seed=np.ascontiguousarray(sampling[:, :2]).view(np.uint64)[:, 0],
-        temperature=_floats(sampling[:, 2]),
-        top_p=_floats(sampling[:, 3]),
-        top_k=np.ascontiguousarray(sampling[:, 4]),
-        min_p=_floats(sampling[:, 5]),
+        temperature=floats[2],
+        top_p=floats[3],
+        top_k=columns[4],
+        min_p=floats[5],
         logprobs=sample.logprobs,
         adjust=_adjustments(sample, table),
     )
@@ -137,7 +145,3 @@ def _adjustment(penalty: Penalty, tokens: Int32) -> LogitAdjust:
         repetition_penalty=penalty.repetition_penalty,
         banned=penalty.banned,
     )
-
-
-def _floats(bits: NDArray[np.int32]) -> Float32:
-    return np.ascontiguousarray(bits).view(np.float32)

@@ -10,7 +10,7 @@ included, and blocks must come back from the host as they went.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from octavo_inference.core.model_input import (
     RowTable,
     sampling_columns,
 )
-from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.core.sampling import sample
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.tools.bench.loads import answer

@@ -82,7 +82,7 @@ class _ServerCollector(Collector):
                 ("batch_rows", "Rows that decoded a token, summed over steps", report.steps.rows),
                 ("batch_rows_idle", "Rows held by finished sequences of a static batch", report.steps.idle_rows),
                 ("num_swaps", "Preempted sequences whose KV was kept in host memory", report.swaps),
-                ("pool_checks", "Times the block pool's books were found right while idle", report.checks),
+                ("pool_checks", "Passed accounting checks of the block pool while idle", report.checks),
                 ("recomputed_tokens", "Tokens computed again after a preemption", report.recomputed),
             ):
                 yield self._counter(prefix + name, text, value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import io
 import itertools
 import json
@@ -21,6 +20,7 @@ from octavo_common import json_logs
 from octavo_inference.common.errors import OctavoError, SettingsError
 from octavo_inference.config.server import ServerSettings, engine_parser
 from octavo_inference.core.engine import Engine
+from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import LoadedEngine, engine_for
 from octavo_inference.engine.process import engine_settings
 from octavo_inference.model_loader import ForeignModel, LoadedModel, load_model
@@ -120,12 +120,8 @@ def loads_of(given: argparse.Namespace) -> list[BenchLoad]:
 
 def run(settings: ServerSettings, loads: Sequence[BenchLoad], repetitions: int) -> tuple[dict[str, Any], list[Result]]:
     """Load the model and run all loads: what they ran on, and the results. Raises `OctavoError`."""
-    model = load_model(settings.model)
-    wishes = engine_settings(settings)
-    wishes = dataclasses.replace(
-        wishes, max_queued_requests=max(wishes.max_queued_requests, *(load.batch for load in loads))
-    )
-    loaded = engine_for(wishes, model)
+    model = load_model(local_model(settings.model).path)
+    loaded = engine_for(engine_settings(settings), model)
     for load in loads:
         require_room(loaded.engine, load)
     answer(loaded.engine, [[0]], [2])

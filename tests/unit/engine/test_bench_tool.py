@@ -15,7 +15,7 @@ import pytest
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import LoadedModel, TextModel
 from octavo_inference.tools.bench import command
-from octavo_inference.tools.bench.loads import Answers, BenchLoad, Result, Sample, answer, measure, rate
+from octavo_inference.tools.bench.loads import Answers, BenchLoad, LoadResult, Sample, answer, measure, rate
 
 from .echo import make_runner, tiny_model
 
@@ -130,5 +130,5 @@ def test_repetitions_see_prompts_that_no_other_has_seen() -> None:
 
 
 def test_mean_and_deviation_are_those_of_the_repetitions() -> None:
-    result = Result(BenchLoad("prompt", 1, 8, 1), tuple(Sample(r, 5.0, None) for r in (10.0, 12.0, 14.0)))
+    result = LoadResult(BenchLoad("prompt", 1, 8, 1), tuple(Sample(r, 5.0, None) for r in (10.0, 12.0, 14.0)))
     assert (result.mean, result.stddev, result.ttft, result.itl) == (12.0, 2.0, 5.0, None)

@@ -38,7 +38,7 @@ class Served:
     def compute(self) -> EngineStep:
         messages = list(self.sent)
         self.sent.clear()
-        return self._loop.turn(messages)
+        return self._loop.run_once(messages)
 
     def turn(self) -> None:
         self.router.deliver(self.compute())

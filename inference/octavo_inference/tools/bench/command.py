@@ -24,7 +24,7 @@ from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import LoadedEngine, engine_for
 from octavo_inference.engine.process import engine_settings
 from octavo_inference.model_loader import ForeignModel, LoadedModel, load_model
-from octavo_inference.tools.bench.loads import BenchLoad, Kind, Result, answer, measure
+from octavo_inference.tools.bench.loads import BenchLoad, Kind, LoadResult, answer, measure
 
 _DESCRIPTION = """Measure how fast a model runs on this machine: prompt, decode and mixed loads of random tokens through
 the engine, in this process, without HTTP. Each load runs once to warm up and then --repetitions times."""
@@ -118,7 +118,9 @@ def loads_of(given: argparse.Namespace) -> list[BenchLoad]:
     return [BenchLoad(kind, batch, prompt, decode) for kind, prompt, decode in sizes for batch in given.batch]
 
 
-def run(settings: ServerSettings, loads: Sequence[BenchLoad], repetitions: int) -> tuple[dict[str, Any], list[Result]]:
+def run(
+    settings: ServerSettings, loads: Sequence[BenchLoad], repetitions: int
+) -> tuple[dict[str, Any], list[LoadResult]]:
     """Load the model and run all loads: what they ran on, and the results. Raises `OctavoError`."""
     model = load_model(local_model(settings.model).path)
     loaded = engine_for(engine_settings(settings), model)
@@ -207,7 +209,7 @@ def processor() -> str:
     return found[1] if found else platform.machine()
 
 
-def row(result: Result) -> dict[str, Any]:
+def row(result: LoadResult) -> dict[str, Any]:
     """A result by the names of JSON and CSV."""
     load = result.load
     return {

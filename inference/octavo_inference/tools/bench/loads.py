@@ -108,7 +108,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LoadResult:
     """A load and its repetitions."""
 
     load: BenchLoad
@@ -136,10 +136,10 @@ class Result:
         return statistics.median(values) if values else None
 
 
-def measure(engine: Engine, load: BenchLoad, repetitions: int) -> Result:
+def measure(engine: Engine, load: BenchLoad, repetitions: int) -> LoadResult:
     """Run a load so many times, after one run that does not count. No prompt is ever repeated."""
     rng = random.Random(0)  # noqa: S311 -- no secrets
-    return Result(load, tuple(_sample(engine, load, rng) for _ in range(repetitions + 1))[1:])
+    return LoadResult(load, tuple(_sample(engine, load, rng) for _ in range(repetitions + 1))[1:])
 
 
 def _sample(engine: Engine, load: BenchLoad, rng: random.Random) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from octavo_inference.common.timeline import Timeline
 from octavo_inference.engine.spawn import EngineProcess
 
 if TYPE_CHECKING:
-    from octavo_inference.config.server import ServerSettings
+    from octavo_protocol.server_settings import ServerSettings
 
 
 def main() -> int:
@@ -64,15 +65,14 @@ def _main(child: EngineProcess, timeline: Timeline) -> int:
 
 def _local(settings: ServerSettings) -> ServerSettings:
     """The settings with the path of the model's files, which are downloaded if it is given by name."""
-    if settings.model == "smollm2" or Path(settings.model).exists():
+    if settings.engine.model == "smollm2" or Path(settings.engine.model).exists():
         return settings
-    from msgspec import structs  # noqa: PLC0415
-
     from octavo_inference.download.hub_cache import local_model  # noqa: PLC0415 -- most servers have a path
 
-    model = local_model(settings.model)
+    model = local_model(settings.engine.model)
     names = settings.served_model_names or model.names
-    return structs.replace(settings, model=model.path, served_model_names=names)
+    engine = dataclasses.replace(settings.engine, model=model.path)
+    return dataclasses.replace(settings, engine=engine, served_model_names=names)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,17 +10,8 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from octavo_inference.common.errors import OctavoError, RequestError
-from octavo_inference.config.engine import (
-    BackendName,
-    Batching,
-    Dtype,
-    EngineSettings,
-    KvDtype,
-    Preemption,
-    ProfileName,
-    Quantization,
-)
-from octavo_inference.config.server import quantity
+from octavo_inference.config.arguments import arguments_of
+from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
@@ -61,63 +53,18 @@ class RequestOutput:
 
 
 class LLM:
-    """A model loaded into this process. Parameter names are vLLM's where it has them.
+    """A model loaded into this process: `LLM("smollm2", max_model_len=4096, kv_memory="512Mi")`.
 
-    `model` is a folder, a .gguf file, `smollm2`, or a name of the hub (`ORG/NAME[:QUANTIZATION][@REVISION]`),
-    downloaded first; `kv_memory` and `swap_memory` are sizes such as "512Mi" or bytes;
-    the rest as the flags of `octavo-server`. With `tensor_parallel_size` above 1 other processes share the model: when
-    one of them ends, this one does too, with status 73. Raises `ModelError` or `SettingsError`.
+    Its arguments are the fields of `EngineSettings`, named as in vLLM where it has them. `model` is a folder, a .gguf
+    file, `smollm2`, or a name of the hub (`ORG/NAME[:QUANTIZATION][@REVISION]`), downloaded first; sizes are bytes, or
+    texts such as "512Mi". With `tensor_parallel_size` above 1 other processes share the model: when one of them ends,
+    this one does too, with status 73. Raises `ModelError` or `SettingsError`.
     """
 
-    def __init__(
-        self,
-        model: str = "smollm2",
-        *,
-        backend: BackendName = "auto",
-        dtype: Dtype = "auto",
-        quantization: Quantization = "auto",
-        kv_dtype: KvDtype = "auto",
-        max_model_len: int | None = None,
-        kv_memory: int | str | None = None,
-        block_size: int | None = None,
-        prefix_caching: bool = True,
-        max_running_requests: int | None = None,
-        max_batched_tokens: int | None = None,
-        chunked_prefill: bool = True,
-        overlap: bool | None = None,
-        tensor_parallel_size: int = 1,
-        cuda_graphs: bool | None = None,
-        threads: int | None = None,
-        profile: ProfileName = "balanced",
-        batching: Batching = "continuous",
-        preemption: Preemption = "recompute",
-        swap_memory: int | str | None = None,
-    ) -> None:
-        loaded = load_engine(
-            EngineSettings(
-                model=local_model(model).path,
-                backend=backend,
-                dtype=dtype,
-                quantization=quantization,
-                kv_dtype=kv_dtype,
-                max_model_len=max_model_len,
-                kv_memory=quantity(kv_memory) if isinstance(kv_memory, str) else kv_memory,
-                block_size=block_size,
-                prefix_caching=prefix_caching,
-                max_running_requests=max_running_requests,
-                max_batched_tokens=max_batched_tokens,
-                chunked_prefill=chunked_prefill,
-                overlap=overlap,
-                tensor_parallel_size=tensor_parallel_size,
-                cuda_graphs=cuda_graphs,
-                threads=threads,
-                profile=profile,
-                batching=batching,
-                preemption=preemption,
-                swap_memory=quantity(swap_memory) if isinstance(swap_memory, str) else swap_memory,
-                static_wait_ms=0,  # all there will be is there when the first step begins
-            )
-        )
+    # A static batch need not wait: all there will be is there when its first step begins.
+    @arguments_of(EngineSettings, static_wait_ms=0)
+    def __init__(self, settings: EngineSettings) -> None:
+        loaded = load_engine(dataclasses.replace(settings, model=local_model(settings.model).path))
         self.engine = loaded.engine
         self.settings = loaded.settings
         self.tokenizer = loaded.text.tokenizer

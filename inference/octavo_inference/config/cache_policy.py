@@ -7,9 +7,10 @@ long as the program runs; a batch job shares it while it runs and never comes ba
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-PolicyName = Literal["chat", "api", "batch"]
+from octavo_protocol.engine_settings import PolicyName
+
+__all__ = ["POLICIES", "CachePolicy", "PolicyName"]
 
 
 @dataclass(frozen=True, slots=True)

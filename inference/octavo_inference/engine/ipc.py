@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
-from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.request import Abort, Output, Request, ResetCache
 from octavo_protocol.load import EngineStats
+from octavo_protocol.server_settings import ServerSettings
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

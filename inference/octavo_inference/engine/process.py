@@ -9,6 +9,7 @@ ends, `recv` returns nothing and this process ends, too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import gc
 import importlib
@@ -30,12 +31,12 @@ from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.common.process import DUMP_SIGNAL, EXIT_CORRUPT, EXIT_DEVICE_LOST, EXIT_RANK_LOST
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.engine import PROFILES, EngineSettings
-from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.block_pool import PoolError
 from octavo_inference.core.request import Abort, Request, ResetCache
 from octavo_inference.distributed.executor import End
 from octavo_inference.engine.ipc import EngineFailure, EngineInfo, Ready, decode_start, decode_to_engine
 from octavo_inference.engine.loop import EngineLoop
+from octavo_protocol.server_settings import ServerSettings
 
 if TYPE_CHECKING:  # what it imports comes while the model is read
     from octavo_inference.core.engine import Engine
@@ -153,33 +154,10 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
 
 
 def engine_settings(settings: ServerSettings) -> EngineSettings:
-    """A server's settings as its engine takes them: a server bounds how much prompts slow its answers."""
-    return EngineSettings(
-        model=settings.model,
-        backend=settings.device,
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        kv_dtype=settings.kv_dtype,
-        max_model_len=settings.max_model_len,
-        kv_memory=settings.kv_memory,
-        block_size=settings.block_size,
-        prefix_caching=settings.prefix_caching,
-        max_running_requests=settings.max_running_requests,
-        max_batched_tokens=settings.max_batched_tokens,
-        max_queued_requests=settings.max_queued_requests,
-        chunked_prefill=settings.chunked_prefill,
-        prefill_slowdown=settings.prefill_slowdown or PROFILES[settings.profile].prefill_slowdown,
-        overlap=settings.overlap,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        cuda_graphs=settings.cuda_graphs,
-        threads=settings.threads,
-        profile=settings.profile,
-        batching=settings.batching,
-        static_wait_ms=settings.static_wait_ms,
-        preemption=settings.preemption,
-        swap_memory=settings.swap_memory,
-        cache_policy=settings.cache_policy,
-    )
+    """A server's settings of its engine: a server bounds how much prompts slow its answers."""
+    engine = settings.engine
+    slowdown = engine.prefill_slowdown or PROFILES[engine.profile].prefill_slowdown
+    return dataclasses.replace(engine, prefill_slowdown=slowdown)
 
 
 def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
@@ -207,11 +185,11 @@ def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
         max_running_requests=limits.max_running,
         max_batched_tokens=limits.max_batched_tokens,
         threads=loaded.settings.threads or 0,
-        profile=settings.profile,
-        batching=settings.batching,
+        profile=settings.engine.profile,
+        batching=settings.engine.batching,
         prefill_slowdown=limits.prefill_slowdown or 0.0,
-        preemption=settings.preemption,
-        cache_policy=settings.cache_policy,
+        preemption=settings.engine.preemption,
+        cache_policy=settings.engine.cache_policy,
         prefix_caching=limits.prefix_caching,
         overlap=loaded.engine.overlaps,
         cuda_graphs=loaded.captured,

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_inference.config.server import ServerSettings
+    from octavo_protocol.server_settings import ServerSettings
 
 _SOCKET_BUFFER = 1 << 20
 

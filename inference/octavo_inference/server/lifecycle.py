@@ -22,7 +22,6 @@ from starlette.types import ASGIApp
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
@@ -34,6 +33,7 @@ from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.server.sockets import Sockets
 from octavo_inference.tokenizer.assets import check_vocabulary, load_words
+from octavo_protocol.server_settings import ServerSettings
 
 log = logging.getLogger("octavo.server")
 
@@ -66,7 +66,7 @@ async def _main(
 ) -> int:
     client = ProcessClient(child, stall_seconds=settings.stall_seconds)
     service = Service(
-        names=settings.served_model_names or (_default_name(settings.model),),
+        names=settings.served_model_names or (_default_name(settings.engine.model),),
         router=client.router,
         start_time=time.time() - timeline.now(),
         tenant_header=settings.tenant_header,
@@ -159,9 +159,9 @@ async def _start(
     """Load the tokenizer here and the weights there, generate one token, be ready."""
     # Both fail on a path that is not there. `gather` raises the first and keeps the second quiet.
     (text, longest), info = await asyncio.gather(
-        asyncio.to_thread(_load_text, settings.model), _start_engine(client, timeline)
+        asyncio.to_thread(_load_text, settings.engine.model), _start_engine(client, timeline)
     )
-    check_vocabulary(text.tokenizer, info.vocab_size, settings.model)
+    check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
     timeline.mark("tokenizer")
     await _warm_up(client.router, info)
     timeline.mark("first token")

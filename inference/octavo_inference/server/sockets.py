@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from octavo_inference.common.errors import OctavoError
-from octavo_inference.config.server import ServerSettings
+from octavo_protocol.server_settings import ServerSettings
 
 
 class Sockets:

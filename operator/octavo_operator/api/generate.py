@@ -1,4 +1,4 @@
-"""`python -m octavo_operator.api.generate [--check]`: the files that follow from the API's types."""
+"""`python -m octavo_operator.api.generate [--check]`: the files that follow from the API's types and the settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from octavo_operator.api.reference import page
+from octavo_operator.api.reference import page, settings_page
 from octavo_operator.api.schema import crd
 
 _CRD = "llmdeployments.octavo.dev.yaml"
@@ -31,6 +31,7 @@ def files() -> dict[str, str]:
         f"crds/{_CRD}": text,
         f"charts/octavo/files/{_CRD}": text,
         "docs/reference/api.md": page(definition),
+        "docs/reference/settings.md": settings_page(),
     }
 
 

@@ -1,10 +1,13 @@
-"""The reference page of the API, from the same schema the API server gets."""
+"""The reference pages: of the API, from the same schema the API server gets, and of the server's settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from octavo_operator.api.base import Json
+from octavo_protocol.engine_settings import EngineSettings
+from octavo_protocol.knobs import BYTES, Setting, settings_of
+from octavo_protocol.server_settings import ServerSettings
 
 
 def page(crd: Json) -> str:
@@ -31,6 +34,44 @@ def page(crd: Json) -> str:
             if rules := block.get("x-kubernetes-validations"):
                 lines += ["", "Rules:", "", *(f"- {rule['message']}" for rule in rules)]
     return "\n".join(lines) + "\n"
+
+
+def settings_page() -> str:
+    """Markdown of all settings of `octavo-server`."""
+    table = (*settings_of(EngineSettings), *settings_of(ServerSettings))
+    lines = [
+        "# Settings of octavo-server",
+        "",
+        "Each setting is a flag and, without the dashes, a key of the TOML file of `--config FILE`. A setting with a",
+        "field is also one of an `LLMDeployment`, below `spec.engine`. `LLM(...)` takes those of the model and the",
+        "engine, with underscores, `--device` as `backend`. How they work together: [octavo-server](server.md).",
+        "Generated from `protocol/octavo_protocol/engine_settings.py` and `server_settings.py` by `make generate`.",
+    ]
+    for group in dict.fromkeys(setting.knob.group for setting in table):
+        lines += ["", f"## {group}", "", "| flag | values | default | field | meaning |", "|---|---|---|---|---|"]
+        lines += [_setting_row(setting) for setting in table if setting.knob.group == group]
+    return "\n".join(lines) + "\n"
+
+
+def _setting_row(setting: Setting) -> str:
+    knob = setting.knob
+    flag = f"`--{setting.key}`" + (f", `--no-{setting.key}`" if setting.is_switch else "")
+    field = f"`{knob.api.path}`" if knob.api else ""
+    default = setting.default_text if knob.unset or setting.is_switch else f"`{setting.default_text}`"
+    return f"| {flag} | {_values(setting)} | {default} | {field} | {knob.help} |"
+
+
+def _values(setting: Setting) -> str:
+    knob = setting.knob
+    if setting.offered:
+        return ", ".join(f"`{choice}`" for choice in setting.offered)
+    if setting.is_switch:
+        return ""
+    if knob.unit == BYTES:
+        return "size, as in `512Mi`"
+    if knob.low is not None and knob.high is not None:
+        return f"{knob.low:,} to {knob.high:,}{f' {knob.unit}' if knob.unit else ''}"
+    return "texts" if setting.is_list else "text"
 
 
 def _blocks(path: str, node: Json) -> Iterator[tuple[str, Json]]:

@@ -6,6 +6,7 @@ are about (`RULES`). Fields that the engine can choose better for the device it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from octavo_operator.api.v1alpha1_cache import Cache
 from octavo_operator.api.v1alpha1_engine import EngineSpec
 from octavo_operator.api.v1alpha1_routing import Routing
 from octavo_operator.api.v1alpha1_scheduling import Scheduling
+from octavo_protocol.engine_settings import GPU_PROFILES, PROFILES, BatchProfile, ProfileName
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
 
@@ -657,16 +659,18 @@ class Availability(ApiBlock):
 _MEMORY = "(has(self.resources.memory) ? string(self.resources.memory) : has(self.resources.profile) ? '' : '16Gi')"
 
 
-def _by_profile(latency: int, balanced: int, throughput: int) -> str:
+def _by_profile(profiles: Mapping[ProfileName, BatchProfile]) -> str:
     profile = "self.engine.profile"
+    rows = {name: sizes.max_running_requests for name, sizes in profiles.items()}
     return (
-        f"(!has({profile}) || {profile} == 'balanced' ? {balanced} : {profile} == 'latency' ? {latency} : {throughput})"
+        f"(!has({profile}) || {profile} == 'balanced' ? {rows['balanced']} : "
+        f"{profile} == 'latency' ? {rows['latency']} : {rows['throughput']})"
     )
 
 
 _ROWS = (
     "(has(self.engine.scheduler.maxRunningRequests) ? self.engine.scheduler.maxRunningRequests : "
-    f"self.resources.gpu.count > 0 ? {_by_profile(32, 256, 512)} : {_by_profile(16, 64, 256)})"
+    f"self.resources.gpu.count > 0 ? {_by_profile(GPU_PROFILES)} : {_by_profile(PROFILES)})"
 )
 _BATCHED = "self.engine.scheduler.maxBatchedTokens"
 _TENSOR, _COUNT = "self.engine.parallelism.tensor", "self.resources.gpu.count"

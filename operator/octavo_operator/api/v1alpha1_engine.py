@@ -1,15 +1,19 @@
 """Engine of LLMDeployment v1alpha1: the knobs of octavo-server that people tune; `extraArgs` for the rest.
 
-What the engine, its profile or its device decide has no default here: "given" must be told from "left open".
+The knobs are declared in `octavo_protocol.engine_settings`; `with_knobs` makes those of a block its fields. What the
+engine, its profile or its device decide has no default in the API: "given" must be told from "left open".
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from octavo_operator.api.base import OBJECT_NAME, ApiBlock, Bytes, ObjectName, Rule
+from octavo_operator.api import knobs
+from octavo_operator.api.base import OBJECT_NAME, ApiBlock, ObjectName, Rule
+from octavo_operator.api.knobs import with_knobs
+from octavo_protocol.engine_settings import EngineSettings
 
 # Flags that describe where the operator put things: pods made with other values could not be reached or drained.
 RESERVED_FLAGS = (
@@ -27,6 +31,7 @@ RESERVED_FLAGS = (
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
+@with_knobs("kv")
 class Kv(ApiBlock):
     """The KV cache pool."""
 
@@ -38,38 +43,13 @@ class Kv(ApiBlock):
         ),
     )
 
-    memory: Bytes | None = Field(
-        default=None,
-        description="memory is the size of the KV cache pool of one replica, a quantity of at least 1Mi. If a replica "
-        "has several GPUs, it is the size on each GPU. If unset, the server derives it from the free memory of the "
-        "device.",
-    )
-    block_size: Literal[16, 32, 64, 128] | None = Field(
-        default=None,
-        description="blockSize is the number of tokens in one KV block: 16, 32, 64 or 128. The value 16 requires a "
-        "GPU. Defaults to 16 on a GPU, and to 32 on a CPU.",
-    )
-    dtype: Literal["auto", "fp8", "int8"] | None = Field(
-        default=None,
-        description="dtype is the data type of the KV cache on a GPU. fp8 and int8 store about twice the tokens in "
-        "the same memory, and require a GPU. auto is the data type of the computation. Defaults to auto.",
-    )
 
-
+@with_knobs("parallelism")
 class Parallelism(ApiBlock):
     """How the GPUs of one replica share a model."""
 
-    tensor: int = Field(
-        default=1,
-        ge=1,
-        le=16,
-        description="tensor is the number of GPUs over which each layer of the model is split (tensor parallelism). "
-        "Above 1, resources.gpu.count must have the same value. The model's attention heads and the inner size of its "
-        "MLP must be divisible by it. The number of key-value heads must be a multiple or a divisor of it. Must be "
-        "between 1 and 16. Defaults to 1.",
-    )
 
-
+@with_knobs("scheduler")
 class SchedulerSpec(ApiBlock):
     """Bounds of one engine step, of the queue before it, and what happens when there is no room."""
 
@@ -94,67 +74,6 @@ class SchedulerSpec(ApiBlock):
             message="scheduler.swapMemory must be at least 1Mi; a unit may be missing, as in 512Mi",
             found="'scheduler.swapMemory is ' + string(self.swapMemory) + ' bytes: a unit is missing, as in 512Mi'",
         ),
-    )
-
-    max_running_requests: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="maxRunningRequests is the maximum number of sequences that are computed at the same time. Must "
-        "be between 1 and 4096. Defaults to the value of engine.profile.",
-    )
-    max_batched_tokens: int | None = Field(
-        default=None,
-        ge=16,
-        le=262144,
-        description="maxBatchedTokens is the maximum number of prompt and output tokens in one engine step. It cannot "
-        "be less than maxRunningRequests. Must be between 16 and 262144. Defaults to the value of engine.profile.",
-    )
-    max_queued_requests: int | None = Field(
-        default=None,
-        ge=0,
-        le=65536,
-        description="maxQueuedRequests is the maximum number of requests that wait in one replica. Further requests "
-        "are rejected with status 503. If 0, a request that cannot start immediately is rejected. Must be between 0 "
-        "and 65536. Defaults to 1024.",
-    )
-    chunked_prefill: bool = Field(
-        default=True,
-        description="chunkedPrefill indicates whether long prompts are computed in chunks, in the same steps as "
-        "decode tokens. If false, each prompt is computed in one step. Defaults to true.",
-    )
-    prefill_slowdown_percent: int | None = Field(
-        default=None,
-        ge=105,
-        le=100_000,
-        description="prefillSlowdownPercent is the maximum duration of a step with a prompt among 16 running "
-        "requests, in percent of a step without it. Lower values give even streams; higher values give a shorter time "
-        "to first token. Requires chunkedPrefill. Must be between 105 and 100000. Defaults to the value of "
-        "engine.profile.",
-    )
-    batching: Literal["continuous", "static"] | None = Field(
-        default=None,
-        description="batching is the method by which requests are batched. continuous lets requests join and leave "
-        "the batch at each step. static completes each batch before the next one starts, for comparisons. Defaults to "
-        "continuous.",
-    )
-    static_wait_milliseconds: int | None = Field(
-        default=None,
-        ge=0,
-        le=60_000,
-        description="staticWaitMilliseconds is the maximum time that a static batch waits for more requests, in "
-        "milliseconds. If 0, it does not wait. Requires batching static. Must be between 0 and 60000. Defaults to 50.",
-    )
-    preemption: Literal["recompute", "swap"] | None = Field(
-        default=None,
-        description="preemption is the treatment of the KV blocks of a preempted sequence. recompute frees them and "
-        "computes them again. swap copies them to swapMemory and back. Defaults to recompute.",
-    )
-    swap_memory: Bytes | None = Field(
-        default=None,
-        description="swapMemory is the size of the memory for KV blocks of preempted sequences, a quantity of at "
-        "least 1Mi. It is host memory in addition to the KV cache pool. Requires preemption swap. Defaults to a "
-        "quarter of the pool.",
     )
 
 
@@ -265,7 +184,12 @@ class EnvFrom(ApiBlock):
     )
 
 
-class EngineSpec(ApiBlock):
+@with_knobs("")
+class EngineKnobs(ApiBlock):
+    """Settings of the server that are in no block."""
+
+
+class EngineSpec(EngineKnobs):
     """How the inference server runs."""
 
     RULES = (
@@ -299,53 +223,10 @@ class EngineSpec(ApiBlock):
         description="image is the container image of the server. If unset, the image of the installation is used. A "
         "change of the installation's image affects running replicas only with the next change of their spec.",
     )
-    profile: Literal["latency", "balanced", "throughput"] | None = Field(
-        default=None,
-        description="profile is the source of defaults for scheduler.maxRunningRequests, maxBatchedTokens and "
-        "prefillSlowdownPercent, in this order. On a CPU, latency is 16, 256, 130; balanced is 64, 512, 150; "
-        "throughput is 256, 1024, 400. On a GPU, latency is 32, 512, 130; balanced is 256, 2048, 150; throughput is "
-        "512, 8192, 400. Fields that are set take precedence. Defaults to balanced.",
-    )
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        default="auto",
-        description="dtype is the data type of the computation. auto is the type that suits the weights and the "
-        "device. bfloat16 converts quantised weights, which is more exact, but slower and larger. float32 is for "
-        "comparisons. Defaults to auto.",
-    )
-    quantization: Literal["auto", "fp8"] | None = Field(
-        default=None,
-        description="quantization is the format of the weights on a GPU. fp8 rounds them to 8 bits, and requires a "
-        "GPU. auto keeps the format of the checkpoint. Defaults to auto.",
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=16,
-        le=10_000_000,
-        description="maxModelLen is the maximum length of a sequence (prompt and output), in tokens. Must be between "
-        "16 and 10000000. Defaults to the context length of the model.",
-    )
-    threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="threads is the number of threads for computation on a CPU. Must be between 1 and 1024. Defaults "
-        "to resources.cpu, rounded down.",
-    )
     parallelism: Parallelism = Field(
         default=Parallelism(), description="parallelism defines how the GPUs of one replica share the model."
     )
     kv: Kv = Field(default=Kv(), description="kv defines the KV cache pool of one replica.")
-    prefix_caching: bool = Field(
-        default=True,
-        description="prefixCaching indicates whether KV blocks are kept for later requests with the same prefix. If "
-        "false, each prompt is computed in full. Defaults to true.",
-    )
-    cache_policy: Literal["chat", "api", "batch"] | None = Field(
-        default=None,
-        description="cachePolicy is the retention of cached prefixes for requests that specify no policy. chat "
-        "retains them for 24 hours. api retains them for 1 hour, in at most half of the pool. batch retains them for "
-        "6 minutes, in at most a tenth of the pool. Requires prefixCaching. Defaults to chat.",
-    )
     scheduler: SchedulerSpec = Field(
         default=SchedulerSpec(), description="scheduler defines the limits of an engine step and of the request queue."
     )
@@ -370,3 +251,8 @@ class EngineSpec(ApiBlock):
         description="extraArgs are additional flags of octavo-server. They take precedence over the fields of engine. "
         "Flags that the operator sets are not allowed. If empty, there are none.",
     )
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The knobs as the engine takes them; what is left open has the engine's default."""
+        return knobs.engine_settings(self)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.resources.config import quantity, threads
+from octavo_protocol.engine_settings import PROFILES, EngineSettings
 from octavo_protocol.model import ModelReport
 
 # Interpreter, libraries and vocabulary of the server's two processes; measured and rounded up.
@@ -19,8 +20,6 @@ _BLOCK_SIZE = 32
 _KV_SHARE = 0.25
 _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
-# Running requests and tokens of a step, by profile, on a CPU.
-_PROFILES = {"latency": (16, 256), "balanced": (64, 512), "throughput": (256, 1024)}
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
     *("kv-memory", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype", "block-size", "profile"),
@@ -63,25 +62,25 @@ def kv_element_bytes(dtype: str) -> int:
 
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     """The estimate for a replica with this memory limit; None where only the server can tell."""
-    engine = spec.engine
+    settings = spec.engine.settings
     if spec.resources.gpu.count:
         # Weights and KV are on the GPU, whose free memory is known only when the server starts.
         return None
-    weights = found.weights.get(engine.dtype, 0)
-    given = {flag.lstrip("-").partition("=")[0] for flag in engine.extra_args}
+    weights = found.weights.get(settings.dtype, 0)
+    given = {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args}
     if not (weights and found.kv_elements_per_token and found.max_length) or given & set(_SIZING):
         return None
     limit = int(quantity(memory))
-    running, batched = _PROFILES[engine.profile or "balanced"]
-    running = engine.scheduler.max_running_requests or running
-    block_size = engine.kv.block_size or _BLOCK_SIZE
-    block = found.kv_elements_per_token * kv_element_bytes(engine.dtype) * block_size
-    length = min(engine.max_model_len or found.max_length, found.max_length)
-    kv = _pool(spec, limit, running * math.ceil(length / block_size) * block) // block * block
-    if engine.max_model_len is None:
+    profile = PROFILES[settings.profile]
+    running = settings.max_running_requests or profile.max_running_requests
+    block_size = settings.block_size or _BLOCK_SIZE
+    block = found.kv_elements_per_token * kv_element_bytes(settings.dtype) * block_size
+    length = min(settings.max_model_len or found.max_length, found.max_length)
+    kv = _pool(settings, limit, running * math.ceil(length / block_size) * block) // block * block
+    if settings.max_model_len is None:
         length = min(length, max(kv // block, 1) * block_size)
-    chunked = engine.scheduler.chunked_prefill
-    tokens = engine.scheduler.max_batched_tokens or max(batched, running, 0 if chunked else length)
+    whole = 0 if settings.chunked_prefill else length
+    tokens = settings.max_batched_tokens or max(profile.max_batched_tokens, running, whole)
     return Estimate(
         limit=limit,
         weights=weights,
@@ -89,7 +88,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         activations=found.token_bytes * tokens
         + found.row_bytes * (running + threads(spec))
         + _TOKEN_BYTES * running * length,
-        swap=_swap(spec, kv),
+        swap=_swap(settings, kv),
         sequence=math.ceil(length / block_size) * block,
         block=block,
         block_size=block_size,
@@ -97,30 +96,30 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     )
 
 
-def _pool(spec: Spec, limit: int, useful: int) -> int:
-    if spec.engine.kv.memory is not None:
-        return int(quantity(spec.engine.kv.memory))
+def _pool(settings: EngineSettings, limit: int, useful: int) -> int:
+    if settings.kv_memory is not None:
+        return settings.kv_memory
     # The engine process itself is already resident when the server measures free memory.
     return min(int(max(0, limit - PROCESSES) * _KV_SHARE), useful)
 
 
-def _swap(spec: Spec, kv: int) -> int:
-    scheduler = spec.engine.scheduler
-    if scheduler.preemption != "swap":
+def _swap(settings: EngineSettings, kv: int) -> int:
+    if settings.preemption != "swap":
         return 0
-    return int(quantity(scheduler.swap_memory)) if scheduler.swap_memory else int(kv * _SWAP_SHARE)
+    return settings.swap_memory or int(kv * _SWAP_SHARE)
 
 
 def refusal(spec: Spec, found: Estimate) -> str:
     """Why a replica does not fit, with the figures and the fixes; empty when it fits."""
     if found.total > found.limit:
         return _too_little(spec, found)
-    if found.sequence <= found.kv or spec.engine.max_model_len is None:
+    settings = spec.engine.settings
+    if found.sequence <= found.kv or settings.max_model_len is None:
         return ""
     ways = [f"set spec.engine.kv.memory to {_mib(found.sequence)} or more"]
     if found.kv_tokens >= 16:
         ways.append(f"lower spec.engine.maxModelLen to {found.kv_tokens}")
-    pool = "spec.engine.kv.memory" if spec.engine.kv.memory else "a quarter of what spec.resources.memory leaves"
+    pool = "spec.engine.kv.memory" if settings.kv_memory else "a quarter of what spec.resources.memory leaves"
     return (
         f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {_mib(found.sequence)}, and "
         f"the pool has {_mib(found.kv)} ({pool}); {', or '.join(ways)}"
@@ -128,12 +127,12 @@ def refusal(spec: Spec, found: Estimate) -> str:
 
 
 def _too_little(spec: Spec, found: Estimate) -> str:
-    rest = found.total - found.kv
+    rest, length_given = found.total - found.kv, spec.engine.settings.max_model_len is not None
     ways = [f"set at least {_mib(found.total)}"]
     room = (found.limit - rest) // found.block * found.block
-    if room >= max(2 * found.block, found.sequence if spec.engine.max_model_len else 0):
+    if room >= max(2 * found.block, found.sequence if length_given else 0):
         ways.append(f"lower spec.engine.kv.memory to {_mib(room, up=False)}")
-    elif room >= 2 * found.block and spec.engine.max_model_len:
+    elif room >= 2 * found.block and length_given:
         tokens = room // found.block * found.block_size
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and spec.engine.kv.memory to {_mib(room, up=False)}")
     parts = [

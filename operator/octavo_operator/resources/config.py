@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from decimal import Decimal
 
+from octavo_operator.api import knobs
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.api.v1alpha1 import Spec
@@ -34,14 +35,12 @@ def threads(spec: Spec) -> int:
 
     A container without a CPU limit sees all CPUs of its node, so two replicas without a bound would both use all.
     """
-    return spec.engine.threads or max(1, int(quantity(spec.resources.cpu)))
+    return spec.engine.settings.threads or max(1, int(quantity(spec.resources.cpu)))
 
 
 def server_settings(owner: LLMDeployment) -> Json:
     """Settings of octavo-server by flag name. Unset fields are omitted: the server's defaults apply."""
-    spec, engine, scheduler = owner.spec, owner.spec.engine, owner.spec.engine.scheduler
-    on_cpu = spec.resources.gpu.count == 0
-    slowdown = scheduler.prefill_slowdown_percent
+    spec, on_cpu = owner.spec, owner.spec.resources.gpu.count == 0
     settings: Json = {
         "model": owner.source.path,
         "served-model-name": list(owner.model_names),
@@ -52,30 +51,15 @@ def server_settings(owner: LLMDeployment) -> Json:
         # Trusted: from outside their namespace pods accept requests only from gateways, which check the API keys.
         "tenant-header": True,
         "device": "cpu" if on_cpu else "cuda",
-        "tensor-parallel-size": engine.parallelism.tensor if engine.parallelism.tensor > 1 else None,
-        "dtype": engine.dtype,
-        "quantization": engine.quantization,
-        "kv-dtype": engine.kv.dtype,
-        "max-model-len": engine.max_model_len,
-        "threads": threads(spec) if on_cpu else engine.threads,
-        "kv-memory": engine.kv.memory,
-        "block-size": engine.kv.block_size,
-        "prefix-caching": engine.prefix_caching,
-        "cache-policy": engine.cache_policy,
-        "profile": engine.profile,
-        "max-running-requests": scheduler.max_running_requests,
-        "max-batched-tokens": scheduler.max_batched_tokens,
-        "max-queued-requests": scheduler.max_queued_requests,
-        "chunked-prefill": scheduler.chunked_prefill,
-        "prefill-slowdown": None if slowdown is None else slowdown / 100,
-        "batching": scheduler.batching,
-        "static-wait-ms": scheduler.static_wait_milliseconds,
-        "preemption": scheduler.preemption,
-        "swap-memory": scheduler.swap_memory,
+        **knobs.given(spec.engine),
         "drain-timeout": spec.drain.timeout_seconds,
         "stall-seconds": spec.probes.liveness_stall_seconds,
         "log-format": "json",
     }
+    if on_cpu:
+        settings["threads"] = threads(spec)
+    if spec.engine.settings.tensor_parallel_size == 1:
+        del settings["tensor-parallel-size"]  # images from before the flag do not know it
     return {name: value for name, value in settings.items() if value is not None}
 
 

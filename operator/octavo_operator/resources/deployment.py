@@ -126,8 +126,8 @@ def pod_template(
     }
     if spec.resources.gpu.count:
         pod["volumes"].append({"name": "triton", "emptyDir": {"sizeLimit": "1Gi"}})
-    if spec.engine.parallelism.tensor > 1:
-        size = f"{SHARED_MEMORY_MIB * spec.engine.parallelism.tensor}Mi"
+    if (ranks := spec.engine.settings.tensor_parallel_size) > 1:
+        size = f"{SHARED_MEMORY_MIB * ranks}Mi"
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if owner.source.downloads and not owner.cache_claim:
         pod["initContainers"] = [source.prefetch(owner, image, found.revision)]
@@ -176,7 +176,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
             {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),
-            *([{"name": "shm", "mountPath": SHARED_MEMORY}] if spec.engine.parallelism.tensor > 1 else []),
+            *([{"name": "shm", "mountPath": SHARED_MEMORY}] if spec.engine.settings.tensor_parallel_size > 1 else []),
         ],
     }
     if spec.engine.env_from:

@@ -153,10 +153,10 @@ def _model(previous: ModelStatus | None, view: StatusInput) -> ModelStatus | Non
     identity = model_job.identity(view.owner)
     if not isinstance(view.model, Resolved):
         return previous if previous and previous.identity == identity else None
-    found, engine = view.model.found, view.owner.spec.engine
+    found, engine = view.model.found, view.owner.spec.engine.settings
     # An inspection reports sizes for the dtype of the checkpoint or `dtype`: not valid with another quantization.
-    weights = found.weights.get(engine.dtype) if engine.quantization in (None, "auto") else None
-    kv_bytes = found.kv_elements_per_token * kv_element_bytes(engine.dtype) if engine.kv.dtype in (None, "auto") else 0
+    weights = found.weights.get(engine.dtype) if engine.quantization == "auto" else None
+    kv_bytes = found.kv_elements_per_token * kv_element_bytes(engine.dtype) if engine.kv_dtype == "auto" else 0
     return ModelStatus(
         identity=identity,
         resolved_revision=found.revision or None,

@@ -16,13 +16,13 @@ from tests.support.waiting import eventually_async
 from octavo_inference.common.errors import ModelError
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.config.server import ServerSettings
 from octavo_inference.core.request import Abort, Output, Request, SamplingParams
 from octavo_inference.engine import ipc, process
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo, EngineStep, Ready, Start, decode_from_engine
 from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.engine.process import Channel
+from octavo_protocol.server_settings import ServerSettings
 
 INFO = EngineInfo(
     backend="fake",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.config.server import ServerSettings, build_parser, parse, quantity
+from octavo_inference.config.server import build_parser, parse
+from octavo_protocol.engine_settings import EngineSettings
+from octavo_protocol.knobs import settings_of
+from octavo_protocol.server_settings import ServerSettings
 
 
 def test_defaults():
@@ -40,16 +43,8 @@ def test_every_flag_in_a_file_or_on_the_command_line(tmp_path):
     assert from_file == parse(flags.split())
     assert from_file.served_model_names == ("big", "alias")
     mixed = parse(["--config", str(file), "--served-model-name", "other", "--prefix-caching", "--threads=4"])
-    assert (mixed.served_model_names, mixed.prefix_caching, mixed.threads) == (("other",), True, 4)
-    assert mixed.max_model_len == 4096
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("0", 0), ("1024", 1024), ("512Mi", 2**29), ("1.5Gi", 3 * 2**29), ("2k", 2000), ("3G", 3 * 10**9)],
-)
-def test_quantities(text, size):
-    assert quantity(text) == size
+    assert (mixed.served_model_names, mixed.engine.prefix_caching, mixed.engine.threads) == (("other",), True, 4)
+    assert mixed.engine.max_model_len == 4096
 
 
 @pytest.mark.parametrize(
@@ -61,6 +56,7 @@ def test_quantities(text, size):
         (["--kv-memory", "12Q"], ["--kv-memory", "12Q", "512Mi"]),
         (["--kv-memory", "10k"], ["--kv-memory", "1Mi"]),
         (["--dtype", "fp8"], ["--dtype", "fp8", "bfloat16"]),
+        (["--device", "reference"], ["--device", "reference", "auto, cpu or cuda"]),
         (["--block-size", "17"], ["--block-size", "17", "32"]),
         (["--max-model-len", "-5"], ["--max-model-len"]),
         (["--served-model-name", "a b"], ["--served-model-name", "a b"]),
@@ -98,8 +94,4 @@ def test_errors_of_a_file_name_the_file(tmp_path, text, words):
 
 def test_help_tells_every_flag():
     text = build_parser().format_help()
-    assert all(
-        f"--{name.replace('_', '-')}" in text
-        for name in ServerSettings.__struct_fields__
-        if name != "served_model_names"
-    )
+    assert all(f"--{setting.key}" in text for setting in (*settings_of(EngineSettings), *settings_of(ServerSettings)))

@@ -117,7 +117,7 @@ def test_written_file_is_what_the_server_reads(
     output = tmp_path / "profile.toml"
     shape = ["--prompt-tokens", "6", "--answer-tokens", "3", "--concurrency", "3"]
     assert command.main(["--threads", "2", "--kv-memory", "1Mi", *shape, "--output", str(output)]) == 0
-    settings = parse(["--config", str(output)])
+    settings = parse(["--config", str(output)]).engine
     assert (settings.threads, settings.kv_memory) == (2, 2**20)
     assert settings.max_batched_tokens == (64 if faster else None)
     printed = capsys.readouterr()

@@ -16,11 +16,13 @@ from octavo_common import json_logs
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.common.errors import OctavoError, SettingsError
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.config.server import ServerSettings, engine_parser
+from octavo_inference.config.server import engine_parser, server_settings
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.engine.process import engine_settings
 from octavo_inference.tools.tune.search import FinalResult, TrialSettings, final, grid, halving
 from octavo_inference.tools.tune.trials import Engines, RequestShape, TrialLoad, read_shapes, run
+from octavo_protocol.knobs import settings_of
+from octavo_protocol.server_settings import ServerSettings
 
 _DESCRIPTION = """Measure a load on this machine over a small grid of settings, and write the fastest ones as a file
 for `octavo-server --config`. Settings given here are kept and not varied. Takes minutes; nothing else should run."""
@@ -30,8 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit status: 0 with a file written, 1 the model cannot be loaded, 2 a wrong setting."""
     try:
         given = _parser().parse_args(argv)
-        wishes = {name: value for name, value in vars(given).items() if name in ServerSettings.__struct_fields__}
-        settings = ServerSettings(served_model_names=tuple(given.served_model_name or ()), **wishes)
+        settings = server_settings(vars(given))
         load = _load(given)
     except OctavoError as error:
         sys.stderr.write(f"octavo-server tune: {error}\n")
@@ -82,9 +83,9 @@ def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
         output.touch()  # minutes before there is something to write
     except OSError as error:
         raise SettingsError(f"--output: {output}: {error.strerror}", "--output") from None
-    if settings.tensor_parallel_size > 1:
+    if (ranks := settings.engine.tensor_parallel_size) > 1:
         raise SettingsError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size}: tune measures models on one device; leave it out",
+            f"--tensor-parallel-size {ranks}: tune measures models on one device; leave it out",
             "--tensor-parallel-size",
         )
     wishes = engine_settings(settings)
@@ -99,7 +100,7 @@ def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
     wishes = dataclasses.replace(wishes, kv_memory=first.settings.kv_memory, dtype=first.settings.dtype)
     backend = first.engine.backend.name
     del first
-    fixed = frozenset(f.name for f in dataclasses.fields(TrialSettings) if getattr(settings, f.name) is not None)
+    fixed = frozenset(f.name for f in dataclasses.fields(TrialSettings) if getattr(settings.engine, f.name) is not None)
     candidates = grid(default, cores=usable_cores(), concurrency=load.concurrency, fixed=fixed)
     engines = Engines(wishes, candidates)
     rates: dict[TrialSettings, float] = {}
@@ -166,16 +167,15 @@ def profile(
     """The TOML file: what was given, and the chosen settings where they differ from the defaults."""
     shapes = load.shapes[0] if len(load.shapes) == 1 else None
     what = f"{shapes.prompt_tokens} tokens in, {shapes.answer_tokens} out" if shapes else f"{len(load.shapes)} shapes"
-    values: dict[str, Any] = {"model": settings.model}
-    plain = ServerSettings()
-    for name in ServerSettings.__struct_fields__:
-        if getattr(settings, name) != getattr(plain, name):
-            values[name] = getattr(settings, name)
+    values: dict[str, Any] = {"model": settings.engine.model}
     if settings.served_model_names:
-        values["served_model_name"] = list(values.pop("served_model_names"))
+        values["served-model-name"] = list(settings.served_model_names)
+    for setting in settings_of(EngineSettings):
+        if getattr(settings.engine, setting.name) != setting.default:
+            values[setting.key] = getattr(settings.engine, setting.name)
     if verdict is not None and verdict.convincing:
-        values |= verdict.candidate.differences(default)
-    lines = [f"{_key(name)} = {json.dumps(value)}" for name, value in values.items()]
+        values |= {_key(name): value for name, value in verdict.candidate.differences(default).items()}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     head = f"# Measured by octavo-server tune, {when}: {what}, {load.concurrency} at a time."
     return "\n".join([head, f"# {outcome(verdict)}", *lines]) + "\n"
 

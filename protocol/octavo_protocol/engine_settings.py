@@ -49,6 +49,10 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 }
 
 
+# A machine is shared, and the weights take their part of what was free, too.
+KV_MEMORY_PERCENT = 25
+
+
 def _sizes(profiles: Mapping[ProfileName, BatchProfile]) -> str:
     """Each profile's numbers, the slowdown in percent as in the API."""
     return "; ".join(
@@ -187,6 +191,23 @@ class EngineSettings:
                 "memory is the size of the KV cache pool of one replica, a quantity of at least 1Mi. If a replica has"
                 " several GPUs, it is the size on each GPU. If unset, the server derives it from the free memory of "
                 "the device.",
+            ),
+        ),
+    ] = None
+    kv_memory_percent: Annotated[
+        int | None,
+        Knob(
+            "percent of the memory free before weights are loaded that the KV pool takes on a CPU, without --kv-memory",
+            unset=str(KV_MEMORY_PERCENT),
+            metavar="PERCENT",
+            low=1,
+            high=90,
+            api=ApiField(
+                "kv.memoryPercent",
+                "memoryPercent is the percentage of a replica's free memory that the KV cache pool takes on a CPU. The "
+                "memory is measured before the weights are loaded, and the weights need a part of it. memoryPercent "
+                "requires a CPU, and that memory is unset. Must be between 1 and 90 percent. Defaults to "
+                f"{KV_MEMORY_PERCENT}.",
             ),
         ),
     ] = None

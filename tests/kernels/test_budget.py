@@ -117,7 +117,11 @@ def test_an_interpreter_records_no_graphs() -> None:
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [({"threads": 3}, "threads 3 is for CPUs"), ({"kv_memory": 20 * GIB}, "20.0 of it by --kv-memory")],
+    [
+        ({"threads": 3}, "threads 3 is for CPUs"),
+        ({"kv_memory_percent": 40}, "kv_memory_percent 40 is for CPUs"),
+        ({"kv_memory": 20 * GIB}, "20.0 of it by --kv-memory"),
+    ],
 )
 def test_what_cannot_be_is_refused_by_its_name(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises((SettingsError, DeviceError), match=sentence):

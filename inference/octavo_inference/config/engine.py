@@ -2,6 +2,7 @@
 
 from octavo_protocol.engine_settings import (
     GPU_PROFILES,
+    KV_MEMORY_PERCENT,
     PROFILES,
     BackendName,
     Batching,
@@ -17,6 +18,7 @@ from octavo_protocol.engine_settings import (
 
 __all__ = [
     "GPU_PROFILES",
+    "KV_MEMORY_PERCENT",
     "PROFILES",
     "BackendName",
     "BatchProfile",

@@ -42,8 +42,7 @@ def build_cuda(
             "device to cpu (resources.gpu.count to 0)",
             "device",
         )
-    if settings.threads is not None:
-        raise SettingsError(f"threads {settings.threads} is for CPUs; on a GPU leave it out", "threads")
+    _refuse_settings_of_cpus(settings)
     if settings.quantization == "fp8" and not _has_floats(model.weights):
         raise SettingsError(
             "quantization fp8 would change nothing: the checkpoint is quantised already; leave it at auto",
@@ -110,6 +109,13 @@ def build_cuda(
         len(captured),
         sum(one.seconds for one in captured),
     )
+
+
+def _refuse_settings_of_cpus(settings: EngineSettings) -> None:
+    for field in ("threads", "kv_memory_percent"):
+        value = getattr(settings, field)
+        if value is not None:
+            raise SettingsError(f"{field} {value} is for CPUs; on a GPU leave it out", field)
 
 
 def _has_floats(weights: Weights) -> bool:

@@ -15,7 +15,7 @@ from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
-from octavo_inference.config.engine import PROFILES, BackendName, Dtype, EngineSettings
+from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.engine import Engine, EngineLimits
@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # loads the kernels
 
 log = logging.getLogger(__name__)
 
-# Of the memory still free before weights are packed: a machine is shared, and packing takes its part too.
-_KV_SHARE = 0.25
 # A token in the row table.
 _TOKEN_BYTES = 4
 
@@ -232,13 +230,20 @@ def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
 
 
 def _fit(settings: EngineSettings, config: ModelInfo, element_bytes: int, block_size: int, free: int) -> CacheSizes:
+    """Sizes on a CPU; `free` bytes are what there is before weights are packed."""
+    percent = settings.kv_memory_percent
+    if percent is not None and settings.kv_memory is not None:
+        raise SettingsError(
+            f"kv_memory_percent {percent} and kv_memory {settings.kv_memory} both size the KV pool: give one of them",
+            "kv_memory_percent",
+        )
     return fit(
         settings,
         PROFILES[settings.profile],
         max_positions=config.max_positions,
         token_bytes=config.kv_bytes_per_token(element_bytes),
         block_size=block_size,
-        room=lambda *_: int(free * _KV_SHARE),
+        room=lambda *_: free * (percent or KV_MEMORY_PERCENT) // 100,
     )
 
 

@@ -718,6 +718,11 @@ class Spec(ApiBlock):
             "to 1, or leave dtype out'",
         ),
         Rule(
+            rule="self.resources.gpu.count == 0 || !has(self.engine.kv.memoryPercent)",
+            message="engine.kv.memoryPercent requires a CPU: on a GPU the KV cache pool takes all memory that is left; "
+            "leave it out, or set engine.kv.memory",
+        ),
+        Rule(
             rule="self.resources.gpu.count > 0 || !has(self.engine.quantization) || self.engine.quantization == 'auto'",
             message="engine.quantization requires a GPU: set resources.gpu.count to 1, or leave quantization out",
             found="'engine.quantization is ' + self.engine.quantization + ', which requires a GPU: set "

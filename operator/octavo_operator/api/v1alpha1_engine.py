@@ -41,6 +41,11 @@ class Kv(ApiBlock):
             message="engine.kv.memory must be at least 1Mi; a unit may be missing, as in 512Mi",
             found="'engine.kv.memory is ' + string(self.memory) + ' bytes: a unit is missing, as in 512Mi'",
         ),
+        Rule(
+            rule="!has(self.memory) || !has(self.memoryPercent)",
+            message="at most one of engine.kv.memory and engine.kv.memoryPercent may be set: both are the size of the "
+            "KV cache pool",
+        ),
     )
 
 

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.resources.config import quantity, threads
-from octavo_protocol.engine_settings import PROFILES, EngineSettings
+from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings
 from octavo_protocol.model import ModelReport
 
 # Interpreter, libraries and vocabulary of the server's two processes; measured and rounded up.
 PROCESSES = 160 << 20
 _BLOCK_SIZE = 32
-_KV_SHARE = 0.25
 _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
-    *("kv-memory", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype", "block-size", "profile"),
-    *("swap-memory", "preemption", "device", "backend"),
+    *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
+    *("block-size", "profile", "swap-memory", "preemption", "device", "backend"),
 )
 
 
@@ -100,7 +99,7 @@ def _pool(settings: EngineSettings, limit: int, useful: int) -> int:
     if settings.kv_memory is not None:
         return settings.kv_memory
     # The engine process itself is already resident when the server measures free memory.
-    return min(int(max(0, limit - PROCESSES) * _KV_SHARE), useful)
+    return min(max(0, limit - PROCESSES) * (settings.kv_memory_percent or KV_MEMORY_PERCENT) // 100, useful)
 
 
 def _swap(settings: EngineSettings, kv: int) -> int:
@@ -116,10 +115,11 @@ def refusal(spec: Spec, found: Estimate) -> str:
     settings = spec.engine.settings
     if found.sequence <= found.kv or settings.max_model_len is None:
         return ""
-    ways = [f"set spec.engine.kv.memory to {_mib(found.sequence)} or more"]
+    share = "a quarter" if settings.kv_memory_percent is None else f"{settings.kv_memory_percent} %"
+    ways = [f"set spec.engine.kv.memory to {_mib(found.sequence)} or more{_in_place(settings)}"]
     if found.kv_tokens >= 16:
         ways.append(f"lower spec.engine.maxModelLen to {found.kv_tokens}")
-    pool = "spec.engine.kv.memory" if settings.kv_memory else "a quarter of what spec.resources.memory leaves"
+    pool = "spec.engine.kv.memory" if settings.kv_memory else f"{share} of what spec.resources.memory leaves"
     return (
         f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {_mib(found.sequence)}, and "
         f"the pool has {_mib(found.kv)} ({pool}); {', or '.join(ways)}"
@@ -127,14 +127,16 @@ def refusal(spec: Spec, found: Estimate) -> str:
 
 
 def _too_little(spec: Spec, found: Estimate) -> str:
-    rest, length_given = found.total - found.kv, spec.engine.settings.max_model_len is not None
+    settings = spec.engine.settings
+    rest, length_given = found.total - found.kv, settings.max_model_len is not None
     ways = [f"set at least {_mib(found.total)}"]
     room = (found.limit - rest) // found.block * found.block
     if room >= max(2 * found.block, found.sequence if length_given else 0):
-        ways.append(f"lower spec.engine.kv.memory to {_mib(room, up=False)}")
+        ways.append(f"lower spec.engine.kv.memory to {_mib(room, up=False)}{_in_place(settings)}")
     elif room >= 2 * found.block and length_given:
         tokens = room // found.block * found.block_size
-        ways.append(f"lower spec.engine.maxModelLen to {tokens} and spec.engine.kv.memory to {_mib(room, up=False)}")
+        pool = f"spec.engine.kv.memory to {_mib(room, up=False)}{_in_place(settings)}"
+        ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
     parts = [
         f"the weights take {_mib(found.weights)}",
         f"the KV pool {_mib(found.kv)} (one sequence of {found.length} tokens takes {_mib(found.sequence)})",
@@ -146,6 +148,11 @@ def _too_little(spec: Spec, found: Estimate) -> str:
         f"spec.resources.memory: {_mib(found.limit)} is too little: {', '.join(parts)}, {_mib(found.total)} in all; "
         f"{', or '.join(ways)}"
     )
+
+
+def _in_place(settings: EngineSettings) -> str:
+    """The API takes one of memory and memoryPercent."""
+    return " in place of memoryPercent" if settings.kv_memory_percent else ""
 
 
 def _mib(size: int, *, up: bool = True) -> str:

@@ -69,7 +69,23 @@ def test_each_way_out_leads_out(engine: Json, make_owner: Make) -> None:
     assert refusal(owner.spec, expect(owner, "16Gi", BIG)) == ""
 
 
-@pytest.mark.parametrize("flag", ["--kv-memory=64Mi", "--profile=latency"])
+def test_the_pool_takes_its_percent_of_what_the_processes_leave(make_owner: Make) -> None:
+    def pool(percent: int | None) -> int:
+        engine = {"kv": {"memoryPercent": percent}} if percent else {}
+        return expect(make_owner({"engine": engine}), "64Gi", BIG).kv
+
+    assert pool(None) == pool(25)
+    assert pool(50) == pytest.approx(2 * pool(25), rel=0.001)
+
+
+def test_a_percent_too_small_for_one_sequence_is_named(make_owner: Make) -> None:
+    owner = make_owner({"engine": {"maxModelLen": 131_072, "kv": {"memoryPercent": 5}}})
+    message = refusal(owner.spec, expect(owner, "64Gi", BIG))
+    assert "set spec.engine.kv.memory to 16384Mi or more in place of memoryPercent" in message
+    assert "(5 % of what spec.resources.memory leaves)" in message
+
+
+@pytest.mark.parametrize("flag", ["--kv-memory=64Mi", "--kv-memory-percent=50", "--profile=latency"])
 def test_what_only_the_server_can_tell_is_left_to_it(flag: str, make_owner: Make) -> None:
     owner = make_owner({"engine": {"extraArgs": [flag]}})
     assert estimate(owner.spec, "1Gi", BIG) is None

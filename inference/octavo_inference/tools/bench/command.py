@@ -18,13 +18,14 @@ from typing import Any
 
 from octavo_common import json_logs
 from octavo_inference.common.errors import OctavoError, SettingsError
-from octavo_inference.config.server import ServerSettings, engine_parser
+from octavo_inference.config.server import engine_parser, server_settings
 from octavo_inference.core.engine import Engine
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import LoadedEngine, engine_for
 from octavo_inference.engine.process import engine_settings
 from octavo_inference.model_loader import ForeignModel, LoadedModel, load_model
 from octavo_inference.tools.bench.loads import BenchLoad, Kind, LoadResult, answer, measure
+from octavo_protocol.server_settings import ServerSettings
 
 _DESCRIPTION = """Measure how fast a model runs on this machine: prompt, decode and mixed loads of random tokens through
 the engine, in this process, without HTTP. Each load runs once to warm up and then --repetitions times."""
@@ -57,11 +58,10 @@ def parse(argv: Sequence[str]) -> tuple[ServerSettings, argparse.Namespace]:
     given = _parser().parse_args(argv)
     if given.path is not None and given.model is not None:
         raise SettingsError(f"MODEL: {given.path!r} and --model {given.model!r}: name the model once", "MODEL")
-    given.model = given.path or given.model or ServerSettings().model
+    given.model = given.path or given.model or ServerSettings().engine.model
     if not loads_of(given):
         raise SettingsError("--prompt: 0, and --decode 0: leave one of them out, or give --mixed", "--prompt")
-    wishes = {name: value for name, value in vars(given).items() if name in ServerSettings.__struct_fields__}
-    return ServerSettings(served_model_names=tuple(given.served_model_name or ()), **wishes), given
+    return server_settings(vars(given)), given
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,7 +122,7 @@ def run(
     settings: ServerSettings, loads: Sequence[BenchLoad], repetitions: int
 ) -> tuple[dict[str, Any], list[LoadResult]]:
     """Load the model and run all loads: what they ran on, and the results. Raises `OctavoError`."""
-    model = load_model(local_model(settings.model).path)
+    model = load_model(local_model(settings.engine.model).path)
     loaded = engine_for(engine_settings(settings), model)
     for load in loads:
         require_room(loaded.engine, load)
@@ -173,7 +173,7 @@ def about(settings: ServerSettings, model: LoadedModel | ForeignModel, loaded: L
         "instruction_set": instruction_set(resolved.backend),
         "processor": processor(),
         "threads": resolved.threads,
-        "profile": settings.profile,
+        "profile": settings.engine.profile,
         "block_size": resolved.block_size,
         "max_running_requests": resolved.max_running_requests,
         "max_batched_tokens": resolved.max_batched_tokens,

@@ -97,7 +97,9 @@ def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
             f"a request of {load.longest} tokens is longer than the {limit} this model serves", "--load"
         )
     # The pool and the dtype that the defaults would get: every candidate is to have the same.
-    wishes = dataclasses.replace(wishes, kv_memory=first.settings.kv_memory, dtype=first.settings.dtype)
+    wishes = dataclasses.replace(
+        wishes, kv_memory=first.settings.kv_memory, kv_memory_percent=None, dtype=first.settings.dtype
+    )
     backend = first.engine.backend.name
     del first
     fixed = frozenset(f.name for f in dataclasses.fields(TrialSettings) if getattr(settings.engine, f.name) is not None)

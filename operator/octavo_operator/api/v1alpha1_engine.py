@@ -66,8 +66,8 @@ class SchedulerSpec(ApiBlock):
         ),
         Rule(
             rule="!has(self.staticWaitMilliseconds) || (has(self.batching) && self.batching == 'static')",
-            message="scheduler.staticWaitMilliseconds needs scheduler.batching static: continuous batching waits for "
-            "nobody; leave it out, or set batching to static",
+            message="scheduler.staticWaitMilliseconds requires scheduler.batching static; leave it out, or set "
+            "batching to static",
         ),
         Rule(
             rule="!has(self.swapMemory) || (has(self.preemption) && self.preemption == 'swap')",
@@ -207,8 +207,8 @@ class EngineSpec(EngineKnobs):
         ),
         Rule(
             rule="!has(self.cachePolicy) || self.prefixCaching",
-            message="engine.cachePolicy needs engine.prefixCaching: it says how long cached prefixes are kept; set "
-            "prefixCaching to true, or leave cachePolicy out",
+            message="engine.cachePolicy requires engine.prefixCaching; set prefixCaching to true, or leave cachePolicy "
+            "out",
         ),
         Rule(
             rule="!has(self.scheduler) || self.scheduler.chunkedPrefill || !has(self.scheduler.maxBatchedTokens) || "

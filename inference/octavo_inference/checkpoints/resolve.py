@@ -22,7 +22,10 @@ def find_model(path: str) -> Path:
             raise ModelError(f"{source}: expected a .gguf file, or a folder with *.safetensors and config.json")
         return source
     if not source.is_dir():
-        raise ModelError(f"{source}: no such file or folder (or use the built-in model {EMBEDDED!r})")
+        raise ModelError(
+            f"{source}: no such file or folder (or name a model of the hub, ORG/NAME, or use the built-in model "
+            f"{EMBEDDED!r})"
+        )
     if (source / INDEX_NAME).exists() or any(source.glob("*.safetensors")):
         return source
     files = sorted(source.glob("*.gguf"))

@@ -21,6 +21,8 @@ def parse(argv: Sequence[str]) -> ServerSettings:
     """Settings from a command line. Raises `SettingsError`; exits after `--help`."""
     parser = build_parser()
     explicit = parser.parse_args(argv)
+    if explicit.named is not None and explicit.model != EngineSettings().model:
+        raise SettingsError(f"MODEL: {explicit.named!r} and --model {explicit.model!r}: name the model once", "MODEL")
     if explicit.config is not None:
         from_file = _file_arguments(Path(explicit.config), parser)
         if explicit.served_model_names:  # a list replaces the file's, it does not add to it
@@ -29,7 +31,8 @@ def parse(argv: Sequence[str]) -> ServerSettings:
             explicit = parser.parse_args([*from_file, *argv])
         except SettingsError as error:
             raise SettingsError(f"{explicit.config}: {error}", error.field) from None
-    settings = server_settings(vars(explicit))
+    model = explicit.named or explicit.model
+    settings = server_settings({**vars(explicit), "model": model})
     if settings.engine.batching == "static" and settings.engine.static_wait_ms / 1000 >= settings.stall_seconds:
         raise SettingsError(
             f"--static-wait-ms: {settings.engine.static_wait_ms} is not less than "
@@ -57,6 +60,7 @@ def engine_parser(prog: str, description: str) -> FlagParser:
 def build_parser() -> FlagParser:
     """The flags of a server."""
     parser = FlagParser("octavo-server", "Serve a language model over the OpenAI API.")
+    parser.add_argument("named", nargs="?", metavar="MODEL", help="as --model")
     parser.add((*_ENGINE, *_SERVER))
     config = "TOML file of these settings, as in: max-model-len = 4096"
     parser.heading("other").add_argument("--config", metavar="FILE", help=config)

@@ -47,6 +47,15 @@ def test_every_flag_in_a_file_or_on_the_command_line(tmp_path):
     assert mixed.engine.max_model_len == 4096
 
 
+def test_the_model_may_be_named_without_its_flag(tmp_path):
+    file = tmp_path / "server.toml"
+    file.write_text('model = "/model"')
+    for argv in (["org/tiny"], ["--port", "8001", "org/tiny"], ["org/tiny", "--config", str(file)]):
+        assert parse(argv).engine.model == "org/tiny"
+    with pytest.raises(SettingsError, match=r"MODEL: 'org/tiny' and --model '/model': name the model once"):
+        parse(["org/tiny", "--model", "/model"])
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -63,7 +72,7 @@ def test_every_flag_in_a_file_or_on_the_command_line(tmp_path):
         (["--stall-seconds", "inf"], ["--stall-seconds"]),
         (["--batching", "static", "--static-wait-ms", "60000"], ["--static-wait-ms", "60000", "--stall-seconds 60"]),
         (["--config", "/does/not/exist"], ["--config", "/does/not/exist"]),
-        (["surprise"], ["surprise"]),
+        (["org/tiny", "surprise"], ["surprise"]),
     ],
 )
 def test_errors_name_field_value_and_fix(argv, words):

@@ -1,1 +1,1 @@
-"""The engine's decisions: requests, blocks, scheduler and step loop. No torch, no HTTP, no clock."""
+"""The engine core: requests, KV blocks, scheduler and step loop. No torch, no HTTP, no clock of its own."""

@@ -1,4 +1,4 @@
-"""What the engine needs of a device."""
+"""The interface between the engine and a device backend."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ HostBlocks = NDArray[np.generic]
 
 
 class StepHandle(Protocol):
-    """A launched step."""
+    """Handle of a launched step."""
 
     def collect(self) -> StepResult:
-        """Wait for it. Raises nothing a single request can cause."""
+        """Wait for the step and return its result. A single request cannot make it raise."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedStep:
-    """A step that was computed when it was launched."""
+    """Handle of a step that `launch` computed synchronously."""
 
     result: StepResult
 
     def collect(self) -> StepResult:
-        """Its result."""
+        """Return the result."""
         return self.result
 
 
 class Backend(Protocol):
-    """A loaded model on a device with its KV pool. Chosen once at start; used from one thread."""
+    """A loaded model on a device, with its KV pool. Selected once at start; used from one thread."""
 
     name: str
-    """For people: "reference", "cpu (avx2)", ..."""
+    """Display name: "reference", "cpu (avx2)", ..."""
     block_size: int
     num_blocks: int
     vocab_size: int
     steps_ahead: int
-    """How many steps may be launched before the tokens of this one are collected.
+    """How many later steps may be launched before the tokens of this one are collected.
 
-    0 where they are read from the engine's row table; 1 where the backend keeps a copy and writes them there.
+    0 if the backend reads tokens from the engine's row table; 1 if it keeps a copy and writes sampled tokens there.
     """
 
     def launch(self, step: RowStep) -> StepHandle:
-        """Run the model over a step, store K and V, sample: now, or behind the steps launched before.
+        """Run the model over a step, store K and V, and sample. The step may also be queued behind earlier launches.
 
-        Steps are collected in the order of their launch. Raises nothing a single request can cause.
+        Steps are collected in launch order. A single request cannot make it raise.
         """
         ...
 
     def idle(self) -> bool:
-        """Use a moment without work to prepare for later ones, for 0.2 s at most; whether more is left to prepare."""
+        """Use an idle moment of at most 0.2 s to prepare later steps. Returns whether more is left to prepare."""
         ...
 
     def to_host(self, blocks: Sequence[int]) -> HostBlocks:
-        """A copy of the KV of whole blocks, all layers, in the host's memory: an array [block, ...]."""
+        """Copy the KV of whole blocks, all layers, to host memory: an array [block, ...]."""
         ...
 
     def from_host(self, saved: HostBlocks, blocks: Sequence[int]) -> None:
-        """Copy rows of what `to_host` gave back into as many blocks."""
+        """Copy rows of an array from `to_host` into the same number of blocks."""
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

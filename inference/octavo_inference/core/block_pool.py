@@ -1,16 +1,16 @@
-"""The block pool: who holds which block of KV, which blocks can be reused, and which goes next.
+"""The block pool: reference counts, prefix-cache lookup and eviction of KV blocks.
 
-Every block is in exactly one place:
+Every block is in exactly one state:
 
     pinned   ref > 0              held by sequences, in no list
     free     ref = 0, no hash     list `free`
-    cached   ref = 0, hash        its policy's list `leaves` when no known block is its child, else `interior`
+    cached   ref = 0, hash        its policy's list `leaves` if it has no registered child, else `interior`
 
-A block's children are the blocks that continue its chain of hashes. A block is taken from `free`, else the one of all
-evictable `leaves` that expires first, else of all `interior` ones. Leaves go before their ancestors, since a block
-without its ancestors can never be found again. With one policy, first to expire is least recently used; with several,
-work that is kept for a short time goes before work that is kept for long. All operations are O(1) per block: the lists
-are threaded through the blocks themselves.
+The children of a block are the blocks that continue its hash chain. Allocation takes a block from `free` first. Then it
+evicts from the `leaves` of all policies, and last from the `interior` lists, each time the block that expires first.
+Leaves are evicted before their ancestors, since a prefix match cannot reach a block whose ancestors are gone. With one
+policy, the order of expiry is LRU. With several, blocks with a short retention are evicted before those with a long
+one. All operations are O(1) per block: the lists are intrusive.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 
 class Block:
-    """One block's bookkeeping. `stamp` orders releases; `prev` and `next` thread the list it is in.
+    """Metadata of one block. `stamp` orders releases; `prev` and `next` link the list that contains it.
 
-    `expires` is the latest end that a release promised its content, by the rules of `policy`.
+    `expires` is the latest expiry time that any release gave the content, under the retention of `policy`.
     """
 
     __slots__ = ("expires", "hash", "id", "next", "parent", "policy", "prev", "ref", "stamp")
@@ -41,7 +41,7 @@ class Block:
 
 
 class BlockList:
-    """Doubly linked list through the blocks, with a sentinel that is its own neighbour when empty."""
+    """Intrusive doubly linked list of blocks. Its sentinel is its own neighbour when the list is empty."""
 
     __slots__ = ("head", "size")
 
@@ -50,19 +50,19 @@ class BlockList:
         self.size = 0
 
     def append(self, block: Block) -> None:
-        """Put at the end: the last to be taken."""
+        """Insert at the end: the last block to be taken."""
         self._link(self.head.prev, block)
 
     def prepend(self, block: Block) -> None:
-        """Put at the front: the next to be taken."""
+        """Insert at the front: the next block to be taken."""
         self._link(self.head, block)
 
     def first(self) -> Block | None:
-        """The next to be taken, None when empty."""
+        """The next block to be taken, None if the list is empty."""
         return self.head.next if self.size else None
 
     def remove(self, block: Block) -> None:
-        """Take out a block that is in this list."""
+        """Remove a block that is in this list."""
         block.prev.next = block.next
         block.next.prev = block.prev
         block.prev = block.next = block
@@ -76,12 +76,12 @@ class BlockList:
 
 
 class PoolError(Exception):
-    """An invariant of the pool does not hold: a bug, found by `BlockPool.check` or by releasing a free block."""
+    """A violated pool invariant, which is a bug. Raised by `BlockPool.check` and by the release of a free block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long released blocks of one policy stay cached: for `seconds`, at most `blocks` of them."""
+    """How long blocks released under one policy stay cached: for `seconds`, at most `blocks` of them."""
 
     seconds: float
     blocks: int
@@ -101,43 +101,42 @@ class _Cached:
 
 
 class BlockPool:
-    """Hands out blocks 0..count-1, counts references and finds cached ones by hash.
+    """Allocates blocks 0..count-1, counts references and finds cached blocks by hash.
 
-    `retentions` are the policies, which sequences name by their index; without any, all is cached until its room is
-    needed.
-    Times are seconds of one clock, and never go back.
+    `retentions` are the policies, which sequences reference by index. Without any, every block stays cached until its
+    space is needed. Times are seconds of one monotonic clock.
     """
 
     def __init__(self, count: int, retentions: Sequence[Retention] = ()) -> None:
         self.blocks = [Block(i) for i in range(count)]
         self.by_hash: dict[bytes, Block] = {}
         self.children: dict[bytes, int] = {}
-        """How many known blocks are children of the block of this hash; absent when none."""
+        """Number of registered children by the parent block's hash; absent if zero."""
         self.free = BlockList()
         self._policies = [_Cached(each) for each in retentions or (Retention(math.inf, count),)]
         self.clock = 0
-        # What `changes` has not told yet; None while nobody has asked, so that it costs nothing and cannot grow.
+        # Hashes changed since the last `changes` call. None before the first call, so it costs nothing if unused.
         self._changed: set[bytes] | None = None
         for block in self.blocks:
             self.free.append(block)
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated now: free and cached ones."""
+        """Number of blocks that can be allocated now: free and cached ones."""
         return self.free.size + self.cached
 
     @property
     def cached(self) -> int:
-        """Blocks with ref 0 that a prefix can still find."""
+        """Number of blocks with ref 0 that a prefix match can still find."""
         return sum(cached.size for cached in self._policies)
 
     @property
     def pinned(self) -> int:
-        """Blocks that sequences hold."""
+        """Number of blocks that sequences hold."""
         return len(self.blocks) - self.available
 
     def match(self, hashes: Iterable[bytes], now: float = 0.0) -> list[int]:
-        """The longest run of known blocks from the start of a chain. They are not held: `acquire` them."""
+        """Return the longest run of registered blocks from the start of a hash chain. `acquire` adds the references."""
         found = []
         for key in hashes:
             block = self.by_hash.get(key)
@@ -147,15 +146,15 @@ class BlockPool:
         return found
 
     def idle(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks nobody holds, so that holding them makes as many fewer available."""
+        """Number of these blocks with ref 0. Acquiring them reduces `available` by this number."""
         return sum(1 for i in block_ids if self.blocks[i].ref == 0)
 
     def shared(self, block_id: int) -> bool:
-        """Held more than once: must be copied before it is written."""
+        """True if the block has several references, so it must be copied before a write."""
         return self.blocks[block_id].ref > 1
 
     def acquire(self, block_ids: Iterable[int]) -> None:
-        """Hold blocks that are known or already held."""
+        """Add a reference to blocks that are cached or already held."""
         for i in block_ids:
             block = self.blocks[i]
             if block.ref == 0:
@@ -163,7 +162,7 @@ class BlockPool:
             block.ref += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """Hold `count` blocks of undefined content, evicting cached ones; None and no change when there are too few."""
+        """Allocate `count` blocks of undefined content, evicting cached ones. None and no change if too few exist."""
         if count > self.available:
             return None
         taken = []
@@ -178,7 +177,7 @@ class BlockPool:
         return taken
 
     def release(self, block_ids: Sequence[int], policy: int = 0, now: float = 0.0) -> None:
-        """Let go of a sequence's blocks, given in order; the tail becomes the first to be evicted."""
+        """Release a sequence's blocks, given in order. The tail is evicted first."""
         retention = self._policies[policy].retention
         for i in reversed(block_ids):
             block = self.blocks[i]
@@ -191,7 +190,7 @@ class BlockPool:
                 if block.hash is None:
                     self.free.prepend(block)
                     continue
-                # The policy that promised the latest end holds.
+                # The policy with the latest expiry wins.
                 if now + retention.seconds >= block.expires:
                     block.policy, block.expires = policy, now + retention.seconds
                 cached = self._policies[block.policy]
@@ -200,7 +199,7 @@ class BlockPool:
                     self._drop(cached.leaves.first() or cached.interior.first())
 
     def expire(self, now: float) -> None:
-        """Free the content that nobody may find any more, leaves first. O(1) for each block that was ever cached."""
+        """Free expired cached blocks, leaves first. O(1) per block that was ever cached."""
         for cached in self._policies:
             block = cached.leaves.first()
             while block is not None and block.expires <= now:
@@ -208,7 +207,7 @@ class BlockPool:
                 block = cached.leaves.first()
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Make these blocks, held or cached, not findable any more; those nobody holds become free."""
+        """Unregister these blocks, held or cached, so that no prefix match finds them. Cached ones become free."""
         for key in reversed(hashes):
             block = self.by_hash.get(key)
             if block is not None and block.ref == 0:
@@ -217,11 +216,11 @@ class BlockPool:
                 self._forget(block)
 
     def reset(self) -> None:
-        """Forget all content. Held blocks stay held."""
+        """Unregister all content. Held blocks keep their references."""
         self.forget([block.hash for block in self.blocks if block.hash is not None])
 
     def register(self, block_id: int, key: bytes, parent: bytes) -> None:
-        """Make a held, completely computed block findable. The first block of a hash stays the known one."""
+        """Register a held, completely computed block by its hash. The first block with a hash stays registered."""
         block = self.blocks[block_id]
         if block.hash is not None or key in self.by_hash:
             return
@@ -237,9 +236,9 @@ class BlockPool:
             cached.interior.append(before)
 
     def changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Hashes that are known and that are not, of all that changed since the last call; the first tells all known.
+        """Hashes registered and unregistered since the last call. The first call returns all registered hashes.
 
-        Whoever asked once must go on asking: what was not told is remembered.
+        Changes accumulate from the first call on, so a caller must continue to call.
         """
         changed = self.by_hash.keys() if self._changed is None else self._changed
         known = [key for key in changed if key in self.by_hash]
@@ -250,7 +249,7 @@ class BlockPool:
     def _evict(self) -> Block:
         block = self._first_to_expire([cached.leaves for cached in self._policies])
         if block is None:
-            # Only blocks whose children are all held: their chain was computed twice at the same time.
+            # Only blocks remain whose children are all held: sequences computed the same chain concurrently.
             block = self._first_to_expire([cached.interior for cached in self._policies])
         if block is None:
             raise PoolError("no block to evict although some are available")
@@ -288,7 +287,7 @@ class BlockPool:
         if before is not None and before.ref == 0:
             cached = self._policies[before.policy]
             cached.interior.remove(before)
-            # Released together with its child it is the next to go; used since then it counts as recent.
+            # If it was released together with its child, it is evicted next; if it was used since, it counts as recent.
             first = cached.leaves.first()
             if first is None or before.stamp <= first.stamp:
                 cached.leaves.prepend(before)
@@ -304,7 +303,7 @@ class BlockPool:
             self._policies[block.policy].leaves.remove(block)
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
-        """Check all invariants against the blocks that sequences hold. Raises `PoolError` naming the difference."""
+        """Check all invariants against the blocks that sequences hold. Raises `PoolError` with the difference."""
         refs = [0] * len(self.blocks)
         for block_ids in held:
             for i in block_ids:

@@ -1,4 +1,4 @@
-"""What building a backend settles."""
+"""The result of building a backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo_inference.models.info import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A backend, the sizes it was made for, and what became of settings that left the choice."""
+    """A backend, the sizes it was built for, and the resolved values of settings left on auto."""
 
     backend: Backend
     config: ModelInfo
@@ -24,5 +24,5 @@ class Built:
     memory: MemoryPlan | None = None
     rank_pids: tuple[int, ...] = ()
     captured: int = 0
-    """CUDA graphs of decoding steps."""
+    """Number of captured CUDA graphs of decode steps."""
     capture_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""What the engine counts of itself for the load report and metrics."""
+"""Engine counters for the load report and the metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from octavo_protocol.load import StepSums
 
 
 class Counters:
-    """Running totals. `add_step` keeps the sums from which a reader can fit a step's duration."""
+    """Running totals. `add_step` keeps the sums from which a reader can fit the duration of a step."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -24,7 +24,7 @@ class Counters:
         self._timed = [0.0, 0.0, 0.0]
 
     def add_step(self, seconds: float, prefill: int, rows: int, context: int, idle_rows: int) -> None:
-        """One step: `prefill` chunk tokens, `rows` decoded tokens, `context` tokens these attended to."""
+        """Add one step: `prefill` chunk tokens, `rows` decoded tokens, `context` tokens these attended to."""
         self._steps += 1
         self._seconds += seconds
         self._idle_rows += idle_rows
@@ -44,12 +44,12 @@ class Counters:
             self._products[i] += value
 
     def add_state(self, held_rows: int, unused_slots: int) -> None:
-        """Rows in use during a step, and the token slots of their blocks that were still empty after it."""
+        """Add the rows in use during a step, and the unfilled token slots of their blocks after it."""
         self._held_rows += held_rows
         self._unused_slots += unused_slots
 
     def steps(self) -> StepSums:
-        """The sums so far."""
+        """Return the sums so far."""
         pp, pr, pc, rr, rc, cc = self._products
         return StepSums(
             count=self._steps,

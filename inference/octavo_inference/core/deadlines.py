@@ -1,4 +1,4 @@
-"""Requests in the order in which their time is up."""
+"""Request ids ordered by deadline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 
 
 class Deadlines:
-    """A heap of request ids. What has finished leaves its entry there, until such entries are most of it."""
+    """A heap of request ids. Finished requests leave stale entries, dropped once they are the majority."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str]] = []
@@ -17,7 +17,7 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, request_id: str, time: float) -> None:
-        """Remember when a request has to end."""
+        """Add the deadline of a request."""
         self._count += 1
         self._entries[request_id] = self._count
         heapq.heappush(self._heap, (time, self._count, request_id))
@@ -26,11 +26,11 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def remove(self, request_id: str) -> None:
-        """A request has ended, whether it had a deadline or not."""
+        """Drop a finished request, with or without a deadline."""
         self._entries.pop(request_id, None)
 
     def due(self, now: float) -> list[str]:
-        """Take out the requests whose time is up."""
+        """Remove and return the requests whose deadline has passed."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             _, number, request_id = heapq.heappop(self._heap)

@@ -1,14 +1,14 @@
-"""The step loop: requests in, one batch a step through the backend, outputs out. One thread, no I/O, no own clock.
+"""The step loop: requests in, one batch per step through the backend, outputs out.
 
-A step is planned, launched and collected. With a backend that keeps a copy of the row table, and so needs no token from
-here, the next step is planned and launched before the one before is collected: while the device computes, the host
-plans.
+Runs in one thread, does no I/O and has no clock of its own. Each step is planned, launched and collected. A backend
+that keeps a copy of the row table needs no token from the engine. The engine then plans and launches the next step
+before it collects the one in flight: the host plans while the device computes.
 
     step n      plan n, launch n, collect n - 1
     step n + 1  plan n + 1, launch n + 1, collect n
 
-A plan then knows all but one thing: which sequences the tokens on their way will end. What it computes for those in
-vain is one row; their blocks are given away only to steps launched later, which the device runs later.
+Such a plan does not know which sequences the tokens of the in-flight step finish. At most one row per finished sequence
+is wasted. Its blocks are reused only by later launches, and the device runs launches in order.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ from octavo_protocol.load import EngineStats
 
 log = logging.getLogger(__name__)
 
-# A step that fails takes its requests with it; so many in a row mean the device is gone, not a request bad.
+# A failed step ends the requests in it. This many failures in a row mean that the device is lost, not a bad request.
 _MAX_FAILED_STEPS = 3
 _CHECK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Sizes the engine runs with, all settled: tokens, sequences; `max_queued` tells the sender how many may wait.
+    """Resolved engine sizes, in tokens and sequences; `max_queued` is the queue bound that the sender enforces.
 
-    `prefill_slowdown` bounds how much longer a step gets by the prompt tokens in it (`prefill_budget`), None does not.
-    `overlap`: the next step is launched before the tokens of the last are here, where the backend can.
-    `static_wait`: None for continuous batching, else the seconds a static batch waits to fill. `host_blocks`: how many
-    blocks of preempted sequences the host may keep; 0 computes them again. `cache_policy` is for requests without one.
+    `prefill_slowdown` bounds how much prompt tokens may lengthen a step (`prefill_budget`); None sets no bound.
+    `overlap` launches the next step before the tokens of the last one are collected, if the backend supports it.
+    `static_wait`: None for continuous batching, else the seconds that a static batch waits to fill. `host_blocks`: how
+    many blocks of preempted sequences the host may keep; 0 means recompute. `cache_policy` is the default for requests
+    without one.
     """
 
     max_model_len: int
@@ -72,9 +73,10 @@ class EngineLimits:
 
 
 class Engine:
-    """Serves requests on one backend. Use from one thread.
+    """Serves requests on one backend. Use it from one thread.
 
-    `clock` gives seconds from any fixed point, `wall` Unix time, `entropy` 64 random bits for requests without a seed.
+    `clock` returns seconds from any fixed point, `wall` Unix time, `entropy` 64 random bits for requests without a
+    seed.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Engine:
         self._failures = 0
         self._prefill_budget = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
         self._rows = InputBatch(limits.max_running, limits.max_model_len, backend.block_size)
-        # Steps on their way, the oldest first: up to `depth` of them while the next one is planned.
+        # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
         self._depth = backend.steps_ahead if limits.overlap else 0
         self._collected = -math.inf
@@ -125,25 +127,25 @@ class Engine:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a step is launched while the one before is on its way."""
+        """True if a step is launched while the previous one is in flight."""
         return self._depth > 0
 
     @property
     def has_work(self) -> bool:
-        """A step would do something."""
+        """True if a step has work to do."""
         return bool(self._pending) or self.scheduler.has_work
 
     @property
     def stalled(self) -> bool:
-        """The last step left sequences waiting, for want of rows, blocks or budget, and some of them still do."""
+        """True if the last step left sequences waiting for rows, blocks or budget, and some of them still wait."""
         return self.scheduler.stalled and len(self.scheduler.queue) > 0
 
     def delay(self) -> float:
-        """Seconds until a step has something to compute, if nothing else arrives; 0 nearly always."""
+        """Seconds until a step has something to compute if no message arrives first; usually 0."""
         return 0.0 if self._pending else self.scheduler.delay(self._clock())
 
     def submit(self, request: Request) -> None:
-        """Queue a request; the sender bounds how many wait. Raises `RequestError` when it can never be served."""
+        """Queue a request. The sender bounds the queue length. Raises `RequestError` if it can never be served."""
         sampling = request.sampling
         check_sampling(sampling, self.config.vocab)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
@@ -179,13 +181,13 @@ class Engine:
         self.counters.prompt_tokens += len(prompt)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Free all of a request, or one of its sequences, at once. Unknown ids are fine: they have just finished."""
+        """Free a request, or one of its sequences, at once. Unknown ids are ignored: they have just finished."""
         self._live.abort(request_id, index)
 
     def step(self) -> list[Output]:
-        """Launch one step, and return what the one produced that is now waited for: the same, or the one before.
+        """Launch one step and return the outputs of the step collected: the same one, or the one launched before it.
 
-        A step that fails ends the requests in it with an error output; the third failure in a row is raised.
+        A failed step ends its requests with an error output. The third failure in a row is raised.
         """
         self.heartbeat += 1
         begin = self._clock()
@@ -196,7 +198,7 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        """State of the engine now, in constant time: cheap enough for every step."""
+        """Current engine state, in constant time: cheap enough to call every step."""
         scheduler, counters = self.scheduler, self.counters
         oldest = scheduler.queue.oldest()
         return EngineStats(
@@ -225,7 +227,7 @@ class Engine:
         )
 
     def cache_changes(self) -> tuple[bytes, bytes]:
-        """Keys of blocks that can be found now and that cannot, of all that changed since the last call."""
+        """Keys of blocks registered in and removed from the prefix cache since the last call."""
         known, forgotten = self._pool.changes()
         return b"".join([key[:KEY_BYTES] for key in known]), b"".join([key[:KEY_BYTES] for key in forgotten])
 
@@ -234,9 +236,9 @@ class Engine:
         self.scheduler.check()
 
     def on_idle(self) -> bool:
-        """Nothing is left to do: run the accounting check, at most every 30 seconds, and let the backend prepare.
+        """Run the accounting check, at most every 30 seconds, and let the backend prepare. For moments without work.
 
-        Whether the backend has use for another such moment. Raises `PoolError`.
+        Returns whether the backend can use another idle call. Raises `PoolError`.
         """
         now = self._clock()
         if now - self._checked >= _CHECK_SECONDS:
@@ -246,7 +248,7 @@ class Engine:
         return self.backend.idle()
 
     def reset_cache(self) -> None:
-        """Forget all prefixes: nothing computed so far is found by a request that comes after."""
+        """Reset the prefix cache: later requests match nothing computed so far."""
         self.scheduler.reset_cache()
 
     def _root(self, salt: str) -> bytes:
@@ -257,13 +259,13 @@ class Engine:
         return self._roots[salt]
 
     def _launch(self, now: float, outputs: list[Output]) -> bool:
-        """Plan a step and start it; whether there was one to start. What that ends goes to `outputs`."""
+        """Plan and launch a step. Returns whether one was launched; error outputs are appended to `outputs`."""
         plan = SchedulerOutput()
         try:
             self.scheduler.schedule(plan, now)
         except PoolError:
-            raise  # blocks are accounted for wrongly: answers could mix, so there is no next step
-        except Exception as error:  # noqa: BLE001 -- whatever one request caused, the others go on
+            raise  # the block accounting is wrong: answers could mix, so no next step is safe
+        except Exception as error:  # noqa: BLE001 -- an error of one request must not end the others
             self._note_failure(error)
             for sequence, _ in plan.swap_out:
                 self.scheduler.drop_host(sequence)
@@ -279,7 +281,7 @@ class Engine:
                 self.backend.copy_blocks(plan.block_copies)
             pending = launch(self.backend, self._rows, plan, now)
         except DeviceLostError:
-            raise  # no step can succeed any more
+            raise  # no later step can succeed
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
             outputs += self._fail(plan.sequences)
@@ -289,7 +291,7 @@ class Engine:
         return True
 
     def _collect(self, pending: PendingStep) -> list[Output]:
-        """Wait for a step and emit its tokens."""
+        """Wait for an in-flight step and return the outputs of its tokens."""
         plan = pending.plan
         try:
             result = pending.handle.collect()
@@ -297,7 +299,7 @@ class Engine:
             raise
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
-            # What was launched on top of it read what it did not write.
+            # Steps launched after it read KV and tokens that it did not write.
             doomed = [pending, *self._pending]
             self._pending.clear()
             return self._fail(sequence for each in doomed for sequence in each.plan.sequences)
@@ -306,7 +308,7 @@ class Engine:
         self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots())
         outputs = self._emit(plan, result)
         now = self._clock()
-        # The device began with it when it was done with the one before.
+        # The device started this step only after it finished the previous one.
         seconds = now - max(pending.begin, self._collected)
         self._collected = now
         self.counters.add_step(seconds, pending.prefill, len(plan.decodes), pending.context, plan.idle_rows)
@@ -318,7 +320,7 @@ class Engine:
         outputs: list[Output] = []
         for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
             if sequence.state is SequenceState.FINISHED:
-                continue  # by a token before this one, an abort, or with a sibling whose logits were no numbers
+                continue  # ended by an earlier token, an abort, or a sibling with NaN logits
             if token < 0:
                 outputs += self._refuse_numbers(sequence)
                 continue
@@ -350,7 +352,7 @@ class Engine:
         return outputs
 
     def _expire(self, now: float) -> list[Output]:
-        """End the requests whose time is up: with what they have, or with an error when they have nothing."""
+        """End the requests past their deadline: with the tokens they have, or with an error if they have none."""
         outputs = []
         for request_id in self._live.deadlines.due(now):
             sequences = self._live.sequences(request_id)
@@ -365,7 +367,7 @@ class Engine:
         return f"{len(scheduler.running)} sequences run and {len(scheduler.queue) + scheduler.pending_forks} wait"
 
     def _swap_out(self, plan: SchedulerOutput) -> None:
-        """Copy preempted sequences to the host. One that cannot be copied is computed again."""
+        """Copy preempted sequences to the host. A sequence whose copy fails is recomputed."""
         for sequence, blocks in plan.swap_out:
             try:
                 self._failpoints.hit("swap.out")
@@ -384,14 +386,14 @@ class Engine:
             self.scheduler.drop_host(sequence)
 
     def _note_failure(self, error: Exception) -> None:
-        """Log and count a failed step. Raises it again when it is one too many."""
+        """Log and count a failed step. Raises the error again after too many failures in a row."""
         log.error("step %d failed", self.heartbeat, exc_info=error)
         self._failures += 1
         if self._failures >= _MAX_FAILED_STEPS:
             raise error
 
     def _refuse_numbers(self, sequence: Sequence) -> list[Output]:
-        """The model computed no numbers for a sequence: end its request, and let nobody find what it computed."""
+        """End the request of a sequence with NaN logits, and remove its blocks from the prefix cache."""
         request_id = sequence.request.id
         fields = {"request_id": sequence.request.request_id}
         log.error("the logits at token %d are not numbers", sequence.num_known_tokens, extra=fields)
@@ -401,13 +403,13 @@ class Engine:
             held.update(sibling.blocks)
         message = "the model's output for this request is not a number (NaN or infinity); its weights may be damaged"
         outputs = self._live.end(request_id, "error", message)
-        # The next to hold such a block reads what it has not written yet with weight 0, and 0 * NaN is NaN.
+        # Attention reads the unwritten slots of a reused block with weight 0, and 0 * NaN is NaN.
         self.backend.clear_blocks([block for block in held if self._pool.idle([block])])
         return outputs
 
     def _fail(self, sequences: Iterable[Sequence]) -> list[Output]:
-        """End every request that had a part in a step: its KV may be half written."""
-        # Clients get no word of the cause, which may name paths or addresses; the log has it.
+        """End every request that took part in a step: its KV may be partly written."""
+        # The cause may contain paths or addresses, so clients do not get it; the log has it.
         message = "the step this request was part of failed; the server's log says why"
         requests = {s.request.id: s.request for s in sequences if s.state is not SequenceState.FINISHED}
         for request in requests.values():

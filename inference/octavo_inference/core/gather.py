@@ -1,7 +1,7 @@
-"""A step's batch, gathered from the engine's row table: for backends that keep no table of their own.
+"""Gathers a step's batch from the engine's row table, for backends that keep no table of their own.
 
-Prefill chunks and decode tokens are a ragged list of query tokens. A step costs a few fancy-index reads, whatever the
-lengths of its sequences.
+Prefill chunks and decode tokens form one ragged list of query tokens. A step costs a few fancy-index reads, independent
+of sequence lengths.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSample
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """Rows whose logits are needed, and how to choose from them. All arrays have length R.
+    """Rows whose logits are needed, and their sampling parameters. All arrays have length R.
 
-    `row` indexes the batch's query tokens; `position` is the position the chosen token will take, which with `seed`
-    keys its random number. `temperature` 0 is greedy; `top_k` 0 keeps all. `logprobs` is the number of alternatives to
-    report, -1 for none. `adjust[i]` is None for rows without penalties or banned tokens.
+    `row` indexes the batch's query tokens. `position` is the position of the sampled token; with `seed` it keys the
+    random number. `temperature` 0 is greedy; `top_k` 0 keeps all. `logprobs` is the number of alternatives to report,
+    -1 for none. `adjust[i]` is None for rows without penalties or banned tokens.
     """
 
     row: Int32
@@ -36,7 +36,7 @@ class SampleRows:
 
     @classmethod
     def greedy(cls, row: Int32, position: Int32) -> SampleRows:
-        """The most likely token of each row, nothing reported."""
+        """Greedy sampling of each row, without logprobs."""
         count = len(row)
         return cls(
             row=row,
@@ -51,7 +51,7 @@ class SampleRows:
         )
 
 
-class LogitAdjust(NamedTuple):  # one a row and step: a dataclass costs three times as much to make
+class LogitAdjust(NamedTuple):  # one per row and step: a dataclass takes three times as long to construct
     """Changes to one row of logits before sampling.
 
     `prompt` and `output` are the tokens so far (repetition penalty sees both; presence and frequency only the output,
@@ -68,12 +68,12 @@ class LogitAdjust(NamedTuple):  # one a row and step: a dataclass costs three ti
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work. T query tokens of B sequences.
+    """One step's work: T query tokens of B sequences.
 
     `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
-    `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step;
-    `block_table[B, columns]` lists each sequence's blocks; entries behind its last one are arbitrary valid blocks.
-    Several sample rows may name one query token (siblings of a request). The arrays last until the next step.
+    `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step.
+    `block_table[B, columns]` lists each sequence's blocks; entries after its last block are arbitrary valid blocks.
+    Several sample rows may name one query token (siblings of a request). The arrays are valid until the next step.
     """
 
     tokens: Int32
@@ -86,7 +86,7 @@ class Batch:
 
 
 def gather(step: RowStep) -> Batch:
-    """The batch of a step. Raises `ValueError` for one that came without its table."""
+    """Gather the batch of a step. Raises `ValueError` for a step without its table."""
     table, starts = step.table, step.query_start
     if table is None:
         raise ValueError("a step without a row table cannot be gathered")
@@ -105,7 +105,7 @@ def gather(step: RowStep) -> Batch:
 
 
 def _tokens(step: RowStep) -> tuple[Int32, Int32]:
-    """Row and position of each query token: they are the last ones of their sequence."""
+    """Row and position of each query token. Query tokens are the last tokens of their sequence."""
     ends = step.query_start[1:]
     counts = ends - step.query_start[:-1]
     positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(step.seq_len - ends, counts)

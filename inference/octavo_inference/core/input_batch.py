@@ -1,7 +1,7 @@
-"""The engine's row table: rows given to running sequences, and what changed in them from step to step.
+"""The engine's row table: rows of running sequences, and the changes to them between steps.
 
-Rows are written where they change, never rebuilt. `diff` hands on what changed since the last step, whose arrays are
-views of the table.
+Rows are updated in place and never rebuilt. Each step gets the changes since the last one; its arrays are views of the
+table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_IDS = np.empty(0, np.int32)
 
 
 class InputBatch:
-    """Rows of running sequences. `max_len` tokens a sequence, blocks of `block_size`."""
+    """Rows of running sequences, with at most `max_len` tokens per sequence and blocks of `block_size` tokens."""
 
     def __init__(self, rows: int, max_len: int, block_size: int) -> None:
         self.table = RowTable.zeros(rows, max_len, block_size)
@@ -34,11 +34,11 @@ class InputBatch:
 
     @property
     def free(self) -> int:
-        """Rows that no sequence has."""
+        """Number of unused rows."""
         return len(self._free)
 
     def enter(self, sequence: Sequence) -> None:
-        """Give a sequence a row and write its tokens, blocks and sampling parameters there."""
+        """Assign a row to a sequence and write its tokens, blocks and sampling parameters to it."""
         row, table, sampling = self._free.pop(), self.table, sequence.request.sampling
         tokens, blocks = table.tokens[row, : sequence.total], table.blocks[row, : len(sequence.blocks)]
         tokens[:] = sequence.tokens[: sequence.total]
@@ -59,7 +59,7 @@ class InputBatch:
         ]
 
     def leave(self, sequence: Sequence) -> None:
-        """Take the row back; the sequence keeps its tokens."""
+        """Free the row of a sequence. The sequence keeps a copy of its tokens."""
         sequence.tokens = sequence.tokens[: sequence.total].copy()
         self._free.append(sequence.row)
         sequence.row = -1
@@ -71,7 +71,7 @@ class InputBatch:
         self._changes.append(RowChange("blocks", sequence.row, index, entry))
 
     def diff(self, plan: SchedulerOutput) -> RowStep:
-        """The step of a plan, with all that changed since the last one: decodes first, then the chunks."""
+        """Build the step of a plan, with all changes since the last step: decodes first, then the chunks."""
         changes, self._changes = self._changes, []
         rows, query_start, seq_len = _sequences(plan)
         chosen = np.array([s.row for s in plan.samples], np.int32)

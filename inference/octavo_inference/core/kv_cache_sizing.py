@@ -1,4 +1,4 @@
-"""How the KV pool and the batch are cut, from what is wished and the memory there is. Pure."""
+"""Sizes the KV pool and the batch from the settings and the available memory. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from octavo_inference.config.engine import BatchProfile, EngineSettings
 
 log = logging.getLogger(__name__)
 
-# Of the pool's size: a few preempted sequences are all there is to keep at a time.
+# Share of the pool size. Only a few preempted sequences have to be kept at a time.
 _SWAP_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSizes:
-    """How the KV pool and the batch were cut."""
+    """Resolved sizes of the KV pool and the batch."""
 
     num_blocks: int
     block_size: int
@@ -39,12 +39,12 @@ def fit(
     room: Callable[[int, int], int],
     host_room: int | None = None,
 ) -> CacheSizes:
-    """Settle all sizes.
+    """Resolve all sizes.
 
-    `token_bytes` is a token's K and V over all layers, `block_size` the backend's own. `room(rows, tokens)` is how many
-    bytes a KV pool may take beside the buffers of steps with so many sequences and tokens; `host_room` bounds what
-    the host keeps of preempted sequences, where the pool is not in its memory. Raises `SettingsError` with the numbers
-    when the wishes contradict each other or the memory.
+    `token_bytes` is the size of one token's K and V over all layers, `block_size` the backend's default.
+    `room(rows, tokens)` returns how many bytes the KV pool may take in addition to the buffers of steps with that many
+    sequences and tokens. `host_room` bounds the host memory for preempted sequences if the pool is not in host memory.
+    Raises `SettingsError` with the numbers if the settings contradict each other or exceed the memory.
     """
     block_size = settings.block_size or block_size
     wanted_len = settings.max_model_len or max_positions
@@ -57,7 +57,7 @@ def fit(
     block_bytes = token_bytes * block_size
     kv_memory = settings.kv_memory
     if kv_memory is None:
-        # More than all rows at full length could ever hold is of no use.
+        # More than all rows at full length can hold would stay unused.
         useful = max_running * math.ceil(wanted_len / block_size) * block_bytes
         kv_memory = min(room(max_running, _batched_tokens(settings, profile, max_running, wanted_len)), useful)
     num_blocks = max(0, kv_memory // block_bytes)

@@ -1,7 +1,7 @@
-"""One step's work as the engine hands it to a backend: what changed in the row table, and who computes what.
+"""One step's work as the engine passes it to a backend: row table changes, and the tokens of each sequence to compute.
 
-The row table has one fixed row per running sequence. A backend that keeps a copy of it takes the changes; the others
-gather what a step needs from the engine's own (`core.gather`).
+The row table has one fixed row per running sequence. A backend that keeps a copy applies the changes. The others gather
+the batch of a step from the engine's table (`core.gather`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TableField = Literal["tokens", "blocks", "sampling"]
 class RowTable:
     """Rows of running sequences, in int32.
 
-    `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, max_blocks]`: the block table; entries behind
-    a sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`.
+    `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, max_blocks]`: the block table; entries after a
+    sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`.
     """
 
     tokens: Int32
@@ -36,7 +36,7 @@ class RowTable:
 
     @classmethod
     def zeros(cls, rows: int, max_len: int, block_size: int) -> RowTable:
-        """An empty table. `max_len` tokens a sequence, blocks of `block_size`."""
+        """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
         shapes = max_len, -(-max_len // block_size), len(SAMPLING)
         tokens, blocks, sampling = (np.zeros((rows, width), np.int32) for width in shapes)
         return cls(tokens, blocks, sampling, block_size)
@@ -45,10 +45,10 @@ class RowTable:
 def sampling_columns(
     *, seed: int = 0, temperature: float = 0.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
 ) -> Int32:
-    """A row's sampling parameters as the table has them; greedy by default."""
+    """A row's sampling parameters in table format; greedy by default."""
     columns = np.empty(len(SAMPLING), np.int32)
     columns[:2] = np.array([seed], np.uint64).view(np.int32)
-    # Adding 0 makes 0 of -0, whose bits are not those of the smallest number.
+    # Adding 0 turns -0 into 0. The bits of -0 are not those of the smallest number.
     columns[[2, 3, 5]] = np.array([temperature + 0.0, top_p, min_p + 0.0], np.float32).view(np.int32)
     columns[4] = top_k
     return columns
@@ -56,7 +56,7 @@ def sampling_columns(
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """Integers of the row table that are not as the backend last saw them: `values` from `column` on of a `row`."""
+    """Row table integers that changed since the backend's last step: `values` from `column` on of a `row`."""
 
     field: TableField
     row: int
@@ -64,11 +64,11 @@ class RowChange:
     values: Int32
 
 
-class Penalty(NamedTuple):  # one a row and step: a dataclass costs three times as much to make
-    """Changes to a row of logits before sampling, which follow from the first `total` tokens of its row of the table.
+class Penalty(NamedTuple):  # one per row and step: a dataclass takes three times as long to construct
+    """Changes to a row of logits before sampling, derived from the first `total` tokens of its row in the table.
 
-    Of these, `prompt_len` are the prompt and the others the output. The repetition penalty sees both; presence and
-    frequency only the output, as in the OpenAI API. `banned` ids get -inf (end-of-sequence and stop ids before
+    The first `prompt_len` of these are the prompt, the others the output. The repetition penalty counts both; presence
+    and frequency only the output, as in the OpenAI API. `banned` ids get -inf (end-of-sequence and stop ids before
     `min_tokens`).
     """
 
@@ -82,11 +82,11 @@ class Penalty(NamedTuple):  # one a row and step: a dataclass costs three times 
 
 @dataclass(frozen=True, slots=True)
 class RowSamples:
-    """Tokens to choose, R of them: from the logits of query token `query[R]`, for the sequence in `row[R]`.
+    """R tokens to sample: from the logits of query token `query[R]`, for the sequence in `row[R]`.
 
-    `position[R]` is where the token goes in its row, which with the seed keys its random number; a backend with a table
-    of its own writes it there. `logprobs` is the number of alternatives to report, -1 for none. `penalties[i]` is None
-    for rows without penalties or banned tokens. Several may name one query token (siblings of a request).
+    `position[R]` is the token's position in its row; with the seed it keys the random number. A backend with its own
+    table writes the token there. `logprobs` is the number of alternatives to report, -1 for none. `penalties[i]` is
+    None for rows without penalties or banned tokens. Several entries may name one query token (siblings of a request).
     """
 
     query: Int32
@@ -98,14 +98,14 @@ class RowSamples:
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step's work: B sequences in `row[B]` of the table, once `changes` are made in order.
+    """One step's work: B sequences in `row[B]` of the table, after `changes` are applied in order.
 
     `query_start[B+1]` delimits each sequence's query tokens, which are the last of its `seq_len[B]` tokens after the
-    step. Sequences that decode come first. `table` is the engine's row table with the changes made, for a backend that
-    keeps none; None when the step was sent to another process.
+    step. Decoding sequences come first. `table` is the engine's row table with the changes applied, for a backend that
+    keeps none; None if the step was sent to another process.
 
-    The size of all but `table` goes by what changed and by the number of sequences, never by their lengths. The arrays
-    last until the next step.
+    The size of all fields but `table` depends on the changes and the number of sequences, never on their lengths. The
+    arrays are valid until the next step.
     """
 
     changes: list[RowChange]
@@ -118,10 +118,10 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens[R]` chosen for the sample rows; for rows that asked, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
+    """`tokens[R]` of the sample rows; for rows with logprobs, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
 
-    A token of -1 stands for a row whose logits are no numbers. The arrays may belong to the backend and last
-    until its next step.
+    A token of -1 marks a row with NaN or infinite logits. The arrays may belong to the backend and are valid until its
+    next step.
     """
 
     tokens: Int32

@@ -1,4 +1,4 @@
-"""Steps on their way."""
+"""In-flight steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from octavo_inference.core.scheduler_output import SchedulerOutput
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A launched step: its plan, and when that began.
+    """An in-flight step: its plan, and the time its planning began.
 
-    `prefill` tokens of chunks are in it, and `context` tokens that its decodes attend to.
+    The step contains `prefill` chunk tokens; its decodes attend to `context` tokens.
     """
 
     plan: SchedulerOutput
@@ -24,7 +24,7 @@ class PendingStep:
 
 
 def launch(backend: Backend, rows: InputBatch, plan: SchedulerOutput, begin: float) -> PendingStep:
-    """Launch a plan that was begun at some time."""
+    """Launch a plan whose planning began at the given time."""
     step = rows.diff(plan)
     prefill = sum(taken for _, taken in plan.chunks)
     context = int(step.seq_len[: len(plan.decodes)].sum())

@@ -11,21 +11,21 @@ from octavo_inference.config.cache_policy import PolicyName
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
-# Ten levels are a hundred seconds of waiting (`core.request_queue`): nobody gets further ahead of others than that.
+# Ten levels equal a hundred seconds of waiting (`core.request_queue`), which bounds the advantage of a request.
 MAX_PRIORITY = 10
 MAX_TIMEOUT = 86400.0
 REFUSED = "refused"
-"""`Output.stop_reason` of a request that could never be served."""
+"""`Output.stop_reason` of a request that can never be served."""
 DEADLINE = "deadline"
-"""`Output.stop_reason` of a request that was ended because its time was up."""
+"""`Output.stop_reason` of a request whose deadline passed."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are chosen and when to stop. Defaults are those of the OpenAI API; names are vLLM's.
+    """Sampling and stop parameters. Defaults are those of the OpenAI API; names are vLLM's.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `seed` makes a choice a function of (seed, position,
-    index) alone, so it does not depend on what else is in the batch; None draws one per request. `stop` are strings,
-    found in the decoded text; `stop_token_ids` in the tokens. `max_tokens` None means up to the model's limit.
+    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. With `seed`, a choice is a function of (seed, position,
+    index) alone, independent of the rest of the batch; None draws a seed per request. `stop` are strings, matched in
+    the decoded text; `stop_token_ids` are matched in the tokens. `max_tokens` None means up to the model's limit.
     `logprobs` is how many alternatives to report per token (0: only the chosen one), None for none at all.
     """
 
@@ -46,7 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        """Accept a single string or any sequence where people write one: `stop="END"`, `stop_token_ids=[2]`."""
+        """Accept a single string or any sequence as `stop` and `stop_token_ids`, such as `stop="END"` or `[2]`."""
         stop: object = self.stop
         if not isinstance(stop, tuple):
             msgspec.structs.force_setattr(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
@@ -55,12 +55,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """One prompt handed to the engine. `tokens` is the prompt; `salt` separates prefix caches of tenants.
+    """One prompt for the engine. `tokens` is the prompt; `salt` separates the prefix caches of tenants.
 
-    `priority`: higher starts first, see `request_queue`. `tenant` is who shares fairly with others of that priority.
-    `cache_policy` says how long the prefix cache keeps its blocks; None is the engine's default. `timeout` is how many
-    seconds it may take; what it has by then is its answer. `id` is unique; `request_id` is what client or gateway
-    called it, for log lines alone.
+    `priority`: higher starts first, see `request_queue`. `tenant` is the unit of fair queueing among requests of equal
+    priority. `cache_policy` selects how long the prefix cache keeps its blocks; None is the engine's default. `timeout`
+    is a limit in seconds; at its end the request returns the tokens it has. `id` is unique; `request_id` is the id from
+    the client or gateway, for log lines only.
     """
 
     id: str
@@ -75,9 +75,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """Client gone or stop string found: free rows and blocks before the next step.
+    """Client disconnected or stop string found: free rows and blocks before the next step.
 
-    `index` names one of the request's n sequences; None means all of them.
+    `index` selects one of the request's n sequences; None means all of them.
     """
 
     id: str
@@ -85,11 +85,11 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
 
 class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
-    """Forget all prefixes: no request behind this message finds what was computed before it."""
+    """Reset the prefix cache: requests after this message match nothing computed before it."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities (natural) of one generated token and of its best alternatives, best first."""
+    """Log-probabilities (natural) of one generated token and of its top alternatives, most likely first."""
 
     logprob: float
     rank: int
@@ -99,17 +99,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a step produced for one sequence: usually one token."""
+    """Output of a step for one sequence: usually one token."""
 
     id: str
     index: int
-    """Which of the request's n sequences."""
+    """Index among the request's n sequences."""
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token id or string that ended it, or `DEADLINE`; None for end-of-sequence and length."""
     cached_tokens: int = 0
-    """Prompt tokens that came from the prefix cache; final once the first token is out."""
+    """Prompt tokens found in the prefix cache; final once the first token is out."""
     error: str | None = None
-    """With finish_reason "error": a human message."""
+    """Message for the user if finish_reason is "error"."""

@@ -1,6 +1,6 @@
-"""The waiting queue: sequences in fair order (`octavo_common.fair_queue`), and sums over them for the load report.
+"""The waiting queue: sequences in fair order (`octavo_common.fair_queue`), and totals over them for the load report.
 
-A preempted sequence comes back to its old place: its order is that of its arrival.
+A preempted sequence returns to its old place, since the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from octavo_inference.core.sequence import Sequence
 
 
 def level(sequence: Sequence, now: float) -> int:
-    """Priority plus what it gained by waiting."""
+    """The request's priority, aged by its waiting time."""
     return fair_queue.level(sequence.request.priority, now - sequence.arrived)
 
 
 class WaitingQueue:
-    """`tokens` and `uncached` are sums over its sequences, kept as they change. `counter` is what tenants were served.
+    """Waiting sequences. `tokens` and `uncached` are running totals; `counter` is the service per tenant.
 
-    Charges to the counter may only be positive: the order is corrected where a counter has grown.
+    Charges to the counter must be positive: the order is corrected only for counters that have grown.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class WaitingQueue:
 
     @property
     def counter(self) -> VirtualTokenCounter:
-        """How many tokens each tenant has been served."""
+        """Number of tokens each tenant has been served."""
         return self._fair.counter
 
     def push(self, sequence: Sequence, uncached: int) -> None:
-        """Add a sequence of which `uncached` tokens probably have to be computed."""
+        """Add a sequence with an estimated `uncached` tokens to compute."""
         request = sequence.request
         place = Place(request.tenant, request.priority, sequence.arrived, sequence.arrival)
         self._fair.push(sequence, place, returning=sequence.started)
@@ -54,16 +54,16 @@ class WaitingQueue:
         self.uncached += uncached
 
     def peek(self, now: float) -> Sequence | None:
-        """The next to run."""
+        """The next sequence to run."""
         return self._fair.head(now)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that is in the queue."""
+        """Remove a sequence that is in the queue."""
         self._fair.remove(sequence)
         total, uncached = self._sizes.pop(sequence)
         self.tokens -= total
         self.uncached -= uncached
 
     def oldest(self) -> float | None:
-        """Time the sequence entered that entered longest ago, None when empty."""
+        """Earliest time at which a sequence in the queue was enqueued, None if the queue is empty."""
         return next(iter(self._fair)).enqueued if len(self._fair) else None

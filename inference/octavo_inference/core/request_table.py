@@ -1,4 +1,4 @@
-"""The requests that are not finished, each with those of its sequences that are not."""
+"""The unfinished requests, each with its unfinished sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo_inference.core.sequence import Sequence
 
 
 class RequestTable:
-    """Knows sequences by their request's id, and ends them wherever they are. `clock` gives seconds."""
+    """Maps request ids to sequences and ends sequences in any state. `clock` returns seconds."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self.deadlines = Deadlines()
@@ -23,18 +23,18 @@ class RequestTable:
         return request_id in self._sequences
 
     def add(self, sequences: list[Sequence], now: float) -> None:
-        """Take the sequences of one request, which begins now."""
+        """Add the sequences of one request, which starts now."""
         request = sequences[0].request
         self._sequences[request.id] = sequences
         if request.timeout is not None:
             self.deadlines.add(request.id, now + request.timeout)
 
     def sequences(self, request_id: str) -> list[Sequence]:
-        """What is left of a request, in a list that may be kept; empty when it has finished."""
+        """A copy of the list of a request's unfinished sequences; empty if it has finished."""
         return self._sequences.get(request_id, [])[:]
 
     def finish(self, sequence: Sequence) -> None:
-        """Free all a sequence has and forget it."""
+        """Free everything of a sequence and remove it."""
         self._scheduler.finish(sequence, self._clock())
         siblings = self._sequences[sequence.request.id]
         siblings.remove(sequence)
@@ -43,8 +43,8 @@ class RequestTable:
             self.deadlines.remove(sequence.request.id)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Finish what is left of a request, or one of its sequences, without a word."""
-        # Siblings before their leader, or they would be queued when it goes.
+        """Finish the rest of a request, or one of its sequences, without an output."""
+        # Siblings before their leader; otherwise the end of the leader would queue them.
         for sequence in reversed(self.sequences(request_id)):
             if index is None or sequence.index == index:
                 self.finish(sequence)
@@ -52,7 +52,7 @@ class RequestTable:
     def end(
         self, request_id: str, reason: FinishReason, error: str | None, stop_reason: str | None = None
     ) -> list[Output]:
-        """Finish what is left of a request: an output without tokens for each of its sequences."""
+        """Finish the rest of a request, with an output without tokens for each of its sequences."""
         outputs = [
             Output(
                 id=request_id,

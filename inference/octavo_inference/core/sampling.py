@@ -1,4 +1,4 @@
-"""Choosing tokens from logits: the rule every backend's sampler follows, in numpy.
+"""Reference sampler in numpy: the rule that every backend's sampler implements.
 
 For one row of float32 logits:
 
@@ -103,7 +103,7 @@ def log_probabilities(logits: Float32, token: int, count: int) -> tuple[float, i
     if count == 0:
         best = np.empty(0, np.int64)
     else:
-        # Everything not below the count-th largest, so that ties are cut by id and not by the partition's whim.
+        # Take every logit not below the count-th largest, so that the id breaks ties and not the partition order.
         limit = np.partition(logits, len(logits) - count)[len(logits) - count]
         ids = np.flatnonzero(logits >= limit)
         best = ids[np.argsort(-logits[ids], kind="stable")][:count]
@@ -120,7 +120,7 @@ def sample(logits: Float32, rows: SampleRows) -> StepResult:
     for i in range(count):
         adjust = rows.adjust[i]
         row = logits[i] if adjust is None else adjust_logits(logits[i], adjust)
-        if not np.isfinite(row.max()):  # the largest of numbers and NaN is NaN
+        if not np.isfinite(row.max()):  # the maximum of numbers and NaN is NaN
             result.tokens[i] = -1
             continue
         token = choose(

@@ -1,11 +1,11 @@
-"""Who computes how many tokens in the next step.
+"""The scheduler: chooses how many tokens each sequence computes in the next step.
 
-There are no phases: a sequence has `computed` and `total` tokens, and a step hands out tokens so that the first catches
-up with the second. One token missing is a decode; more is a prefill chunk, a prefix hit's remainder or a preempted
-sequence coming back, all the same. Order within a step: decodes, running chunks, waiting sequences.
+There are no phases. A sequence has `computed` and `total` tokens, and each step assigns tokens so that `computed`
+catches up with `total`. One missing token is a decode. More are a prefill chunk, the remainder after a prefix hit or a
+resumed preempted sequence; all are handled alike. Order within a step: decodes, running chunks, waiting sequences.
 
-Both counts move when a step is launched (`on_launch`), so the next one can be planned before this one's tokens are
-known; blocks become findable once it was computed (`on_computed`).
+`on_launch` advances both counts, so the next step can be planned before this one's tokens are known. Blocks enter the
+prefix cache after their step is computed (`on_computed`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from octavo_protocol.hashing import block_hash
 
 
 class Scheduler:
-    """Owns the pool, the rows and the queue. `budget` is query tokens per step, at least the number of rows.
+    """Owns the block pool, the rows and the queue. `budget` is query tokens per step, at least the number of rows.
 
-    `static_wait`: None admits whoever fits at every step (continuous batching). A number of seconds makes batches
-    static: one is formed when all rows can be filled or the longest wait reaches it, and the next one after all of it.
-    `prefill_budget` may allow fewer prompt tokens in a step with running answers.
+    `static_wait`: None admits sequences at every step (continuous batching). A number of seconds makes batches static.
+    A batch forms when all rows can be filled or the longest wait reaches this time. The next one forms after all of it
+    has finished. `prefill_budget` may reduce the prompt tokens in a step with decoding sequences.
 
-    `host_blocks`: that many blocks of preempted sequences can be kept on the host; what does not fit there is computed
-    again.
+    `host_blocks`: how many blocks of preempted sequences the host can keep; sequences that do not fit are recomputed.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class Scheduler:
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.pending_forks = 0
-        # A static batch: its members that have not started, and how many have.
+        # The current static batch: members that have not started, and the number that have.
         self._batch: deque[Sequence] = deque()
         self._batch_rows = 0
-        # The last step left sequences waiting, for want of rows, blocks or budget.
+        # True if the last step left sequences waiting for rows, blocks or budget.
         self.stalled = False
         self.preemptions = 0
         self.swaps = 0
@@ -76,11 +75,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Some sequence runs or waits."""
+        """True if a sequence runs or waits."""
         return bool(self.running) or len(self.queue) > 0
 
     def delay(self, now: float) -> float:
-        """Seconds until a step has something to compute, if nothing else arrives."""
+        """Seconds until a step has something to compute if no request arrives first."""
         oldest = self.queue.oldest()
         if self.static_wait is None or self.running or oldest is None or len(self.queue) >= self.max_running:
             return 0.0
@@ -96,16 +95,16 @@ class Scheduler:
         self.queue.push(sequence, max(1, sequence.total - max(known, sequence.swapped_tokens)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
-        """Let siblings wait for the prompt of `leader`, which waits or runs, to share its blocks."""
+        """Make siblings wait for the prompt of `leader`, which waits or runs, to share its blocks."""
         leader.forks = forks
         for fork in forks:
             fork.leader = leader
         self.pending_forks += len(forks)
 
     def schedule(self, plan: SchedulerOutput, now: float) -> None:
-        """Plan one step and hold all the blocks it needs. Preempted sequences are queued again.
+        """Plan one step and allocate all its blocks. Preempted sequences return to the queue.
 
-        After an exception the plan is unfinished: finish everything that runs, and drop what `swap_out` names.
+        After an exception the plan is incomplete: finish all running sequences and drop the host copies in `swap_out`.
         """
         self.pool.expire(now)
         self._plan_decodes(plan, now)
@@ -116,7 +115,7 @@ class Scheduler:
                 take = min(missing, left)
                 plan.chunks.append((sequence, take))
                 left -= take
-        # After a preemption there is no room for more; admitting would only preempt again.
+        # After a preemption no blocks are left; an admission would only cause the next preemption.
         while left > 0 and not plan.preempted:
             head = self._next(now)
             take = 0 if head is None else self._admit(head, left, plan, now)
@@ -133,7 +132,7 @@ class Scheduler:
         self.stalled = len(self.queue) > 0
 
     def on_launch(self, plan: SchedulerOutput) -> None:
-        """The step is launched: count what it computes and the tokens it will choose."""
+        """Advance the counts of a launched step: the tokens it computes and the tokens it samples."""
         for sequence in plan.decodes:
             sequence.computed += 1
         for sequence, taken in plan.chunks:
@@ -143,7 +142,7 @@ class Scheduler:
             sequence.pending += 1
 
     def on_computed(self, plan: SchedulerOutput) -> None:
-        """The step was computed: make blocks it filled findable. Sequences may have been preempted or ended since."""
+        """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since."""
         size = self.block_size
         for sequence in plan.decodes:
             sequence.confirmed += 1
@@ -154,7 +153,7 @@ class Scheduler:
             self._register(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
-        """Free all a sequence has, wherever it is: running, queued, or waiting for its leader's prompt."""
+        """Free everything of a sequence in any state: running, queued, or waiting for its leader's prompt."""
         if sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._free(sequence, now)
@@ -167,17 +166,17 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
         self.drop_host(sequence)
         if sequence.forks:
-            # The prompt will not be computed by this one; the siblings stand on their own.
+            # This sequence does not compute the prompt any more, so the siblings are queued independently.
             self._release_forks(sequence, now)
 
     def drop_host(self, sequence: Sequence) -> None:
-        """Give up what the host keeps of a sequence."""
+        """Free the host copy of a sequence."""
         self.host_free += self._blocks(sequence.swapped_tokens)
         sequence.swapped_tokens = 0
         sequence.host = None
 
     def reset_cache(self) -> None:
-        """Let nothing computed so far be found by a request that comes after."""
+        """Reset the prefix cache: later requests match nothing computed so far."""
         self.pool.reset()
         for sequence in self.running:
             sequence.no_cache, sequence.registered = True, 0
@@ -185,12 +184,12 @@ class Scheduler:
             sequence.no_cache = sequence.swapped_tokens > 0
 
     def evict_suspect(self, sequence: Sequence) -> None:
-        """Make a running sequence's blocks not findable any more: their content is not to be used."""
+        """Remove a running sequence's blocks from the prefix cache, since their content is invalid."""
         self.pool.forget(sequence.hashes[: sequence.registered])
         sequence.no_cache, sequence.registered = True, 0
 
     def unused_slots(self) -> int:
-        """Token slots of the running sequences' blocks that are not filled."""
+        """Number of unfilled token slots in the running sequences' blocks."""
         return sum([s.capacity - s.computed for s in self.running])
 
     def uncached(self) -> int:
@@ -207,7 +206,7 @@ class Scheduler:
             raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
     def _prompt_tokens(self, decodes: int) -> int:
-        """Tokens this step may spend on prompts."""
+        """Number of prompt tokens this step may compute."""
         left = self.budget - decodes
         if self.prefill_budget is None or not self.chunked:
             return left
@@ -218,7 +217,7 @@ class Scheduler:
     def _plan_decodes(self, plan: SchedulerOutput, now: float) -> None:
         pool = self.pool
         while True:
-            # One at its limit waits for its last token to be known; there is nothing to compute.
+            # A sequence at its limit waits for its last token to be collected; it has nothing to compute.
             decodes = [s for s in self.running if s.total - s.computed == 1 and s.total < s.limit]
             needy = [s for s in decodes if s.computed >= s.capacity or (s.tail_shared and pool.shared(s.blocks[-1]))]
             if len(needy) <= pool.available:
@@ -229,13 +228,13 @@ class Scheduler:
         plan.decodes = decodes
 
     def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:
-        """Give a decoding sequence the block its next token goes to: a further one, or its own copy of a shared one."""
+        """Give a decoding sequence the block of its next token: a new one, or a private copy of a shared one."""
         last = len(sequence.blocks) - 1
         if sequence.computed < sequence.capacity:
             shared = sequence.blocks[last]
             sequence.tail_shared = False
             if not self.pool.shared(shared):
-                return  # the siblings have made their copies
+                return  # the siblings have already made their copies
             [own] = self._allocate(1)
             self.pool.release([shared])
             sequence.blocks[last] = own
@@ -249,7 +248,7 @@ class Scheduler:
         self.rows.set_block(sequence, last + 1, block)
 
     def _preempt(self, plan: SchedulerOutput, now: float) -> None:
-        """Take the blocks of the sequence that matters least: lowest level, least lost work, newest."""
+        """Preempt the running sequence with the lowest level; ties by least lost work, then the newest."""
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
         used = self._blocks(victim.computed)
@@ -268,7 +267,7 @@ class Scheduler:
         self.add(victim, now)
 
     def _allocate(self, count: int) -> list[int]:
-        """Blocks that are known to be available."""
+        """Allocate blocks that are known to be available."""
         self._failpoints.hit("pool.allocate")
         blocks = self.pool.allocate(count)
         if blocks is None:
@@ -276,7 +275,7 @@ class Scheduler:
         return blocks
 
     def _lost(self, sequence: Sequence) -> int:
-        """Blocks that would have to be computed again: not those that the host or the prefix cache keeps."""
+        """Blocks to recompute after a preemption: those that neither the host nor the prefix cache keeps."""
         if self._blocks(sequence.computed) <= self.host_free:
             return 0
         return sequence.computed // self.block_size - sequence.registered
@@ -285,7 +284,7 @@ class Scheduler:
         return -(-tokens // self.block_size)
 
     def _next(self, now: float) -> Sequence | None:
-        """Whose turn it is to start."""
+        """The next sequence to start."""
         if self.static_wait is None:
             return self.queue.peek(now)
         if not self.running:
@@ -299,18 +298,18 @@ class Scheduler:
         return self._batch[0] if self._batch else None
 
     def _admit(self, sequence: Sequence, left: int, plan: SchedulerOutput, now: float) -> int:
-        """Start a waiting sequence if rows, blocks and budget allow; the number of tokens it computes, 0 if not."""
+        """Start a waiting sequence if rows, blocks and budget allow. Returns its tokens in this step, else 0."""
         growth = len(self.running)
         if growth >= self.max_running or self.pool.available <= growth:
             return 0
-        # At least the last token is computed: its logits choose the next one.
+        # At least the last token is computed: its logits are needed for the next token.
         hits = self.pool.match(sequence.hashes[: (sequence.total - 1) // self.block_size], now)
         need = self._blocks(sequence.total) - len(hits)
         computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
         if missing > left and not self.chunked:
             return 0
-        # Every running sequence keeps a block to grow into, so that an admission does not end in a preemption.
+        # One block per running sequence stays reserved for growth, so that an admission does not cause a preemption.
         if need + self.pool.idle(hits) + growth > self.pool.available:
             return 0
         self.pool.acquire(hits)
@@ -336,7 +335,7 @@ class Scheduler:
         if not sequence.started:
             sequence.started = True
             sequence.cached = min(computed, sequence.prompt_len)
-            if sequence.index == 0:  # a prompt is counted once, however many answers it has
+            if sequence.index == 0:  # count a prompt once, for any number of answers
                 self.hit_tokens += sequence.cached
         self.recomputed += max(0, sequence.computed_before_preemption - computed)
         sequence.computed_before_preemption = 0
@@ -346,10 +345,10 @@ class Scheduler:
         self._batch_rows += 1
 
     def _plan_samples(self, plan: SchedulerOutput, now: float) -> None:
-        """Sequences whose last token is computed in this step get their next one, and so do siblings waiting for it."""
+        """Sample for sequences whose last token is computed in this step, and for the siblings that wait for them."""
         plan.samples = list(plan.decodes)
         plan.sample_rows = list(range(len(plan.decodes)))
-        # A prompt's remainder of one token counts as a decode.
+        # The last token of a prompt counts as a decode.
         for row, sequence in enumerate(plan.decodes):
             if sequence.forks:
                 self._fork(sequence, row, plan, now)
@@ -363,7 +362,7 @@ class Scheduler:
                     self._fork(sequence, end - 1, plan, now)
 
     def _fork(self, leader: Sequence, row: int, plan: SchedulerOutput, now: float) -> None:
-        """Start siblings on the leader's blocks: they need nothing computed, only a token of their own."""
+        """Start siblings on the leader's blocks. They have nothing to compute and only sample their own token."""
         while leader.forks and len(self.running) < self.max_running:
             fork = leader.forks.pop(0)
             fork.leader = None
@@ -371,7 +370,7 @@ class Scheduler:
             fork.blocks = list(leader.blocks)
             self.pool.acquire(fork.blocks)
             fork.hashes = list(leader.hashes)
-            # The leader makes the prompt's blocks findable; they are the same blocks.
+            # The blocks are shared with the leader, which registers those of the prompt.
             fork.registered = 0 if leader.no_cache else fork.total // self.block_size
             fork.started = True
             fork.cached = leader.cached
@@ -384,7 +383,7 @@ class Scheduler:
         self._release_forks(leader, now)
 
     def _release_forks(self, leader: Sequence, now: float) -> None:
-        """Queue siblings as sequences of their own; the prefix cache still shares the prompt's full blocks."""
+        """Queue siblings as independent sequences. The prefix cache still shares the full blocks of the prompt."""
         forks, leader.forks = leader.forks, []
         self.pending_forks -= len(forks)
         for fork in forks:
@@ -399,7 +398,7 @@ class Scheduler:
         self.rows.leave(sequence)
 
     def _hash_prompt(self, sequence: Sequence) -> None:
-        """Hash the full blocks of all tokens known so far that have no hash yet."""
+        """Hash the full blocks of known tokens that have no hash yet."""
         size = self.block_size
         parent = sequence.hashes[-1] if sequence.hashes else sequence.root
         first = len(sequence.hashes) * size

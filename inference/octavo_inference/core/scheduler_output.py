@@ -1,4 +1,4 @@
-"""What the scheduler decided for one step."""
+"""The scheduler's plan of one step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from octavo_inference.core.sequence import Sequence
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step: `decodes` compute one token each, `chunks` as many as stated; in this order in the batch.
+    """One step's plan: `decodes` compute one token each, `chunks` the stated number; in this order in the batch.
 
     `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
-    request share one). `preempted` sequences lost their blocks and wait again. `idle_rows` are rows that finished
-    sequences of a static batch keep from others.
+    request share one). `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of finished
+    sequences that stay unused until their static batch ends.
 
-    Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host; `swap_in` are
-    blocks into which to copy them back, from the stated one of the saved on; `block_copies` are pairs of source and
+    Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host. `swap_in` are
+    blocks to restore, with the index of the first saved block to copy. `block_copies` are pairs of source and
     destination.
     """
 
@@ -32,10 +32,10 @@ class SchedulerOutput:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All that have a part in it, some twice."""
+        """All sequences that take part in the step; some occur twice."""
         return [*self.decodes, *(sequence for sequence, _ in self.chunks), *self.samples]
 
     @property
     def empty(self) -> bool:
-        """Nothing to compute."""
+        """True if there is nothing to compute."""
         return not self.decodes and not self.chunks

@@ -12,7 +12,7 @@ from octavo_inference.core.request import Request
 
 
 class SequenceState(Enum):
-    """Where a sequence is."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -22,11 +22,11 @@ class SequenceState(Enum):
 class Sequence:
     """Tokens, blocks and progress of one answer. There are no phases: each step moves `computed` towards `total`.
 
-    Both count as soon as a step is launched. Its result is known later: until then the last `pending` of `total` tokens
-    have no value here, and only the first `confirmed` of `computed` are surely in the KV pool.
+    Both counts advance when a step is launched, before its result is known. Until then the last `pending` of `total`
+    tokens have no value here. Only the first `confirmed` of `computed` tokens are certain to be in the KV pool.
 
-    `tokens` holds prompt and output; it is a view of the row table while the sequence runs and its own array while it
-    waits. Blocks cover tokens [0, len(blocks) * block_size); the first `registered` of them are known to the pool.
+    `tokens` holds prompt and output. It is a view of the row table while the sequence runs and its own array while it
+    waits. Blocks cover tokens [0, len(blocks) * block_size); the first `registered` of them are registered in the pool.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Sequence:
     ) -> None:
         """`limit`: total tokens at which the sequence ends by length. `arrival` numbers sequences, `arrived` is a time.
 
-        `policy` is the index of the rule by which its blocks are kept.
+        `policy` is the index of the retention policy of its blocks.
         """
         sampling = request.sampling
         self.request = request
@@ -92,7 +92,7 @@ class Sequence:
         self.arrival = arrival
         self.arrived = arrived
         self.policy = policy
-        # Its priority, aged, when it last started: it keeps while it runs what it gained by waiting.
+        # Its aged priority at its last start. While it runs, it keeps the boost it gained by waiting.
         self.level = request.priority
         self.enqueued = 0.0
         self.state = SequenceState.WAITING
@@ -114,14 +114,14 @@ class Sequence:
         self.root = root
         self.hashes: list[bytes] = []
         self.registered = 0
-        # Blocks it computes from here on are not to be found by others: the cache was reset.
+        # True after a cache reset: blocks it computes from here on are not registered in the prefix cache.
         self.no_cache = False
-        # Preempted by swap: the KV of so many of its first tokens is in `host`.
+        # Preempted by swap: `host` holds the KV of this many of its first tokens.
         self.swapped_tokens = 0
         self.host: NDArray[np.generic] | None = None
-        # Shares its partial last block with siblings until the first of them writes into it.
+        # True while it shares its partial last block with siblings, until the first of them writes to it.
         self.tail_shared = False
-        # Siblings that wait for this sequence's prompt to be computed, to share its blocks.
+        # Siblings that wait for this sequence to compute the prompt, to share its blocks.
         self.forks: list[Sequence] = []
         self.leader: Sequence | None = None
 
@@ -136,10 +136,10 @@ class Sequence:
 
     @property
     def num_known_tokens(self) -> int:
-        """Tokens whose value is in `tokens`."""
+        """Number of tokens whose value is in `tokens`."""
         return self.total - self.pending
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens that still have to be computed before the next one can be chosen."""
+        """Number of tokens to compute before the next one can be sampled."""
         return self.total - self.computed

@@ -1,8 +1,8 @@
-"""Static batching: collect a batch, run it until all of it has finished, then the next. What continuous batching beats.
+"""Static batching: run a batch until all of it has finished, then form the next. The baseline for continuous batching.
 
-A padded engine sorts a batch by prompt length, because all are padded to the longest. A ragged batch has no padding:
-what a static batch wastes here are the rows of sequences that have finished while others still run. So it is sorted by
-how many tokens a sequence may still generate, in buckets of powers of two.
+An engine with padding sorts a batch by prompt length, because it pads all prompts to the longest. A ragged batch has no
+padding. Here a static batch wastes the rows of sequences that finish while others still run. So sequences are grouped
+by the tokens they may still generate, in buckets of powers of two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SMALLEST, _LARGEST = 32, 2048
 
 
 def next_batch(waiting: Iterable[Sequence], head: Sequence, size: int) -> list[Sequence]:
-    """`head` and up to `size` - 1 others whose answers may get about as long, nearest bucket first, then by arrival."""
+    """`head` and up to `size` - 1 others with a similar remaining length, nearest bucket first, then by arrival."""
     own = bucket(head)
     others = (s for s in waiting if s is not head)
     nearest = sorted(others, key=lambda s: (abs(bucket(s) - own), s.arrival))

@@ -1,4 +1,4 @@
-"""What a request must be to be served at all; the same text reaches HTTP clients and callers of `LLM`."""
+"""Validates requests; HTTP clients and callers of `LLM` get the same error text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SEQUENCES = 128
 
 
 def check_sampling(sampling: SamplingParams, vocab: int) -> None:
-    """Raise `RequestError` naming the first parameter out of bounds."""
+    """Raise `RequestError` for the first parameter out of bounds."""
     _within("n", sampling.n, 1, MAX_SEQUENCES)
     _within("temperature", sampling.temperature, 0.0, 100.0)
     _within("top_p", sampling.top_p, 0.0, 1.0)
@@ -38,7 +38,7 @@ def check_sampling(sampling: SamplingParams, vocab: int) -> None:
 
 
 def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
-    """The prompt as an array. Raises `RequestError` when prompt and answer can never fit."""
+    """The prompt as an array. Raises `RequestError` if prompt and answer can never fit."""
     _within("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.timeout is not None:
         _within("timeout", request.timeout, 0.001, MAX_TIMEOUT)

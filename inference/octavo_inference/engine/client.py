@@ -1,4 +1,4 @@
-"""The API's end of an engine in a child process."""
+"""The API process's side of an engine in a child process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _EXIT_SECONDS = 5.0
 
 
 class ProcessClient(asyncio.Protocol):
-    """Used in the event loop only. The child's end, however it comes, ends every request with its cause.
+    """asyncio protocol of an engine in a child process. Any end of the child ends every request with its cause.
 
-    `stall_seconds`: a child with work pending that sends nothing for so long dumps its stacks and is killed.
+    Runs in the event loop only. `stall_seconds`: a child that has work pending and sends no message for this long dumps
+    its stacks and is killed.
     """
 
     def __init__(self, child: EngineProcess, *, stall_seconds: float) -> None:
@@ -41,7 +42,7 @@ class ProcessClient(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> EngineInfo:
-        """Wait until the model is loaded. Raises `EngineDiedError` when it cannot be."""
+        """Wait until the model is loaded. Raises `EngineDiedError` if loading fails."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self, sock=self._child.connection)
         info = await self._ready
@@ -49,7 +50,7 @@ class ProcessClient(asyncio.Protocol):
         return info
 
     async def close(self) -> None:
-        """Close the socket, which ends the child, and wait for it; kill it when it does not go."""
+        """Close the socket, which ends the child, and wait for it. Kill the child if it does not exit."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
@@ -58,12 +59,12 @@ class ProcessClient(asyncio.Protocol):
         else:
             self._child.connection.close()
         if not self._ready.done() or self._ready.cancelled():
-            self._child.process.kill()  # busy with loading, it would not notice the closed socket for a while
+            self._child.process.kill()  # while it loads, the child would not notice the closed socket
         await asyncio.to_thread(self._reap)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
-        # uvloop's transports have the methods of asyncio's without being of its classes.
+        # uvloop's transports have the methods of asyncio's without being subclasses of them.
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -74,18 +75,18 @@ class ProcessClient(asyncio.Protocol):
                 self.router.deliver(message)
             elif isinstance(message, Ready):
                 self.router.loaded(message.stats)
-                if not self._ready.done():  # the caller may have given up
+                if not self._ready.done():  # the caller may have cancelled
                     self._ready.set_result(message.info)
             elif isinstance(message, EngineFailure):
                 self._reported = message
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the exit status says more
-        """Called by asyncio: the child is gone, or we closed."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the exit status is more precise
+        """Called by asyncio: the child has ended, or this side closed the socket."""
         if not self._closing:
             self._spawn(self._on_exit())
 
     def _send(self, message: Request | Abort | ResetCache) -> None:
-        # All messages of one turn of the event loop go in one frame.
+        # All messages of one event loop iteration go in one frame.
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(message)
@@ -116,9 +117,9 @@ class ProcessClient(asyncio.Protocol):
             return self._child.process.wait()
 
     async def _watch(self, ranks: tuple[int, ...]) -> None:
-        """Count the time without a message while work is pending, in ticks: a suspended host is not a hang.
+        """Kill the child if it makes no progress. Counts in ticks, so that a suspended host does not count as a hang.
 
-        `ranks` are other processes for which the child may be waiting.
+        `ranks` are pids of other processes that may block the child.
         """
         tick = self._stall_seconds / 10
         quiet = 0.0
@@ -136,7 +137,7 @@ class ProcessClient(asyncio.Protocol):
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, DUMP_SIGNAL)
-        await asyncio.sleep(0.5)  # for the dump to be written
+        await asyncio.sleep(0.5)  # time to write the dump
         self._child.process.kill()
         self.router.fail(
             EngineDiedError(
@@ -148,7 +149,7 @@ class ProcessClient(asyncio.Protocol):
 
 
 def _kv_event_log() -> KvEventLog:
-    # Microseconds: no process changes blocks faster than that, so a later one begins above all that it gave out.
+    # Microseconds: no process changes blocks faster than that, so a later process starts above all earlier sequences.
     return KvEventLog(time.time_ns() // 1000)
 
 

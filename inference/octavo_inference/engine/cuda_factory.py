@@ -1,4 +1,4 @@
-"""From settings to a backend on the GPU: what fits is settled before the first weight is read."""
+"""Builds a GPU backend from settings. Checks that everything fits before it reads the first weight."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from octavo_inference.models.weights import Weights
 log = logging.getLogger(__name__)
 
 _INTERPRETER_SHARE = 0.1
-# Of the host's free memory, for the KV of preempted sequences.
+# Share of the host's free memory for the KV of preempted sequences.
 _SWAP_ROOM = 0.5
 
 
 def build_cuda(
     settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device, ranks: RankExecutor | None = None
 ) -> Built:
-    """A model on the GPU, or on those of all `ranks`, of which this process is the first.
+    """Build a model on the GPU, or on the GPUs of all `ranks`, of which this process is rank 0.
 
-    Raises `DeviceError`, `ModelError` or `SettingsError` with what to do.
+    Raises `DeviceError`, `ModelError` or `SettingsError` with the fix.
     """
     if isinstance(model, ForeignModel):
         raise SettingsError(

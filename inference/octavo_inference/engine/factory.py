@@ -1,4 +1,4 @@
-"""From settings to a loaded engine: model, backend, and the sizes that fit the memory at hand."""
+"""Builds a loaded engine from settings: model, backend, and sizes that fit the available memory."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ if TYPE_CHECKING:  # loads the kernels
 
 log = logging.getLogger(__name__)
 
-# A token in the row table.
+# Bytes of a token in the row table.
 _TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A ready engine and what was settled on the way: no field of `settings` is None.
+    """A ready engine and its resolved settings: no field of `settings` is None.
 
-    `dtype` stays "auto" where weights are kept as the file stores them. `captured` CUDA graphs took `capture_seconds`.
+    `dtype` stays "auto" if weights keep the format of the file. The capture of `captured` CUDA graphs took
+    `capture_seconds`.
     """
 
     engine: Engine
@@ -54,9 +55,9 @@ class LoadedEngine:
 def load_engine(
     settings: EngineSettings, clock: Callable[[], float] = time.monotonic, *, end: End = end_process
 ) -> LoadedEngine:
-    """Load a model and make an engine for it. Raises `ModelError` or `SettingsError` with the field at fault.
+    """Load a model and build an engine for it. Raises `ModelError` or `SettingsError` with the field at fault.
 
-    `end` ends this process when another one that shares its model is gone.
+    `end` ends this process when another process that shares its model has ended.
     """
     model = load_model(settings.model, native=settings.backend != "transformers")
     return engine_for(settings, model, clock, end=end)
@@ -69,7 +70,7 @@ def engine_for(
     *,
     end: End = end_process,
 ) -> LoadedEngine:
-    """As `load_engine`, of a model that is loaded already; only other ranks look at `settings.model`."""
+    """Like `load_engine`, for a model that is loaded already. Only other ranks read `settings.model`."""
     built = _build(settings, model, end)
     sizes = built.sizes
     limits = EngineLimits(
@@ -145,7 +146,7 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End
 
 
 def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
-    """A model over several GPUs, whose processes import what they need while this one does."""
+    """Build the backend of a model over several GPUs. The rank processes import in parallel with this one."""
     size = settings.tensor_parallel_size
     if settings.preemption == "swap":
         raise SettingsError(
@@ -173,17 +174,17 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     free = available_memory()
     require_memory(model.text.path, _weight_bytes(model.weights, name, dtype), free)
     sizes = _fit(settings, model.config, element_bytes, default_block, free)
-    # The reference's tiles are too small to share: forks and joins cost more than they save.
+    # The reference's tiles are too small for several threads: fork and join cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     process = resident_memory(os.getpid())
-    if name == "reference":  # takes memory as it goes: nothing to plan
+    if name == "reference":  # allocates as it runs: nothing to plan
         return Built(_create_reference(threads, model, sizes), model.config, sizes, name, dtype, threads)
     backend = _create_cpu(dtype, threads, model, sizes)
     return Built(backend, model.config, sizes, name, dtype, threads, _plan(backend, sizes, process, free))
 
 
 def _plan(backend: CpuBackend, sizes: CacheSizes, process: int, free: int) -> MemoryPlan:
-    """What will be in use."""
+    """The planned memory use."""
     rows = sizes.max_running * sizes.max_model_len * _TOKEN_BYTES
     return MemoryPlan(
         weights=backend.weight_bytes + backend.embedding_bytes,
@@ -196,14 +197,14 @@ def _plan(backend: CpuBackend, sizes: CacheSizes, process: int, free: int) -> Me
 
 
 def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
-    """A model that only transformers describes. Its KV is sized by what its attention stores in a probe."""
+    """Build the backend of a model that only transformers supports. A probe of its attention sizes the KV."""
     if settings.backend == "reference":
         raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
     require_transformers(model)
     dtype = _choose_foreign_dtype() if settings.dtype == "auto" else settings.dtype
     element_bytes = 2 if dtype == "bfloat16" else 4
     require_memory(model.folder, model.elements * element_bytes, available_memory())
-    import torch  # noqa: PLC0415 -- seconds, and not in every image
+    import torch  # noqa: PLC0415 -- takes seconds, absent in some images
 
     from octavo_inference.backends.transformers import backend as hf  # noqa: PLC0415
     from octavo_inference.backends.transformers.load import load_module  # noqa: PLC0415
@@ -223,14 +224,14 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
 
 
 def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
-    """bfloat16 where the processor multiplies it; elsewhere torch emulates that, at a fraction of float32's speed."""
+    """bfloat16 on processors with bfloat16 arithmetic; elsewhere torch emulates it at a fraction of float32's speed."""
     from octavo_inference.backends.cpu.native.library import machine_flags  # noqa: PLC0415 -- reads /proc/cpuinfo
 
     return "bfloat16" if machine_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"  # the last is ARM's
 
 
 def _fit(settings: EngineSettings, config: ModelInfo, element_bytes: int, block_size: int, free: int) -> CacheSizes:
-    """Sizes on a CPU; `free` bytes are what there is before weights are packed."""
+    """Resolve the sizes on a CPU; `free` is the bytes available before weights are packed."""
     percent = settings.kv_memory_percent
     if percent is not None and settings.kv_memory is not None:
         raise SettingsError(
@@ -271,7 +272,7 @@ def _choose_dtype(settings: EngineSettings, backend: str) -> Dtype:
 
 
 def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
-    """Bytes of one element of K or V, and the backend's own block size."""
+    """Bytes of one element of K or V, and the backend's default block size."""
     if backend == "reference":
         from octavo_inference.backends import reference  # noqa: PLC0415 -- imports torch
 
@@ -282,7 +283,7 @@ def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
 
 
 def _weight_bytes(weights: Weights, backend: str, dtype: Dtype) -> int:
-    """Bytes that a backend will hold of the weights, beside the mapped files."""
+    """Bytes of weights that a backend holds in addition to the mapped files."""
     from octavo_inference.backends.cpu.native.packing import WEIGHT_FORMATS, packed_bytes  # noqa: PLC0415 -- loads no kernels
 
     return packed_bytes(weights, "f32" if backend == "reference" else WEIGHT_FORMATS[dtype])

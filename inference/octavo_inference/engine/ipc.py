@@ -1,7 +1,7 @@
 """Messages between the API process and the engine process, in frames (`common.framing`).
 
-The API process sends `Start` once and then lists of `Request | Abort | ResetCache`; the engine process answers `Ready`
-once and then a `EngineStep` per step, or `EngineFailure` and exits.
+The API process sends `Start` once and then lists of `Request | Abort | ResetCache`. The engine process replies `Ready`
+once and then an `EngineStep` per step, or sends `EngineFailure` and exits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in effect. Sizes in tokens or bytes; `phases` are (name, seconds).
 
-    With a model that is spread over several GPUs, sizes in bytes are those of each, `pid` is rank 0 and `rank_pids` are
-    the others.
+    If a model spans several GPUs, sizes in bytes are per GPU, `pid` is rank 0 and `rank_pids` are the others.
     """
 
     backend: str
@@ -60,10 +59,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """One turn of the engine: what came out, and its state afterwards.
+    """One iteration of the engine loop: its outputs, and the engine's state afterwards.
 
     `stalled`: it left sequences waiting that it could not start. `known`, `forgotten`: keys
-    (`octavo_protocol.hashing.keys`) of blocks that the prefix cache finds since, or no more.
+    (`octavo_protocol.hashing.keys`) of blocks added to and removed from the prefix cache since the last message.
     """
 
     outputs: list[Output]
@@ -74,7 +73,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 
 class EngineFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """The last message of an engine process: a cause for people, and the exit status the server ends with."""
+    """The last message of an engine process: a human-readable cause, and the exit status for the server."""
 
     message: str
     status: int = 1

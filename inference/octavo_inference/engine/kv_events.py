@@ -1,4 +1,4 @@
-"""KV events: the contents of the engine's prefix cache, and its changes since a reader last asked."""
+"""KV events: the contents of the engine's prefix cache, and the changes since a reader's last request."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from itertools import islice
 from octavo_protocol.hashing import keys
 from octavo_protocol.load import CacheDelta
 
-# At 3,000 blocks a second, what the largest GPUs compute and evict, ten seconds: readers ask every second.
+# Ten seconds at 3,000 blocks a second, the peak rate of the largest GPUs; readers poll every second.
 MAX_CHANGES = 32768
 
 
 class KvEventLog:
-    """The keys that can be found now, and in which order the last `limit` changes came.
+    """The keys in the prefix cache, and the order of the last `limit` changes.
 
-    `first` is the sequence before any change. It must be above all that earlier processes gave out, so that their
-    readers get everything again.
+    `first` is the sequence before any change. It must be above all sequences of earlier processes, so that their
+    readers get the full contents again.
     """
 
     def __init__(self, first: int, limit: int = MAX_CHANGES) -> None:
         self.known: set[bytes] = set()
         self.sequence = first
-        # Which keys changed; how, `known` says. So a key that came and went within one reader's second is told once.
+        # The changed keys; `known` has their current state. A key that comes and goes between two polls is sent once.
         self._changes: deque[bytes] = deque(maxlen=limit)
 
     def apply(self, known: bytes, forgotten: bytes) -> None:
-        """Note what changed in one turn of the engine."""
+        """Record the changes of one iteration of the engine loop."""
         added, removed = keys(known), keys(forgotten)
-        # In this order: two hashes that begin alike count as one, and what can be found must not be denied.
+        # Removals first: hashes with equal key prefixes count as one, and a cached key must not be reported absent.
         self.known.difference_update(removed)
         self.known.update(added)
         self._changes.extend(removed)
@@ -36,7 +36,7 @@ class KvEventLog:
         self.sequence += len(added) + len(removed)
 
     def since(self, sequence: int) -> CacheDelta:
-        """The changes after `sequence`; all contents when that is too long ago or not of this log."""
+        """The changes after `sequence`; the full contents if that is too old or not from this log."""
         missed = self.sequence - sequence
         if not 0 <= missed <= len(self._changes):
             return CacheDelta(sequence=self.sequence, reset=True, added=b"".join(self.known))

@@ -1,4 +1,4 @@
-"""One run of the engine's loop: messages in, one step, outputs and state out."""
+"""One iteration of the engine loop: messages in, one step, outputs and state out."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from octavo_inference.common.errors import OctavoError
 from octavo_inference.core.request import REFUSED, Abort, Output, Request, ResetCache
 from octavo_inference.engine.ipc import EngineStep
 
-if TYPE_CHECKING:  # the API process reads this module, too, and does without numpy
+if TYPE_CHECKING:  # the API process imports this module too, and does not import numpy
     from octavo_inference.core.engine import Engine
 
 
 class EngineLoop:
-    """Applies messages, steps once and reports."""
+    """Applies messages, runs one step and reports."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def poll_timeout(self) -> float | None:
-        """Seconds until the next run is due unless a message comes before; None when only a message can bring work."""
+        """Seconds until the next iteration is due without a message. None if only a message can bring work."""
         return self._engine.delay() if self._engine.has_work else None
 
     def on_idle(self) -> bool:
-        """To be called before a wait without end; whether to look for messages and call again instead of waiting.
+        """Call before an unbounded wait. Returns whether to poll for messages and call again instead of waiting.
 
-        Raises `PoolError` when the accounting check of the block pool fails.
+        Raises `PoolError` if the accounting check of the block pool fails.
         """
         return self._engine.on_idle()
 
     def run_once(self, messages: Iterable[Request | Abort | ResetCache]) -> EngineStep:
-        """Apply `messages` in order, then run one step. A request the engine refuses ends with an error output."""
+        """Apply `messages` in order, then run one step. A rejected request ends with an error output."""
         outputs: list[Output] = []
         for message in messages:
             if isinstance(message, Abort):

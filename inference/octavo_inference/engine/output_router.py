@@ -1,6 +1,7 @@
-"""Hands requests to the engine and its outputs to those who asked. Lives in the API's event loop, does no I/O.
+"""Sends requests to the engine and routes its outputs back. Lives in the API's event loop, does no I/O.
 
-All requests of the engine pass here, so this is where the queue is bounded: each is counted before the next one comes.
+All requests to the engine pass through this module, so it enforces the queue bound: it counts each request before it
+accepts the next.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Deliver = Callable[[Output], None]
 
 
 class EngineDiedError(OctavoError):
-    """The engine is gone; the message is its cause in one line, `status` the exit status it asks for."""
+    """The engine has ended. The message is its cause in one line, `status` the exit status for the server."""
 
     def __init__(self, message: str, status: int = EXIT_ENGINE_DIED) -> None:
         super().__init__(message)
@@ -31,7 +32,7 @@ class EngineDiedError(OctavoError):
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request in the engine: `running` of its sequences go on, and of those `stopped` here nothing is wanted."""
+    """A request in the engine with `running` unfinished sequences. Outputs of those `stopped` here are dropped."""
 
     deliver: Deliver
     running: int
@@ -39,7 +40,7 @@ class _OpenRequest:
 
 
 class OutputRouter:
-    """The requests of a process that are in the engine, and the last state and the end of the engine."""
+    """The open requests of a process, and the last state and the failure of the engine."""
 
     def __init__(self, send: Callable[[Request | Abort | ResetCache], None], cache: KvEventLog) -> None:
         self._send = send
@@ -49,30 +50,30 @@ class OutputRouter:
         self._stats: EngineStats | None = None
         self._stalled = False
         self.sequences = 0
-        """Sequences handed to the engine and not finished."""
+        """Number of sequences sent to the engine and not finished."""
         self.heartbeat = 0
-        """Turns of the engine seen so far."""
+        """Number of engine loop iterations so far."""
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's state after its last turn. Raises before the model is loaded."""
+        """The engine's state after its last iteration. Raises before the model is loaded."""
         if self._stats is None:
             raise OctavoError("the model is still loading")
         return self._stats
 
     @property
     def failure(self) -> EngineDiedError | None:
-        """Why the engine is gone; every request, also a new one, ends with it."""
+        """The cause of the engine's end. All open and all new requests end with it."""
         return self._failed.result() if self._failed.done() else None
 
     async def failed(self) -> EngineDiedError:
-        """Returns when the engine is gone; waits for ever on a healthy one."""
+        """Wait until the engine has ended and return the cause. Never returns while the engine is healthy."""
         return await asyncio.shield(self._failed)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
-        """Send requests to the engine, all of them or none; `deliver` gets their outputs in the engine's order.
+        """Send requests to the engine, all of them or none. `deliver` receives their outputs in the engine's order.
 
-        Raises `QueueFullError` when too many sequences wait already.
+        Raises `QueueFullError` if too many sequences wait already.
         """
         count = sum(request.sampling.n for request in requests)
         self._check_queue(count)
@@ -85,7 +86,7 @@ class OutputRouter:
                 self._end(request.id, str(self.failure))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Stop a request, or one of its sequences, and drop what the engine still puts out. Unknown ids are fine."""
+        """Stop a request, or one of its sequences, and drop its further outputs. Unknown ids are ignored."""
         request = self._open.get(request_id)
         if request is None:
             return
@@ -97,16 +98,16 @@ class OutputRouter:
             self._finish(request_id, request, 1)
 
     def reset_cache(self) -> None:
-        """Let no request submitted from now on find what was computed before."""
+        """Reset the prefix cache: requests submitted from now on match nothing computed before."""
         if self.failure is None:
             self._send(ResetCache())
 
     def loaded(self, stats: EngineStats) -> None:
-        """The engine can work."""
+        """Record that the engine is ready."""
         self._stats = stats
 
     def deliver(self, step: EngineStep) -> None:
-        """Hand a step's outputs to the requests they belong to."""
+        """Route a step's outputs to their requests."""
         self._stats, self._stalled = step.stats, step.stalled
         self.heartbeat += 1
         if step.known or step.forgotten:
@@ -120,7 +121,7 @@ class OutputRouter:
                 self._finish(output.id, request, 1)
 
     def fail(self, error: EngineDiedError) -> None:
-        """The engine is gone: end every request with an error. Only the first cause counts."""
+        """Record the engine's end and end every request with an error. Only the first cause counts."""
         if self._failed.done():
             return
         self._failed.set_result(error)
@@ -129,7 +130,7 @@ class OutputRouter:
 
     def _check_queue(self, count: int) -> None:
         stats = self.stats
-        # What was sent since the last step only waits if that step left others waiting or the rows run out.
+        # Sequences sent since the last step wait only if that step left others waiting or all rows are taken.
         rows = stats.running if self._stalled else stats.max_running
         if self.sequences + count > rows + stats.max_waiting:
             raise QueueFullError(max(0, self.sequences - rows), stats.max_waiting)

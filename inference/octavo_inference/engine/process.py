@@ -1,9 +1,9 @@
-"""The engine in a process of its own: `python -m octavo_inference.engine.process FD`, which `client` starts.
+"""The engine process: `python -m octavo_inference.engine.process FD`, started by `client`.
 
-The interpreter lock of a busy HTTP loop would starve the step loop (measured: 438 to 2.6 tokens/s), so they do not
-share one. FD is one end of a socket pair: no path, no name, so no other process can connect. Idle, the process waits
-in `recv` and uses no CPU; between steps it takes the messages that have arrived without waiting. When the API process
-ends, `recv` returns nothing and this process ends, too.
+The engine does not share an interpreter with the HTTP server. The GIL of a busy HTTP loop starves the step loop
+(measured: 438 to 2.6 tokens/s). FD is one end of a socket pair. It has no path and no name, so no other process can
+connect. An idle engine process blocks in `recv` and uses no CPU. Between steps it takes the messages that have arrived
+without waiting. When the API process ends, `recv` returns no bytes and this process ends, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from octavo_inference.engine.ipc import EngineFailure, EngineInfo, Ready, decode
 from octavo_inference.engine.loop import EngineLoop
 from octavo_protocol.server_settings import ServerSettings
 
-if TYPE_CHECKING:  # what it imports comes while the model is read
+if TYPE_CHECKING:  # its other imports run while the model is read
     from octavo_inference.core.engine import Engine
 
 _RECEIVE_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class _PeerGoneError(Exception):
 
 
 class Channel:
-    """The engine's end of the socket."""
+    """The engine's end of the socket pair."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -61,7 +61,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def receive(self, wait: float | None) -> list[bytes]:
-        """Frames that have arrived, in order; at least one if need be after up to `wait` seconds, None for ever.
+        """Frames that have arrived, in order. Waits up to `wait` seconds if there are none, without limit if None.
 
         Raises when the peer has closed.
         """
@@ -80,7 +80,7 @@ class Channel:
             frames += self._reader.feed(data)
 
     def send(self, frame: bytes) -> None:
-        """Send a whole frame; waits while the peer does not read."""
+        """Send a whole frame; blocks while the peer does not read."""
         try:
             with self._sending:
                 self._connection.sendall(frame)
@@ -88,9 +88,9 @@ class Channel:
             raise _PeerGoneError from None
 
     def end(self, message: str, status: int) -> NoReturn:
-        """End this process from any thread, whatever the others are doing, and say why."""
+        """Log the cause, send it to the peer and end this process, from any thread and regardless of the others."""
         log.error("%s", message)
-        # Another thread that sends is done in a moment, or the peer does not read anyway.
+        # A concurrent send by another thread finishes soon, or the peer does not read at all.
         if self._sending.acquire(timeout=_FAILURE_SECONDS):
             with contextlib.suppress(OSError):
                 self._connection.sendall(encode_frame(EngineFailure(message=message, status=status)))
@@ -98,9 +98,9 @@ class Channel:
 
 
 def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda: None) -> int:
-    """Load what the peer asks for and run it until the peer goes. Returns the exit status.
+    """Load the engine that the peer requests and run it until the peer closes. Returns the exit status.
 
-    `prepare` needs no settings and runs before they come.
+    `prepare` needs no settings and runs before they arrive.
     """
     try:
         prepare()
@@ -121,7 +121,7 @@ def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda
         _send_failure(channel, f"the accounting of KV blocks is wrong, so answers could mix: {error}", EXIT_CORRUPT)
         return EXIT_CORRUPT
     except Exception as error:
-        # Not foreseen: the peer gets one line, the log the traceback.
+        # An unexpected error: the peer gets one line, the log the traceback.
         log.exception("the engine failed")
         _send_failure(channel, f"{type(error).__name__}: {error}")
     return 1
@@ -154,21 +154,21 @@ def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
 
 
 def engine_settings(settings: ServerSettings) -> EngineSettings:
-    """A server's settings of its engine: a server bounds how much prompts slow its answers."""
+    """The engine settings of a server, which bound how much prefill slows down running answers."""
     engine = settings.engine
     slowdown = engine.prefill_slowdown or PROFILES[engine.profile].prefill_slowdown
     return dataclasses.replace(engine, prefill_slowdown=slowdown)
 
 
 def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
-    """The real engine; see `octavo_inference.engine.factory`, also for `end`."""
+    """Load the real engine; see `octavo_inference.engine.factory`, also for `end`."""
     json_logs.configure(settings.log_format)
     timeline = Timeline.of_process()
     imported = timeline.now()
     from octavo_inference.engine.factory import load_engine  # noqa: PLC0415
 
     loaded = load_engine(engine_settings(settings), end=end)
-    # What is there now stays: the collector need not walk it again and again.
+    # Objects loaded so far are permanent: the garbage collector need not traverse them again.
     gc.freeze()
     gc.enable()
     limits, backend = loaded.engine.limits, loaded.engine.backend
@@ -207,22 +207,22 @@ def main() -> NoReturn:
     """Entry point."""
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    # The API process decides when to end: a Ctrl+C or a SIGTERM to the group must not cut answers that may finish.
+    # The API process decides when to end: SIGINT or SIGTERM to the process group must not cut off running answers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Nothing made while loading becomes garbage, so looking for it only costs time.
+    # No object made during loading becomes garbage, so a collection only costs time.
     gc.disable()
     connection = socket.socket(fileno=int(sys.argv[1]))
     live_with(connection)
     channel = Channel(connection)
     status = serve(channel, partial(load_model, end=channel.end), _prepare)
-    # Nothing is left to save, and what libraries do at the end may wait for devices and processes that are gone.
+    # There is no state to save, and exit handlers of libraries may wait for devices and processes that are lost.
     logging.shutdown()
     os._exit(status)
 
 
 def _prepare() -> None:
-    # numpy and the engine: most of what the process imports, while the other one still reads its settings.
+    # numpy and the engine: most of this process's imports, run while the API process still reads its settings.
     importlib.import_module("octavo_inference.engine.factory")
 
 

@@ -1,4 +1,4 @@
-"""Rank 0's side of its group: it starts the other ranks, tells them every call, and ends with the first that ends."""
+"""Rank 0's side of its group: starts the other ranks, sends them every call, and ends when any of them ends."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from octavo_inference.distributed.messages import (
 log = logging.getLogger(__name__)
 
 End = Callable[[str, int], NoReturn]
-"""Ends this process, from any thread and whatever it is doing: a sentence that says why, and the exit status."""
+"""Ends this process from any thread, in any state. Arguments: a sentence with the cause, and the exit status."""
 
 Answer = TypeVar("Answer", RankDevice, Made)
 
 _SOCKET_BUFFER = 1 << 20
-# A process whose socket has closed is on its way out.
+# A process with a closed socket is about to exit.
 _EXIT_SECONDS = 5.0
 
 
@@ -60,7 +60,7 @@ class _Peer:
         return f"tensor-parallel rank {self.rank} (pid {self.process.pid})"
 
     def fate(self) -> str:
-        """How it ended, now that its socket has closed."""
+        """A sentence on how the process ended; for a process with a closed socket."""
         try:
             status = self.process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -71,16 +71,16 @@ class _Peer:
 
 
 class RankExecutor:
-    """Ranks 1 to `size` - 1, children of this process, which is rank 0.
+    """Ranks 1 to `size` - 1, child processes of this process, which is rank 0.
 
-    `end` is called by a thread of this object as soon as one of them is gone, for this process may be waiting for it in
-    a collective. They in turn end when this process does, however it does.
+    A watcher thread calls `end` as soon as one of them has ended, since this process may be waiting for it in a
+    collective. The children end with this process, however it ends.
     """
 
     def __init__(self, size: int, end: End) -> None:
         self.size = size
         self.folder = Path(tempfile.mkdtemp(prefix="octavo-ranks-"))
-        """Where they meet; for this user alone."""
+        """Folder of the rendezvous, accessible to this user only."""
         self._end = end
         self._closing = False
         self._peers = [_start(rank, self.folder) for rank in range(1, size)]
@@ -90,11 +90,11 @@ class RankExecutor:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of ranks 1 and up."""
+        """Process ids of ranks 1 and up."""
         return tuple(peer.process.pid for peer in self._peers)
 
     def begin(self, settings: EngineSettings, digest: str) -> None:
-        """Have every rank read the model, which has `digest`, find its device and join."""
+        """Make every rank read the model, check it against `digest`, find its device and join the group."""
         for peer in self._peers:
             begin = Begin(settings=settings, digest=digest, rank=peer.rank, log_format=json_logs.form())
             self._send(peer, encode(begin))
@@ -104,11 +104,11 @@ class RankExecutor:
         return [self._answer(peer, RankDevice) for peer in self._peers]
 
     def make(self, sizes: CacheSizes) -> None:
-        """Have every rank load its part, which waits for rank 0 to do the same."""
+        """Make every rank load its shard. The load waits for rank 0 to do the same."""
         self.tell(Make(sizes=sizes))
 
     def made(self) -> None:
-        """Wait until every rank takes calls."""
+        """Wait until every rank is ready for calls."""
         for peer in self._peers:
             self._answer(peer, Made)
 
@@ -120,16 +120,16 @@ class RankExecutor:
 
     @contextlib.contextmanager
     def in_step(self) -> Generator[None]:
-        """Around rank 0's part of a call that was told. One that fails in it is out of step with the others for good.
+        """Context of rank 0's part of a call sent to all ranks. A failure in it puts the ranks out of step for good.
 
-        Raises `RankLostError` for whatever was raised.
+        Raises `RankLostError` for any exception.
         """
         try:
             yield
         except DeviceLostError:
             raise
         except Exception as error:
-            # If another rank's end is the reason, the watcher ends this process once it knows how that one ended.
+            # If another rank has ended, the watcher ends this process once it has that rank's exit status.
             self._watcher.join(2 * _EXIT_SECONDS)
             log.exception("rank 0 failed")
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -139,7 +139,7 @@ class RankExecutor:
             ) from error
 
     def close(self) -> None:
-        """End the others."""
+        """End the other ranks."""
         self._closing = True
         for peer in self._peers:
             with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ class RankExecutor:
             raise RankLostError(peer.fate()) from error
 
     def _answer(self, peer: _Peer, kind: type[Answer]) -> Answer:
-        # A rank that cannot answer ends this process.
+        # The watcher ends this process if the rank ends before its reply.
         answer = peer.answers.get()
         if not isinstance(answer, kind):
             raise RankLostError(f"{peer.name} answered {answer} instead of {kind.__name__}")
@@ -198,7 +198,7 @@ class RankExecutor:
 
 
 def end_process(message: str, status: int) -> NoReturn:
-    """How a process ends that has nobody to tell: with a line on stderr."""
+    """End a process that has no peer to notify: writes one line to stderr."""
     sys.stderr.write(f"octavo: {message}\n")
     sys.stderr.flush()
     os._exit(status)
@@ -208,7 +208,7 @@ def _start(rank: int, folder: Path) -> _Peer:
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-    # -P: the working directory's files are not modules.
+    # -P: do not import modules from the working directory.
     command = [sys.executable, "-P", "-m", "octavo_inference.distributed.worker", str(theirs.fileno()), str(folder)]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()

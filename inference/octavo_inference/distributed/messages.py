@@ -1,4 +1,4 @@
-"""What ranks say to each other: MessagePack, framed as in `common.framing`, arrays as their shape and their bytes.
+"""Messages between ranks: MessagePack, framed as in `common.framing`, arrays as their shape and their bytes.
 
 Rank 0 sends `Begin`, the rank replies `RankDevice`; rank 0 sends `Make`, the rank replies `Made`. Calls follow, without
 replies. A rank may send `RankFailed` at any time, as its last message.
@@ -22,7 +22,7 @@ _RECEIVE_BYTES = 1 << 20
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """What to load, and what rank 0 found there; which rank the peer is, and how to write its log."""
+    """The settings to load, the digest that rank 0 computed, the rank of the peer, and its log format."""
 
     settings: EngineSettings
     digest: str
@@ -39,24 +39,24 @@ class RankDevice(msgspec.Struct, frozen=True, tag="found"):
 
 
 class Make(msgspec.Struct, frozen=True, tag="make"):
-    """Sizes that hold for all ranks."""
+    """Sizes, equal on all ranks."""
 
     sizes: CacheSizes
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
-    """The rank waits for calls."""
+    """The rank is ready for calls."""
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Why the rank ends; `status` is the exit status its replica is to end with."""
+    """The cause of the rank's end; `status` is the exit status for its replica."""
 
     message: str
     status: int
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """`Backend.launch`. The step comes without its table, of which each rank keeps a copy."""
+    """`Backend.launch`. The step is sent without its table, since each rank keeps a copy."""
 
     step: RowStep
 
@@ -83,7 +83,7 @@ FromRank = RankDevice | Made | RankFailed
 
 
 def encode(message: ToRank | FromRank) -> bytes:
-    """A message with its length in front."""
+    """Encode a message with its length prefix."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
@@ -95,10 +95,10 @@ def _flatten(value: Any) -> Any:
 
 
 def _restore(kind: Any, value: Any) -> Any:
-    """An array of the type that its field says: NDArray[x] is ndarray[shape, dtype[x]]."""
+    """Decode an array of the field's declared type: NDArray[x] is ndarray[shape, dtype[x]]."""
     shape, data = value
     (dtype,) = get_args(get_args(kind)[1])
-    return np.frombuffer(data, dtype).reshape(shape).copy()  # writable, which torch wants
+    return np.frombuffer(data, dtype).reshape(shape).copy()  # torch needs a writable buffer
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_flatten)
@@ -107,14 +107,14 @@ decode_from_rank = msgspec.msgpack.Decoder(FromRank, dec_hook=_restore).decode
 
 
 class Reader:
-    """The frames that a socket brings."""
+    """Reads frames from a socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._reader = FrameReader()
 
     def read(self) -> Iterator[bytes]:
-        """Frames completed by what arrives next, which may be none. Raises `EOFError` when the peer has closed."""
+        """Frames completed by the next bytes, possibly none. Raises `EOFError` if the peer has closed."""
         try:
             data = self._connection.recv(_RECEIVE_BYTES)
         except ConnectionResetError:

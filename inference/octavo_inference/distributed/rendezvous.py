@@ -1,4 +1,4 @@
-"""How the ranks come together: each finds its GPU, all join, and rank 0 learns what the smallest has left."""
+"""Rendezvous of the ranks: each finds its GPU, all join, and rank 0 learns the smallest free memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from octavo_inference.distributed.messages import RankDevice
 
 
 def enter(rank: int, size: int, folder: Path) -> tuple[RankGroup, Device]:
-    """Become a rank on its GPU. What is free there is so with the group's own memory taken."""
+    """Join as a rank on its GPU. The returned free memory excludes the memory that the group itself takes."""
     device = find_device(rank, count=size)
     group = join(folder, rank=rank, size=size, device=device.torch)
     return group, find_device(rank, count=size)
 
 
 def meet(settings: EngineSettings, digest: str, ranks: RankExecutor) -> tuple[RankGroup, Device]:
-    """Become rank 0. The device is its own, with no more memory than any rank has: sizes are to be the same for all.
+    """Join as rank 0. The returned device has the smallest memory of all ranks, since sizes must be equal on all.
 
-    Raises `DeviceError` when the GPUs are not of one kind.
+    Raises `DeviceError` if the GPUs are not of one kind.
     """
     ranks.begin(settings, digest)
     group, device = enter(0, ranks.size, ranks.folder)
@@ -31,7 +31,7 @@ def meet(settings: EngineSettings, digest: str, ranks: RankExecutor) -> tuple[Ra
 
 
 def least(own: Device, others: list[RankDevice]) -> Device:
-    """`own` with the memory of the smallest. Raises `DeviceError` for others of another kind."""
+    """`own` with the smallest memory of all ranks. Raises `DeviceError` if another rank has a GPU of another kind."""
     for rank, other in enumerate(others, 1):
         if other.name != own.name:
             raise DeviceError(

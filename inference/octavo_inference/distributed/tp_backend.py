@@ -1,4 +1,4 @@
-"""The backend of a model that is spread over several GPUs, as the engine sees it."""
+"""The engine's backend for a model over several GPUs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class _PendingStep:
 
 
 class TensorParallel:
-    """`Backend` over `own`, that of rank 0, and the other ranks, which hold the rest of each layer.
+    """`Backend` over `own`, the backend of rank 0, and the other ranks, which hold the rest of each layer.
 
-    The others are told a call before rank 0 makes it. Everything they decide follows from the calls, so collectives
-    match; all choose the same tokens, and rank 0's are the answer. Raises `RankLostError` when they no longer go
-    together.
+    Rank 0 sends each call to the others before it runs the call itself. All decisions of a rank follow from the calls,
+    so collectives match. All ranks sample the same tokens, and rank 0's are the result. Raises `RankLostError` once the
+    ranks are out of step.
     """
 
     def __init__(self, own: Backend, ranks: RankExecutor) -> None:
@@ -40,7 +40,7 @@ class TensorParallel:
         self._ranks = ranks
 
     def launch(self, step: RowStep) -> StepHandle:
-        """Start a step on all ranks."""
+        """Launch a step on all ranks."""
         self._ranks.tell(Launch(step=replace(step, table=None)))
         with self._ranks.in_step():
             return _PendingStep(self._own.launch(step), self._ranks)
@@ -58,17 +58,17 @@ class TensorParallel:
             self._own.clear_blocks(blocks)
 
     def idle(self) -> bool:
-        """Let every rank prepare the same for later steps; whether more is left to prepare."""
+        """Let every rank prepare the same later steps. Returns whether more is left to prepare."""
         self._ranks.tell(Idle())
         with self._ranks.in_step():
             return self._own.idle()
 
     def to_host(self, blocks: Sequence[int]) -> HostBlocks:
-        """Raises `SettingsError`: a block's KV is spread over processes, and none keeps it in RAM."""
+        """Raises `SettingsError`: a block's KV is sharded over processes, and none keeps it in RAM."""
         raise _no_swap(len(blocks))
 
-    def from_host(self, saved: HostBlocks, blocks: Sequence[int]) -> None:  # noqa: ARG002 -- there are none
-        """Raises `SettingsError`, as `to_host` does."""
+    def from_host(self, saved: HostBlocks, blocks: Sequence[int]) -> None:  # noqa: ARG002 -- unsupported
+        """Raises `SettingsError`, like `to_host`."""
         raise _no_swap(len(blocks))
 
 

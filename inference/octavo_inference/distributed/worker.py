@@ -1,7 +1,7 @@
-"""A rank above 0: `python -m octavo_inference.distributed.worker FD FOLDER`, which `ranks` starts.
+"""A rank above 0: `python -m octavo_inference.distributed.worker FD FOLDER`, started by `executor`.
 
-FD is one end of a socket pair, FOLDER where the ranks meet. It loads its part of the model and makes every call that
-rank 0 makes. Idle, it waits in `recv` and uses no CPU.
+FD is one end of a socket pair, FOLDER the folder of the rendezvous. The process loads its shard of the model and runs
+every call that rank 0 runs. Idle, it blocks in `recv` and uses no CPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from octavo_inference.model_loader import ForeignModel, load_model
 
 log = logging.getLogger("octavo.rank")
 
-# A step is collected once the next one is launched, or when none comes for so long: what it raised is to be known.
+# A step is collected once the next one is launched, or after this many seconds without a call, to detect its errors.
 _QUIET_SECONDS = 0.1
 
 
@@ -60,19 +60,19 @@ class Inbox:
         self._frames: deque[bytes] = deque()
 
     def next(self) -> ToRank:
-        """The next message; waits for it. Raises `EOFError` when rank 0 is gone."""
+        """Wait for the next message and return it. Raises `EOFError` when rank 0 has ended."""
         while not self._frames:
             self._frames.extend(self._reader.read())
         message: ToRank = decode_to_rank(self._frames.popleft())
         return message
 
     def quiet(self, seconds: float) -> bool:
-        """Whether nothing comes for so long."""
+        """True if no message arrives within this time."""
         return not self._frames and not select.select([self._connection], [], [], seconds)[0]
 
 
 def serve(connection: socket.socket, folder: Path) -> int:
-    """Be a rank until rank 0 goes; the ranks meet in `folder`. Returns the exit status."""
+    """Run as a rank until rank 0 ends. `folder` is that of the rendezvous. Returns the exit status."""
     inbox = Inbox(connection)
 
     def answer(message: FromRank) -> None:
@@ -94,18 +94,18 @@ def serve(connection: socket.socket, folder: Path) -> int:
             log.exception("the rank failed")
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         message = str(error) if known else f"{type(error).__name__}: {first}"
-        # What cannot begin is refused as on one GPU; what was serving ends as a replica that lost a rank.
+        # A failed start is reported as on one GPU. A failure while serving has the exit status of a lost rank.
         refused = not made and not isinstance(error, DeviceLostError)
         status = 1 if refused else EXIT_RANK_LOST
         try:
             answer(RankFailed(message=message, status=status))
         except OSError:
-            log.error("%s", message)  # noqa: TRY400 -- the error is `error`; that nobody hears it is no second one
+            log.error("%s", message)  # noqa: TRY400 -- `error` matters, not the failed send
         return status
 
 
 def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
-    """Make the calls of rank 0, in order. Raises `EOFError` when it is gone, else what a call raised."""
+    """Run the calls of rank 0, in order. Raises `EOFError` when rank 0 has ended, else the exception of a call."""
     launched: deque[StepHandle] = deque()
     while True:
         while launched and inbox.quiet(_QUIET_SECONDS):
@@ -131,7 +131,7 @@ def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> Bac
     if not isinstance(begin, Begin):
         raise TypeError(f"{type(begin).__name__} before begin")
     json_logs.configure(begin.log_format)
-    from octavo_inference.backends.cuda.factory import build_rank  # noqa: PLC0415 -- torch, which is there by now
+    from octavo_inference.backends.cuda.factory import build_rank  # noqa: PLC0415 -- torch, already imported
     from octavo_inference.distributed.rendezvous import enter  # noqa: PLC0415
 
     settings = begin.settings
@@ -150,16 +150,16 @@ def main() -> NoReturn:
     """Entry point."""
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    # Rank 0 decides when to end: a signal to the group must not cut answers that may finish.
+    # Rank 0 decides when to end: a signal to the process group must not cut off running answers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.disable()
     connection, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
     live_with(connection, lambda: shutil.rmtree(folder, ignore_errors=True))
-    # Most of what it needs, while rank 0 still reads the model's head.
+    # Most of its imports, run while rank 0 still reads the model's header.
     importlib.import_module("octavo_inference.backends.cuda.factory")
     status = serve(connection, folder)
-    # As in the engine's process: nothing is left to save.
+    # As in the engine process, there is no state to save.
     logging.shutdown()
     os._exit(status)
 

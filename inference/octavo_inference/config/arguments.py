@@ -18,9 +18,9 @@ T = TypeVar("T")
 def arguments_of(
     settings: Callable[P, S], /, **defaults: Any
 ) -> Callable[[Callable[[T, S], None]], Callable[Concatenate[T, P], None]]:
-    """Decorator of an `__init__` that takes settings of this class: callers give its fields instead.
+    """Decorator of an `__init__` that takes this settings class: callers pass the fields of the class instead.
 
-    `defaults` stand in for those of the class. Raises `SettingsError` for a value that the table does not allow.
+    `defaults` replace the class defaults. Raises `SettingsError` for a value that its `Knob` does not allow.
     """
     create = cast("Callable[..., S]", settings)
     table = {setting.name: setting for setting in settings_of(cast("type", settings))}
@@ -52,7 +52,7 @@ def _checked(setting: Setting, value: object) -> object:
 
 
 def _shown(signature: inspect.Signature, hints: dict[str, Any], defaults: dict[str, Any]) -> inspect.Signature:
-    """The signature that `help` shows, with plain types."""
+    """The signature that `help` displays, with plain types."""
     fields = [
         field.replace(annotation=hints[name], default=defaults.get(name, field.default))
         for name, field in signature.parameters.items()

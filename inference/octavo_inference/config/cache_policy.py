@@ -1,7 +1,7 @@
-"""How long the prefix cache keeps what a request leaves, and how much of it, per kind of work.
+"""Retention of prefix cache blocks per kind of work: for how long, and how many.
 
-A conversation comes back after minutes or hours with all it said before; calls of a program share a beginning for as
-long as the program runs; a batch job shares it while it runs and never comes back.
+A conversation continues after minutes or hours with its full history as prefix. Calls of a program share a prefix for
+as long as the program runs. A batch job shares a prefix while it runs and never returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["POLICIES", "CachePolicy", "PolicyName"]
 
 @dataclass(frozen=True, slots=True)
 class CachePolicy:
-    """`seconds` from last use to the end; `share` of the pool that blocks of this kind may take while unused."""
+    """`seconds` from last use to expiry; `share` of the pool that unused blocks of this kind may take."""
 
     seconds: float
     share: float

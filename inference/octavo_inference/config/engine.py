@@ -1,4 +1,4 @@
-"""Settings of an engine. They are declared where the operator reads them too: `octavo_protocol.engine_settings`."""
+"""Settings of an engine, declared in `octavo_protocol.engine_settings`, where the operator reads them too."""
 
 from octavo_protocol.engine_settings import (
     GPU_PROFILES,

@@ -1,4 +1,4 @@
-"""Flags of declared settings: one argument of argparse for each entry of a table."""
+"""Command line flags from declared settings: one argparse argument per setting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo_protocol.knobs import Setting
 
 
 class FlagParser(argparse.ArgumentParser):
-    """A parser whose errors are `SettingsError`, with the flag, what was found and what to write."""
+    """A parser that raises `SettingsError` with the flag, the value found and the fix."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(
@@ -25,18 +25,18 @@ class FlagParser(argparse.ArgumentParser):
         self._headings: dict[str, argparse._ArgumentGroup] = {}
 
     def add(self, settings: Iterable[Setting]) -> None:
-        """A flag for each setting, under the heading of its group."""
+        """Add a flag for each setting, under the heading of its group."""
         for setting in settings:
             self.heading(setting.knob.group).add_argument(f"--{setting.key}", dest=setting.name, **_argument(setting))
 
     def heading(self, title: str) -> argparse._ArgumentGroup:
-        """The flags under a heading of the help."""
+        """The argument group of a help heading; created on first use."""
         if title not in self._headings:
             self._headings[title] = self.add_argument_group(title)
         return self._headings[title]
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong."""
+        """Raise the error as `SettingsError`."""
         match = re.match(r"argument (--[a-z-]+)[^:]*: (.*)", message, re.DOTALL)
         field, text = (match[1], match[2]) if match else ("", message)
         unknown = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
@@ -46,13 +46,13 @@ class FlagParser(argparse.ArgumentParser):
         raise SettingsError(f"{field}: {text}" if field else text, field)
 
     def suggestion(self, flag: str) -> str:
-        """`; did you mean --port?`, or a pointer to --help."""
+        """A suggestion such as `; did you mean --port?`, or a pointer to --help."""
         near = difflib.get_close_matches(flag, [o for o in self._option_string_actions if o.startswith("--")], 1)
         return f"; did you mean {near[0]}?" if near else "; octavo-server --help lists all"
 
 
 def _argument(setting: Setting) -> dict[str, Any]:
-    """What argparse is given. Without a value, a list is None: so the file's can be told from the command line's."""
+    """Arguments of `add_argument`. The default of a list is None, to distinguish it from a list in the file."""
     shared: dict[str, Any] = {"help": f"{setting.knob.help} (default: {setting.default_text})"}
     if setting.is_switch:
         return {**shared, "action": argparse.BooleanOptionalAction, "default": setting.default}

@@ -18,14 +18,14 @@ _SERVER = settings_of(ServerSettings)
 
 
 def parse(argv: Sequence[str]) -> ServerSettings:
-    """Settings from a command line. Raises `SettingsError`; exits after `--help`."""
+    """Parse the settings from a command line. Raises `SettingsError`; exits after `--help`."""
     parser = build_parser()
     explicit = parser.parse_args(argv)
     if explicit.named is not None and explicit.model != EngineSettings().model:
         raise SettingsError(f"MODEL: {explicit.named!r} and --model {explicit.model!r}: name the model once", "MODEL")
     if explicit.config is not None:
         from_file = _file_arguments(Path(explicit.config), parser)
-        if explicit.served_model_names:  # a list replaces the file's, it does not add to it
+        if explicit.served_model_names:  # a list on the command line replaces the list of the file
             from_file = [a for a in from_file if not a.startswith("--served-model-name=")]
         try:
             explicit = parser.parse_args([*from_file, *argv])
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str]) -> ServerSettings:
 
 
 def server_settings(values: Mapping[str, Any]) -> ServerSettings:
-    """Settings from parsed flags by field; other entries are not looked at."""
+    """Settings from parsed flags by field; ignores other entries."""
     engine = {setting.name: values[setting.name] for setting in _ENGINE}
     own = {setting.name: values[setting.name] for setting in _SERVER if setting.name in values}
     names = tuple(dict.fromkeys(own.pop("served_model_names") or ()))
@@ -51,14 +51,14 @@ def server_settings(values: Mapping[str, Any]) -> ServerSettings:
 
 
 def engine_parser(prog: str, description: str) -> FlagParser:
-    """The flags of a model and its engine."""
+    """Build a parser with the flags of a model and its engine."""
     parser = FlagParser(prog, description)
     parser.add(setting for setting in (*_ENGINE, *_SERVER) if setting.knob.group in {"model", "engine"})
     return parser
 
 
 def build_parser() -> FlagParser:
-    """The flags of a server."""
+    """Build a parser with the flags of a server."""
     parser = FlagParser("octavo-server", "Serve a language model over the OpenAI API.")
     parser.add_argument("named", nargs="?", metavar="MODEL", help="as --model")
     parser.add((*_ENGINE, *_SERVER))
@@ -68,7 +68,7 @@ def build_parser() -> FlagParser:
 
 
 def _file_arguments(path: Path, parser: FlagParser) -> list[str]:
-    """The file as command line arguments, so that both are checked by the same rules."""
+    """The file as command line arguments, so that the same rules check both."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -86,7 +86,7 @@ def _file_arguments(path: Path, parser: FlagParser) -> list[str]:
 
 
 def _arguments(path: Path, setting: Setting, value: object) -> list[str]:
-    """One entry of the file as flags."""
+    """Convert one entry of the file to flags."""
     key, flag = setting.key, f"--{setting.key}"
     if setting.is_switch != isinstance(value, bool):
         wanted = "true or false" if setting.is_switch else "a value"

@@ -1,5 +1,5 @@
-"""The server: its lifecycle, its ports and its HTTP surface.
+"""The server: its lifecycle, its ports and its HTTP API.
 
-What the endpoints of all formats share is here (`service`, `generation`, `prompts`, `json_body`, `errors`, `sse`); what
-one format has of its own is in a folder.
+Modules here are shared by the endpoints of all formats (`service`, `generation`, `prompts`, `json_body`, `errors`,
+`sse`). Each format has a folder for the rest.
 """

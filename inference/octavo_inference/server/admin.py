@@ -22,10 +22,10 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) -> ASGIApp:
-    """The port of metrics, load report and drain.
+    """The app of the admin port: metrics, load report, drain and prefix cache.
 
-    For the cluster, not for clients: without `keys` anyone who reaches it may use it, so a NetworkPolicy keeps others
-    out.
+    For the cluster, not for clients. Without `keys`, anyone with network access may use it, so a NetworkPolicy must
+    restrict access.
     """
 
     @functools.cache
@@ -52,7 +52,7 @@ def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) ->
 
 
 async def get_load(service: Service, request: Request) -> Response:
-    """The load report, with the changes of the prefix cache for a reader that asks for them."""
+    """The load report. Includes prefix cache changes if the reader requests them."""
     report = service.report(_cache_after(request))
     if report is None:
         raise not_ready()
@@ -60,7 +60,7 @@ async def get_load(service: Service, request: Request) -> Response:
 
 
 async def reset_cache(service: Service, _: Request) -> Response:
-    """Forget all prefixes: no request that comes after this answer finds what was computed before."""
+    """Reset the prefix cache: requests after this response match nothing computed before."""
     if service.loaded is None:
         raise not_ready()
     service.router.reset_cache()

@@ -15,10 +15,10 @@ _TENANT_CHARACTERS = 16
 
 
 class Keys:
-    """The keys of a file, one per line; empty lines and lines starting with # do not count.
+    """The keys of a file, one per line. Ignores empty lines and lines that start with #.
 
-    The file is read again when it changes, so a key can be rotated without a restart: list both, then drop the old one.
-    Raises `SettingsError` when the file cannot be read or holds no key.
+    A changed file is read again, so a key can be rotated without a restart: list both, then drop the old one. Raises
+    `SettingsError` if the file cannot be read or contains no key.
     """
 
     def __init__(self, path: str, flag: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class Keys:
         self._checked = clock()
 
     def tenant(self, presented: str | None) -> str | None:
-        """A short stable name for the holder of `presented`, None when it is none of the keys. Constant time."""
+        """A short stable name for the owner of the `presented` key, None for an unknown key. Constant time."""
         self._reload()
         digest = hashlib.sha256((presented or "").encode("utf-8", "surrogateescape")).digest()
         known = False
@@ -48,7 +48,7 @@ class Keys:
             if self._path.stat().st_mtime_ns != self._changed:
                 self._load()
         except (OSError, SettingsError):
-            # Half-written or gone for a moment: the keys known so far go on to work.
+            # The file may be half-written or briefly absent: the current keys stay valid.
             return
 
     def _load(self) -> None:

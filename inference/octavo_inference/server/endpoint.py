@@ -1,4 +1,4 @@
-"""An endpoint: method, path and the function that answers. A group of them is a folder with its own bodies."""
+"""HTTP endpoints: method, path and handler. A group of endpoints is a folder with its own request bodies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo_inference.server.service import Service
 
 @dataclass(frozen=True, slots=True)
 class HttpEndpoint:
-    """`path` as Starlette's routes have it; `respond` may raise `ApiError`."""
+    """One endpoint. `path` is a Starlette route path; `respond` may raise `ApiError`."""
 
     method: str
     path: str
@@ -24,7 +24,7 @@ class HttpEndpoint:
 
 
 def http_router(service: Service, endpoints: Iterable[HttpEndpoint]) -> Router:
-    """The application of these endpoints. Any other path is a 404 for `RequestGuard`."""
+    """The ASGI app of these endpoints. Any other path is a 404 for `RequestGuard`."""
     routes = [_route(service, endpoint) for endpoint in endpoints]
     return Router(routes, redirect_slashes=False, default=_not_found)
 

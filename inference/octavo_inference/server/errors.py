@@ -1,4 +1,4 @@
-"""Error objects for clients: one shape, four keys, always."""
+"""Error objects for clients: always the same four keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RETRY_AFTER_SECONDS = 2
 
 
 class ApiError(Exception):
-    """A request that gets an error object. `param` names the field at fault, `code` the kind for programs."""
+    """An error response to a request. `param` names the field at fault; `code` is a machine-readable kind."""
 
     def __init__(
         self,
@@ -58,19 +58,19 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
-    """400: the request itself is at fault."""
+    """400: the request itself is invalid."""
     return ApiError(400, message, param=param, code=code)
 
 
 def model_not_found(name: str, known: str) -> ApiError:
-    """404: no such model here."""
+    """404: no model of this name."""
     return ApiError(
         404, f"The model {name[:128]!r} is not served here; {known!r} is.", param="model", code="model_not_found"
     )
 
 
 def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiError:
-    """400: prompt and answer do not fit the model. Clients match on the code and on this wording."""
+    """400: prompt and answer exceed the model's context. Clients match on the code and on this wording."""
     return invalid(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + answer} tokens "
         f"({prompt} in the {param}, {answer} in the completion). Please reduce the length of the {param} or the "
@@ -81,24 +81,24 @@ def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiErr
 
 
 def not_ready() -> ApiError:
-    """503: still loading."""
+    """503: the model is still loading."""
     return _unavailable("The model is still loading; try again in a few seconds.", "not_ready")
 
 
 def draining() -> ApiError:
-    """503: going away; another replica answers."""
+    """503: the server is shutting down; another replica can answer."""
     error = _unavailable("This server is draining and takes no new requests; try again.", "draining")
     error.headers |= {HEADER_DRAINING: "1", "Connection": "close"}
     return error
 
 
 def overloaded(waiting: int) -> ApiError:
-    """503: the queue is at its bound."""
+    """503: the queue has reached its bound."""
     return _unavailable(f"The server is full: {waiting} sequences are waiting; try again shortly.", "overloaded")
 
 
 def deadline_exceeded(message: str) -> ApiError:
-    """504: the time that the client gave was up before the first token."""
+    """504: the client's deadline passed before the first token."""
     return ApiError(504, f"The request was ended: {message}.", param=HEADER_TIMEOUT, code="deadline_exceeded")
 
 
@@ -108,7 +108,7 @@ def engine_failed(message: str) -> ApiError:
 
 
 def internal(request_id: str) -> ApiError:
-    """500 without any detail: those are in the log, under the request's id."""
+    """500 without any detail: details are in the log, under the request id."""
     return ApiError(
         500, f"Internal error; the server's log has details under request id {request_id}.", code="internal_error"
     )

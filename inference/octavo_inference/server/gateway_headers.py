@@ -18,7 +18,7 @@ _PRIORITY = re.compile(r"-?[0-9]{1,2}")
 
 
 def tenant(headers: Headers, key: str) -> str:
-    """The tenant of a request: the one that the gateway names, below `key`, the holder of a key of this server.
+    """The tenant of a request: the name from the gateway, prefixed by `key`, the owner of this server's API key.
 
     Raises `ApiError` for a name that no gateway sends.
     """
@@ -32,9 +32,9 @@ def tenant(headers: Headers, key: str) -> str:
 
 
 def priority(headers: Headers, asked: int | None) -> int | None:
-    """The request's own priority, or none, within the highest that the gateway allows, which stands in for none.
+    """The request's priority, at most the one that the gateway allows. The latter applies if the request has none.
 
-    Raises `ApiError` for what is no priority.
+    Raises `ApiError` for a malformed priority.
     """
     given = _only(headers, HEADER_PRIORITY)
     if given is None:
@@ -50,18 +50,18 @@ def priority(headers: Headers, asked: int | None) -> int | None:
 def salt(tenant: str, given: str | None) -> str:
     """The salt that separates prefix caches: the tenant, and within it the request's `cache_salt`.
 
-    Neither has a slash at its end, so no `cache_salt` of a request without a tenant equals a tenant's.
+    Neither ends in a slash, so no `cache_salt` of a request without a tenant equals a tenant's salt.
     """
     return f"{tenant}/{given or ''}" if tenant else given or ""
 
 
 def wants_prompt(headers: Headers) -> bool:
-    """Whether the answer is to say which blocks stand behind the prompt."""
+    """True if the response should describe the blocks of the prompt."""
     return headers.get(HEADER_WANT_PROMPT) == "1"
 
 
 def prompt_header(tokens: list[int], info: EngineInfo, salt: str) -> str:
-    """The blocks of a prompt, as `octavo_protocol.prompt` writes them. Takes a while for a long one: it is hashed."""
+    """The blocks of a prompt, encoded by `octavo_protocol.prompt`. Slow for a long prompt, which it hashes."""
     root = root_hash(info.model_digest, salt=salt)
     hashes = block_hashes(root, tokens, info.block_size) if info.prefix_caching else []
     return encode_prompt(describe(len(tokens), info.block_size, hashes))

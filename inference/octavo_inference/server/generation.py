@@ -1,11 +1,11 @@
-"""A running generation: prompts in the engine, and the text of their answers as it grows.
+"""A running generation: prompts in the engine, and the growing text of their answers.
 
     with service.generate(request, loaded, prompts) as generation:
         async for pieces in generation.pieces(KEEP_ALIVE_SECONDS):
             ...
 
-Entering submits all prompts or raises. Leaving, however it happens, frees what still runs: the client is gone, a
-sequence failed, the server stops. Neither awaits anything, so no cancellation comes in between.
+Entering submits all prompts or raises. Any exit aborts the unfinished sequences: the client disconnected, a sequence
+failed, or the server stops. Neither awaits, so no cancellation can interrupt them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens of a generation so far; `cached` ones of the prompt came from the prefix cache."""
+    """Token counts of a generation so far; `cached` counts prompt tokens from the prefix cache."""
 
     prompt: int
     completion: int = 0
@@ -42,9 +42,9 @@ class _Choice:
 
 
 class Generation:
-    """The answers to prompts, while it is entered. Choices are numbered prompt by prompt: prompt * n + index.
+    """The answers to prompts; use it as a context manager. Choices are numbered prompt by prompt: prompt * n + index.
 
-    `notes`, for the access log, gets the token counts at the end.
+    On exit it adds the token counts to `notes`, for the access log.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Generation:
         self._clock = clock
         self._notes = notes
         self._open: dict[tuple[str, int], _Choice] = {}
-        # Prompts of which the cached tokens are counted.
+        # Prompts whose cached tokens are counted already.
         self._cached: set[str] = set()
         self._failure: ApiError | None = None
         self._arrived: list[Output] = []
@@ -90,9 +90,9 @@ class Generation:
         self._notes.update(prompt_tokens=self.counts.prompt, completion_tokens=self.counts.completion)
 
     async def pieces(self, patience: float | None = None) -> AsyncIterator[list[tuple[int, Delta]] | None]:
-        """New pieces as (choice, piece): a piece has text, or is the last. None after `patience` seconds of nothing.
+        """New pieces as (choice, piece). A piece has text, or is the last. None after `patience` seconds without any.
 
-        Raises `ApiError` when the engine could not go on with one of the sequences.
+        Raises `ApiError` if the engine fails one of the sequences.
         """
         held: dict[int, Delta] = {}
         while self._open:
@@ -111,7 +111,7 @@ class Generation:
                 raise self._failure
 
     async def answers(self) -> list[Delta]:
-        """All answers, complete, by choice. Raises as `pieces`."""
+        """All complete answers, by choice. Raises like `pieces`."""
         parts: list[list[Delta]] = [[] for _ in range(self.choices)]
         async for ready in self.pieces():
             for choice, piece in ready or ():
@@ -127,7 +127,7 @@ class Generation:
         self._metrics.prompt_tokens += self.counts.prompt
 
     def _add_choices(self, now: float) -> None:
-        # Stop strings are found here, where the text is; the engine looks at tokens only.
+        # Stop strings are matched here on the text; the engine matches tokens only.
         for prompt in self._prompts:
             sampling = prompt.sampling
             for index in range(sampling.n):
@@ -135,12 +135,12 @@ class Generation:
                 self._open[prompt.id, index] = _Choice(len(self._open), text, SequenceTimer(self._metrics, now))
 
     def _deltas(self, outputs: list[Output]) -> list[tuple[int, Delta]]:
-        """The additions of outputs to their choices, up to the first failure."""
+        """Text deltas of outputs for their choices, up to the first failure."""
         now = self._clock()
         deltas = []
         for output in outputs:
             if output.finish_reason in {"error", "abort"}:
-                # Also of a choice that is finished: the engine's end is one output per request.
+                # May belong to a finished choice: when the engine ends, each request gets one output.
                 self._failure = _failure(output)
                 break
             choice = self._open.get((output.id, output.index))
@@ -164,9 +164,9 @@ class Generation:
         return delta
 
     async def _outputs(self, patience: float | None) -> list[Output]:
-        """All outputs that came since the last call; waits for the first, and `patience` seconds at most."""
+        """All outputs since the last call. Waits for the first one, at most `patience` seconds."""
         if not self._arrived:
-            # This runs once per token: a timer of its own is a tenth of what `asyncio.timeout` costs.
+            # Runs once per token. A plain timer takes a tenth of the time of `asyncio.timeout`.
             loop = asyncio.get_running_loop()
             self._wake = loop.create_future()
             timer = None if patience is None else loop.call_later(patience, self._rouse)
@@ -189,7 +189,7 @@ class Generation:
 
 
 def joined(pieces: Sequence[Delta]) -> Delta:
-    """Consecutive pieces of one choice's answer as one."""
+    """Join consecutive pieces of one choice's answer."""
     logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     return Delta(
         "".join(piece.text for piece in pieces),

@@ -1,4 +1,4 @@
-"""How well the engine used what it had since it started: four factors and their product."""
+"""Engine efficiency since start: four factors and their product."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from octavo_protocol.load import LoadReport
 
 
 def factors(report: LoadReport) -> dict[str, float]:
-    """Shares from 0 to 1; 1 for what nothing has been asked of yet.
+    """Factors from 0 to 1; 1 if there is no data yet.
 
-    useful  tokens computed for the first time, of all computed (a preempted sequence is computed again)
-    rows    rows that sequences held, of all rows, over all steps
-    prefix  prompt tokens found in the prefix cache, of all prompt tokens
-    slots   the pool without its unused part: slots of held blocks that no token had filled, over all steps
+    useful: tokens computed for the first time, divided by all computed tokens. Preempted sequences are recomputed.
+    rows: rows held by sequences, divided by all rows, over all steps.
+    prefix: prompt tokens found in the prefix cache, divided by all prompt tokens.
+    slots: 1 minus slots of held blocks without a token, divided by all slots of the pool, over all steps.
     """
     steps = report.steps
     computed = steps.prefill + steps.rows
@@ -31,7 +31,7 @@ def efficiency(report: LoadReport) -> float:
 
 
 def waste(report: LoadReport) -> float:
-    """Share of the pool that is held and not filled now."""
+    """Share of the pool that is currently held and not filled."""
     return _share(report.unused_slots, report.blocks_total * report.block_size, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP shell around the endpoints: request ids, keys, error objects, event streams, disconnects."""
+"""The HTTP layer around the endpoints: request ids, keys, error objects, event streams, disconnects."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 REQUEST_ID = "octavo.request_id"
 TENANT = "octavo.tenant"
 SEND = "octavo.send"
-"""The server's own `send`."""
+"""The server's own `send`, without middleware."""
 NOTES = "octavo.notes"
 """A dict of numbers for the access log: tokens, never text."""
 
 
 class RequestGuard:
-    """Outermost ASGI layer of a port: no request passes without an id, a key where one is needed, and an answer.
+    """Outermost ASGI layer of a port. Guarantees a request id, an API key check and a response for each request.
 
     `open_paths` need no key. Paths are compared literally, so no variant of such a path is open.
     """
@@ -113,7 +113,7 @@ class RequestGuard:
 
 
 def json_response(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response of ready-made JSON."""
+    """A response with an encoded JSON body."""
     return Response(body, status, headers, media_type="application/json")
 
 
@@ -126,13 +126,13 @@ Result = TypeVar("Result")
 
 
 async def json_unless_gone(receive: Receive, work: Coroutine[Any, Any, bytes], headers: dict[str, str]) -> Response:
-    """The JSON that `work` makes. When the client goes first, `work` is cancelled, and nobody reads the response."""
+    """The JSON result of `work` as a response. If the client disconnects first, `work` is cancelled."""
     body = await until_disconnect(receive, work)
     return Response(status_code=CLIENT_GONE) if body is None else json_response(body, headers=headers)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Run `work`, but cancel it when the client goes; None then."""
+    """Run `work`, but cancel it and return None if the client disconnects."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -150,11 +150,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events: `data: {json}` each, comments while nothing comes, an error event when it ends badly.
+    """Server-sent events: `data: {json}` each, comments while idle, an error event on failure.
 
-    `events` yields one or more events at a time, as they are sent (`server.sse`); None asks for a comment, which keeps
-    proxies from closing a silent connection.
-    Headers go out with the first event, so an error before it is still an HTTP error.
+    `events` yields one or more encoded events at a time (`server.sse`). None produces a comment, which keeps proxies
+    from closing an idle connection. Headers are sent with the first event, so an error before it is still an HTTP
+    error.
     """
 
     media_type = "text/event-stream"
@@ -166,12 +166,12 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream; the client going away closes `events` at once."""
+        """Send the stream. If the client disconnects, `events` is closed at once."""
         await until_disconnect(receive, self._send(scope, send))
 
     async def _send(self, scope: Scope, send: Send) -> None:
         started = False
-        # Past the layers that only care for a response's start: this is sent for every token.
+        # Bypass the layers that only handle the start of a response: this is called for every token.
         write: Send = scope[SEND]
         try:
             async with contextlib.aclosing(self._events) as events:
@@ -211,6 +211,6 @@ def _from_starlette(error: HTTPException, scope: Scope) -> ApiError:
 def _log_access(scope: Scope, status: int, seconds: float, request_id: str, notes: dict[str, int]) -> None:
     if log.isEnabledFor(logging.INFO):
         fields = {"status": status, "ms": round(seconds * 1000, 1), "request_id": request_id, **notes}
-        # A path is what a stranger wrote: JSON-escaped it cannot forge a line in any log format.
+        # The path is untrusted input. JSON escaping keeps it from forging a line in any log format.
         path = json.dumps(scope["path"][:256])
         log.info("%s %s", scope["method"], path, extra=fields)

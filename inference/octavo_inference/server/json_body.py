@@ -1,7 +1,7 @@
-"""The body of a request: bounded while it is read, and decoded into the type of its endpoint.
+"""Reads request bodies: limits the size while reading, and decodes into the type of the endpoint.
 
-What does not fit the type is a 400 that names the field, what was found and what is possible. JSON has no NaN or
-Infinity, and `true`, `"5"` and `5.0` are no integers: msgspec is strict about both.
+A type mismatch is a 400 that names the field, the value found and the valid values. JSON has no NaN or Infinity, and
+`true`, `"5"` and `5.0` are no integers: msgspec is strict about both.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from octavo_inference.server.errors import ApiError, invalid
 
 MAX_BODY = 8 * 2**20
 BODY_SECONDS = 10.0
-# A body that is too large is read on, and thrown away, up to this many limits: a connection closed on a client that is
-# still sending loses it the answer.
+# An oversized body is read and discarded up to this many limits. If the server closed the connection while the client
+# still sends, the client would lose the response.
 _DISCARD = 4
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
-    """The body as its type. Raises `ApiError` 415, 413, 408 or 400."""
+    """Read and decode the body of a request. Raises `ApiError` 415, 413, 408 or 400."""
     return decode(await _read(request), kind)
 
 
 def decode(data: bytes, kind: type[Body]) -> Body:
-    """A body as its type. Raises `ApiError` 400."""
+    """Decode a body. Raises `ApiError` 400."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -87,7 +87,7 @@ _WORDS = {
 
 
 def _explain(text: str) -> ApiError:
-    """The library's message with its path turned into `param`."""
+    """The message of msgspec, with its path converted to `param`."""
     if unknown := _UNKNOWN.match(text):
         param = ".".join(part for part in (unknown[2], unknown[1]) if part)[:128]
         return invalid(f"{param}: this server knows no such field; leave it out.", param, "unknown_parameter")

@@ -1,4 +1,4 @@
-"""A serving process from start to end: ports, engine, readiness, drain, exit status."""
+"""The lifecycle of a server process: ports, engine, readiness, drain, exit status."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from octavo_protocol.server_settings import ServerSettings
 
 log = logging.getLogger("octavo.server")
 
-# Time for the last events to reach the clients.
+# Time to send the last events to clients.
 _SHUTDOWN_SECONDS = 5
-# While serving, the API process gives way: a moment of the engine is worth more than a moment of HTTP.
+# While serving, the API process lowers its priority: CPU time of the engine is worth more than that of HTTP.
 _NICENESS = 10
 
 
@@ -51,7 +51,7 @@ def run(
     child: EngineProcess,
     timeline: Timeline,
 ) -> int:
-    """Serve until told to stop. Returns the exit status: 0 drained, 1 the engine could not load or died, 70 it hung."""
+    """Serve until a signal. Returns the exit status: 0 drained, 1 the engine failed to load or died, 70 it hung."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(settings, sockets, child, timeline, keys, admin_keys))
 
@@ -91,12 +91,12 @@ async def _main(
     await client.close()
     service.executor.shutdown(wait=False, cancel_futures=True)
     if cause is not None:
-        log.error("%s", cause)  # when the engine's process has ended too: the last line is the one that says why
+        log.error("%s", cause)  # after the engine process has ended, so that the last log line is the cause
     return status
 
 
 class _Process:
-    """When to stop. The first SIGTERM or SIGINT drains and then ends; the second ends at once."""
+    """Signal handling and drain. The first SIGTERM or SIGINT drains and then ends; the second ends at once."""
 
     def __init__(self, service: Service, drain_timeout: float) -> None:
         self._service = service
@@ -110,7 +110,7 @@ class _Process:
             loop.add_signal_handler(number, self._signalled, number)
 
     def drain(self) -> None:
-        """Take no new requests. Running ones go on, and so does the process until a signal ends it."""
+        """Reject new requests. Running ones continue, and so does the process until a signal ends it."""
         if not self._service.draining:
             self._service.draining = True
             log.info("draining: %d sequences to finish", self._service.router.sequences)
@@ -124,7 +124,7 @@ class _Process:
         self.drain()
 
     async def wait(self, starting: asyncio.Task[None]) -> int:
-        """Returns after a drain. Raises what ended the start or the engine otherwise."""
+        """Wait for the end of a drain. Raises the error that ended the start or the engine otherwise."""
         failed = asyncio.create_task(self._service.router.failed())
         terminate = asyncio.create_task(self._terminate.wait())
         waiting: set[asyncio.Task[Any]] = {starting, failed, terminate}
@@ -140,7 +140,7 @@ class _Process:
             tasks = (starting, failed, terminate)
             for task in tasks:
                 task.cancel()
-            # A mistake ends several of them at once: the first is raised, the others are not to be printed.
+            # One failure can end several of the tasks: the first error is raised, the others must not be logged.
             await asyncio.gather(*tasks, return_exceptions=True)
         return 0
 
@@ -156,8 +156,8 @@ class _Process:
 async def _start(
     service: Service, client: ProcessClient, settings: ServerSettings, timeline: Timeline, sockets: Sockets
 ) -> None:
-    """Load the tokenizer here and the weights there, generate one token, be ready."""
-    # Both fail on a path that is not there. `gather` raises the first and keeps the second quiet.
+    """Load the tokenizer here and the weights in the engine process, generate one token, set ready."""
+    # Both fail on a missing path. `gather` raises the first error and retrieves the second.
     (text, longest), info = await asyncio.gather(
         asyncio.to_thread(_load_text, settings.engine.model), _start_engine(client, timeline)
     )
@@ -167,7 +167,7 @@ async def _start(
     timeline.mark("first token")
     service.loaded = Loaded(text, info, longest)
     service.cold_start = timeline.now()
-    # What is there now stays: the collector need not walk it again and again.
+    # Objects loaded so far are permanent: the garbage collector need not traverse them again.
     gc.freeze()
     gc.enable()
     service.own_memory = resident_memory(os.getpid())
@@ -201,7 +201,7 @@ def _load_text(model: str) -> tuple[ServedModel, int]:
 
 
 async def _warm_up(router: OutputRouter, info: EngineInfo) -> None:
-    """One token through the real path: nothing is ready before."""
+    """Generate one token through the whole path. The server is not ready before it succeeds."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     request = Request(id="warm-up", tokens=[min(1, info.vocab_size - 1)], sampling=sampling)
@@ -255,7 +255,7 @@ def _greet(service: Service, settings: ServerSettings, info: EngineInfo, timelin
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on a socket of ours, with signals left to us."""
+    """uvicorn on an existing socket, without its signal handlers."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
         self._socket = listening
@@ -283,7 +283,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Set it to end."""
+        """True if the server should end; set it to end the server."""
         return self._stop.is_set()
 
     @should_exit.setter
@@ -292,7 +292,7 @@ class HttpServer(uvicorn.Server):
             self._stop.set()
 
     async def main_loop(self) -> None:
-        """Keep the Date header right. Once a second is enough for that; uvicorn wakes up ten times."""
+        """Update the Date header once a second, which is often enough; uvicorn's loop runs ten times a second."""
         while not self.should_exit:
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
@@ -300,7 +300,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave them alone."""
+        """Install no signal handlers."""
         yield
 
 
@@ -310,7 +310,7 @@ def _default_name(model: str) -> str:
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Poll; whether it came true in time."""
+    """Poll a condition. Returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= end:

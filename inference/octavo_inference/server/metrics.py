@@ -1,4 +1,4 @@
-"""Counts and times of each sequence in the API process; `prometheus` renders them.
+"""Counters and histograms of sequences in the API process; `prometheus` renders them.
 
 Exact: 10 requests of 10 tokens give 10 times to first token, 90 inter-token latencies and 100 generated tokens.
 """
@@ -38,7 +38,7 @@ class Histogram:
         self._sum += value * times
 
     def cumulative(self) -> tuple[list[tuple[str, float]], float]:
-        """Prometheus' form: (upper bound, count up to it), and the sum."""
+        """In Prometheus' form: (upper bound, cumulative count), and the sum."""
         bounds = [*map(str, self._bounds), "+Inf"]
         return list(zip(bounds, itertools.accumulate(map(float, self._counts)), strict=True)), self._sum
 
@@ -58,7 +58,7 @@ class ServerMetrics:
 
 
 class SequenceTimer:
-    """Times one sequence into the metrics. `now` are seconds of one monotonic clock."""
+    """Records the times of one sequence in the metrics. `now` is in seconds of one monotonic clock."""
 
     def __init__(self, metrics: ServerMetrics, arrival: float) -> None:
         self._metrics = metrics
@@ -67,7 +67,7 @@ class SequenceTimer:
         self._finished = False
 
     def tokens(self, count: int, now: float) -> None:
-        """`count` tokens came out of one step."""
+        """Record `count` tokens of one step."""
         if not count:
             return
         self._metrics.generation_tokens += count
@@ -80,7 +80,7 @@ class SequenceTimer:
         self._last = now
 
     def finish(self, reason: str, now: float) -> None:
-        """The sequence ended; later calls change nothing."""
+        """Record the end of the sequence; later calls have no effect."""
         if not self._finished:
             self._finished = True
             self._metrics.finished[reason] += 1

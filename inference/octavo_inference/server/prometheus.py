@@ -1,6 +1,7 @@
-"""The metrics in Prometheus' text format.
+"""Renders the metrics in Prometheus' text format.
 
-Every metric has an `octavo:` name, and those of the field the `vllm:` alias that autoscalers and benchmarks read.
+Every metric has an `octavo:` name. Metrics common to other servers also have the `vllm:` alias that autoscalers and
+benchmarks read.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class _ServerCollector(Collector):
 
 
 def renderer(service: Service) -> Callable[[], bytes]:
-    """A function that renders all metrics. The label is the name the model is served under."""
+    """Build a function that renders all metrics. The label is the served model name."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ServerCollector(service))
     return lambda: generate_latest(registry)

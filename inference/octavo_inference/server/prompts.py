@@ -1,4 +1,4 @@
-"""From an HTTP request to the engine's: whose it is, how urgent, which prefixes it shares, how long it may take."""
+"""Converts an HTTP request to engine requests: tenant, priority, cache salt and deadline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo_protocol.names import HEADER_PROMPT, HEADER_TIMEOUT
 
 
 class SchedulingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Octavo's own fields, for the body of every endpoint that generates."""
+    """Octavo's scheduling fields, in the body of every endpoint that generates."""
 
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_policy: PolicyName | None = None
@@ -34,10 +34,10 @@ def engine_requests(
     prompts: list[list[int]],
     sampling: list[SamplingParams],
 ) -> list[Request]:
-    """The prompts of an HTTP request as the engine takes them; `name` is unique, which no request id of a client is.
+    """The engine requests of an HTTP request. `name` must be unique; a client's request id need not be.
 
-    Prefix caches are apart per tenant, and within one per `cache_salt`. Raises `ApiError` for headers that no gateway
-    sends.
+    Prefix caches are separate per tenant, and within a tenant per `cache_salt`. Raises `ApiError` for headers that no
+    gateway sends.
     """
     tenant, priority = request.scope[TENANT], body.priority
     if service.tenant_header:
@@ -63,7 +63,7 @@ def engine_requests(
 async def prompt_headers(
     service: Service, request: HttpRequest, loaded: Loaded, prompts: list[Request]
 ) -> dict[str, str]:
-    """The response header that describes the prompt, when there is one prompt and a gateway asks for it; else none."""
+    """The response header that describes a single prompt, if a gateway requests it; else no header."""
     if len(prompts) != 1 or not gateway_headers.wants_prompt(request.headers):
         return {}
     [prompt] = prompts
@@ -75,7 +75,7 @@ async def prompt_headers(
 
 
 def timeout(header: str | None) -> float | None:
-    """Seconds that a client gives a request. Raises `ApiError`."""
+    """The client's timeout for a request in seconds. Raises `ApiError`."""
     if header is None:
         return None
     if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", header) is None or not 0.001 <= float(header) <= MAX_TIMEOUT:

@@ -19,7 +19,7 @@ OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health"})
 
 
 def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
-    """The API port. With `keys`, every path needs one, also one that does not exist; the probes do not."""
+    """The app of the API port. With `keys`, every path but the probes needs a key, even one that does not exist."""
 
     async def get_version(_: Service, __: Request) -> Response:
         return json_response(msgspec.json.encode({"version": version}))
@@ -36,7 +36,7 @@ def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
 
 
 async def livez(service: Service, _: Request) -> Response:
-    """Alive: this loop answers and the engine, loading or working, has not ended."""
+    """Liveness: the event loop responds, and the engine has not ended while loading or running."""
     failure = service.router.failure
     if failure is not None:
         raise ApiError(500, str(failure), code="engine_error")
@@ -44,7 +44,7 @@ async def livez(service: Service, _: Request) -> Response:
 
 
 async def readyz(service: Service, _: Request) -> Response:
-    """Ready: the model is loaded, has generated a token, and new requests are welcome."""
+    """Readiness: the model is loaded, has generated a token, and the server accepts new requests."""
     if service.draining:
         raise ApiError(503, "Draining.", code="draining", headers={names.HEADER_DRAINING: "1"})
     if not service.is_ready:
@@ -53,7 +53,7 @@ async def readyz(service: Service, _: Request) -> Response:
 
 
 async def startupz(service: Service, _: Request) -> Response:
-    """Started: was ready once."""
+    """Startup: the server was ready once."""
     if not service.ready:
         raise not_ready()
     return json_response(b'{"status":"started"}')

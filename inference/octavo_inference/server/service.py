@@ -1,4 +1,4 @@
-"""State that the endpoints share: the engine, the model's tokenizer and template, and whether requests are taken."""
+"""State shared by the endpoints: the engine, the model's tokenizer and template, and readiness for requests."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from octavo_inference.server.http import NOTES
 from octavo_inference.server.metrics import ServerMetrics
 from octavo_protocol.load import LoadReport
 
-if TYPE_CHECKING:  # jinja is imported while the engine loads, not before
+if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
     from octavo_inference.tokenizer.chat_template import ChatTemplate, Message
 
 Result = TypeVar("Result")
 
-# Text is tokenised and templates are rendered here, so that a megabyte of prompt does not hold up the event loop.
+# Tokenisation and templates run in these threads, so that a long prompt does not block the event loop.
 TEXT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model's text side, without its weights. `template` None: no chat."""
+    """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
 
     @property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text of n characters has at least n divided by this many tokens."""
+        """Characters of the longest token: a text of n characters has at least n divided by this number of tokens."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
 
@@ -63,12 +63,12 @@ class Service:
     router: OutputRouter
     start_time: float
     tenant_header: bool = False
-    """Only gateways reach this server, so their headers of tenants and priorities count."""
+    """True if only gateways have access to this server, so that their tenant and priority headers are trusted."""
     clock: Callable[[], float] = time.monotonic
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TEXT_THREADS, "octavo-text"))
     ready: bool = False
-    """The model is loaded and has generated a token."""
+    """True once the model is loaded and has generated a token."""
     draining: bool = False
     cold_start: float = 0.0
     own_memory: int = 0
@@ -77,7 +77,7 @@ class Service:
     _sequence: int = 0
 
     def require(self, model: str) -> Loaded:
-        """The model, for a request that names it. Raises `ApiError` for another name, or when none are taken."""
+        """The loaded model, if it has this name. Raises `ApiError` for another name, or if no requests are accepted."""
         if self.draining:
             raise self._reject(draining(), "draining")
         if not self.ready or self.loaded is None:
@@ -90,11 +90,11 @@ class Service:
         return self.loaded
 
     def generate(self, request: HttpRequest, loaded: Loaded, prompts: list[Request]) -> Generation:
-        """Prompts of an HTTP request as a generation, to be entered."""
+        """Create a generation for the prompts of an HTTP request; use it as a context manager."""
         return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
 
     def report(self, cache_after: int | None = None) -> LoadReport | None:
-        """The load report of this pod, with what changed in its cache after a sequence; None while loading."""
+        """The load report of this pod, with the cache changes after a sequence. None while loading."""
         if self.loaded is None:
             return None
         self._sequence += 1
@@ -110,7 +110,7 @@ class Service:
         )
 
     def settings(self) -> dict[str, str]:
-        """The engine's settings in effect, for people and dashboards; empty while the model is loading."""
+        """The engine's settings in effect, for display; empty while the model is loading."""
         if self.loaded is None:
             return {}
         info = self.loaded.info
@@ -129,7 +129,7 @@ class Service:
         return {name: str(getattr(info, name)) for name in names}
 
     def memory(self) -> dict[str, int]:
-        """Bytes planned at start, by part; `in_all` is their sum, `reserve` what it leaves. Empty without a plan.
+        """Bytes planned at start, by part; `in_all` is their sum, `reserve` the rest. Empty without a plan.
 
         On a GPU both count its memory alone, without swap and processes.
         """
@@ -148,7 +148,7 @@ class Service:
         }
 
     def memory_in_use(self) -> dict[str, int]:
-        """Bytes in RAM now, by process."""
+        """Current resident memory in bytes, by process."""
         found = {"api": resident_memory(os.getpid())}
         if self.loaded is not None:
             info = self.loaded.info
@@ -158,11 +158,11 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are welcome."""
+        """True if new requests are accepted."""
         return self.ready and not self.draining and self.router.failure is None
 
     async def work(self, function: Callable[[], Result]) -> Result:
-        """Run a function on text in a thread. Raises `ApiError` for a `RequestError`."""
+        """Run a text function in a thread. Raises `ApiError` for a `RequestError`."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self.executor, function)
         except RequestError as error:
@@ -175,7 +175,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that answers."""
+    """A loaded model that can serve requests."""
 
     text: ServedModel
     info: EngineInfo
@@ -191,7 +191,7 @@ class Loaded:
     def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
         """Prompt tokens of a completion. Raises `ApiError`.
 
-        A raw prompt is the caller's own template: control tokens spelled out in it are control tokens.
+        The caller applies the template of a raw prompt, so control tokens in its text become control tokens.
         """
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
@@ -206,7 +206,7 @@ class Loaded:
         return tokens
 
     def answer_length(self, prompt: int, wanted: int | None, default: int | None, param: str) -> int:
-        """How many tokens the answer may have. Raises `ApiError` when prompt and answer do not fit the model."""
+        """Maximum number of tokens of the answer. Raises `ApiError` if prompt and answer exceed the model's context."""
         limit = self.info.max_model_len
         room = limit - prompt
         if wanted is not None and wanted > room:
@@ -216,7 +216,7 @@ class Loaded:
         return wanted or min(default or room, room)
 
     def _check_length(self, characters: int, param: str) -> None:
-        # Without tokenising megabytes only to find that they are too many.
+        # Reject a text that is surely too long without tokenising megabytes.
         at_least = characters // self.longest_token
         if at_least > self.info.max_model_len:
             raise context_overflow(at_least, 1, self.info.max_model_len, param)

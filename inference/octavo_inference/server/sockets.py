@@ -1,4 +1,4 @@
-"""Listening sockets. Imports nothing large: a taken port is an error before anything is loaded."""
+"""Listening sockets. Imports little: a port in use is an error before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo_protocol.server_settings import ServerSettings
 
 
 class Sockets:
-    """The API's and the admin port's socket, bound. Raises `OctavoError` naming the flag to change."""
+    """The bound sockets of the API and the admin port. Raises `OctavoError` with the flag to change."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.api = _bind(settings.host, settings.port, "--port")
@@ -17,7 +17,7 @@ class Sockets:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine finds the API."""
+        """URL of the API for a client on this machine."""
         host, port = self.api.getsockname()[:2]
         anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 -- compared, not bound
         return f"http://{anywhere.get(host, host)}:{port}"

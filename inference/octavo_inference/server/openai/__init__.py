@@ -1,5 +1,5 @@
 """Endpoints in OpenAI's format.
 
-Bodies in `requests` and `responses`, a module for each endpoint, and `endpoints`, the table for the API port. Another
-format is another such folder.
+Bodies are in `requests` and `responses`. There is a module per endpoint, and `endpoints` is the table for the API port.
+Another format is another such folder.
 """

@@ -123,7 +123,7 @@ def _sampling(body: CompletionRequest, loaded: Loaded, prompt: int) -> SamplingP
 
 
 def _heads(body: CompletionRequest, loaded: Loaded) -> list[str]:
-    """With `echo` the text of each prompt, which stands before its answers."""
+    """With `echo`, the text of each prompt, which precedes its answers."""
     if not body.echo:
         return [""] * len(body.prompts)
     decode = loaded.text.tokenizer.decode

@@ -13,12 +13,12 @@ from octavo_inference.server.service import Service
 
 
 async def list_models(service: Service, _: Request) -> Response:
-    """All names the model answers to."""
+    """List all names of the model."""
     return json_response(msgspec.json.encode(ModelList([_model(service, name) for name in service.names])))
 
 
 async def get_model(service: Service, request: Request) -> Response:
-    """One of them."""
+    """Get one model by name."""
     name = request.path_params["name"]
     if name not in service.names:
         raise model_not_found(name, service.names[0])

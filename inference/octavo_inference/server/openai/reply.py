@@ -1,4 +1,4 @@
-"""The fields that all messages of one answer share, whole or in chunks."""
+"""The fields common to all messages of one answer, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`model` is the name that the request used, `created` Unix time, `logprobs` whether it asked for them."""
+    """`model` is the name from the request, `created` Unix time, `logprobs` whether the request asked for them."""
 
     id: str
     created: int
@@ -21,5 +21,5 @@ class Reply:
 
     @classmethod
     def new(cls, kind: str, model: str, tokenizer: Tokenizer, *, logprobs: bool) -> Reply:
-        """A reply with an id of its own: two requests at once may have the same request id, which clients choose."""
+        """Create a reply with a unique id. Clients choose request ids, so concurrent requests may share one."""
         return cls(f"{kind}-{uuid.uuid4().hex}", int(time.time()), model, tokenizer, logprobs)

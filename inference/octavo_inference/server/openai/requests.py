@@ -1,8 +1,8 @@
-"""The request bodies: types and bounds of every field that works; `server.json_body` refuses everything else.
+"""The request bodies: types and bounds of every supported field; `server.json_body` rejects all other fields.
 
-Fields typed `None` are known to clients but not supported: only `null` is accepted.
-Accepted without effect: `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `store` false,
-`service_tier` auto or default, `response_format` text, `parallel_tool_calls` null.
+Fields typed `None` exist in the OpenAI API but are not supported: only `null` is accepted.
+Accepted without effect: `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `store` false, `service_tier` auto
+or default, `response_format` text, `parallel_tool_calls` null.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Label = Annotated[str, Meta(max_length=512)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Additions to a stream's text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """The only response format there is so far."""
+    """The only supported response format."""
 
     type: Literal["text"]
 
 
 class Common(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both endpoints."""
+    """Fields common to both endpoints."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     max_tokens: Int31 | None = None
@@ -66,7 +66,7 @@ class Common(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
+        """True if a stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -78,7 +78,7 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message. The null fields are those an answer of ours or OpenAI's carries when it is sent back."""
+    """One message. The null fields occur in answers of this server or OpenAI that a client sends back."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=4096)]
@@ -149,7 +149,7 @@ class CompletionRequest(Common):
 
 
 def sampling(body: Common, *, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
-    """The engine's parameters. Raises `ApiError` for values that contradict each other or the model."""
+    """The engine's parameters. Raises `ApiError` for values that conflict with each other or the model."""
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens: {min_tokens} is more than max_tokens ({max_tokens}).", "min_tokens")

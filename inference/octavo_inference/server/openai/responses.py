@@ -1,4 +1,4 @@
-"""The bodies of responses, as the OpenAI API has them."""
+"""The response bodies of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo_inference.tokenizer.detokenizer import token_bytes
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
-    """Where prompt tokens came from."""
+    """Details of the prompt tokens: how many were found in the prefix cache."""
 
     cached_tokens: int
 
@@ -27,7 +27,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, counts: TokenCounts) -> Usage:
-        """Counts of a generation so far."""
+        """Build the usage from the token counts of a generation."""
         return cls(counts.prompt, counts.completion, counts.prompt + counts.completion, PromptDetails(counts.cached))
 
 
@@ -95,7 +95,7 @@ class ChatResponse(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The addition of a chunk."""
+    """The delta of a chunk."""
 
     role: str | None = None
     content: str | None = None
@@ -112,7 +112,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """One event of a chat stream. `usage` is there, null or filled, only when asked for."""
+    """One event of a chat stream. `usage` is present, null or filled, only if requested."""
 
     id: str
     created: int
@@ -192,7 +192,7 @@ def completion_logprobs(
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; incomplete characters as U+FFFD."""
+    """A token as text; incomplete characters become U+FFFD."""
     return token_bytes(tokenizer, token).decode("utf-8", "replace")
 
 

@@ -1,1 +1,1 @@
-"""Programs beside the server."""
+"""Command line tools in addition to the server."""

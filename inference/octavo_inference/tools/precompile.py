@@ -1,8 +1,9 @@
-"""Compile kernels where there is no GPU, for those who start later: `octavo_inference.tools.precompile`.
+"""Compiles kernels without a GPU, for servers that start later: `octavo_inference.tools.precompile`.
 
-The image `octavo-server` is built with it. For each card's compute capability and each model's shape the CUDA backend
-is made over zeros in the host's memory, and its own `warm_up` runs on a driver that launches nothing: what Triton
-compiles is what a server will look for (`ops.cuda.kernel_cache`). Not by a list of kernels: a new one is in by itself.
+The image build of `octavo-server` runs it. For each compute capability and model shape, it builds the CUDA backend over
+zero weights in host memory. The backend's own `warm_up` then runs on a driver that launches nothing. So Triton compiles
+the kernels that a server looks up (`ops.cuda.kernel_cache`). There is no list of kernels to maintain: a new kernel is
+included automatically.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights, layer_of
 
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0")
-# Heads and widths of the models that are served most; those of other names in `SHAPES` cost half a minute a card each.
+# Shapes of the most common models. Each further name in `SHAPES` takes half a minute of compilation per card.
 USUAL = (
     "llama-3.2-1b",
     "llama-3.2-3b",
@@ -49,17 +50,18 @@ USUAL = (
     "qwen3-8b",
     "qwen3-14b",
 )
-# Into how many parts decoding splits keys is a power of two up to what fills the card: with more multiprocessors than
-# any has, and sequences as long as the largest part needs, all of them come.
+# Decode attention splits keys into a power of two of parts, up to the number that fills the card. With more
+# multiprocessors than any card has, and sequences long enough for the largest split, every split gets compiled.
 _PROCESSORS, _POSITIONS = 192, 32_768
 _BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """Kernels of a model on a kind of card: a name of `SHAPES`, how K and V are kept, and weights of bfloat16 files.
+    """Kernels of a model for a kind of card: a name of `SHAPES`, the KV cache format and the weight format.
 
-    `ranks`: how many such cards share the model.
+    `weights`: format to which bfloat16 weights of a file are converted. `ranks`: number of such cards that share the
+    model.
     """
 
     capability: tuple[int, int]
@@ -74,18 +76,18 @@ class CompileJob:
 
 
 class _Absent(RankGroup):
-    """Other ranks that are not there: nobody waits for them, and nobody reads what they would have added."""
+    """Stub of a rank group without the other ranks: no collective waits, and its results are not used."""
 
     def all_reduce(self, x: Torch) -> None:
-        """The sum, were all ranks' x the same: they agree."""
+        """Multiply by the group size: the sum if all ranks had the same x."""
         x.mul_(self.size)
 
     def gather(self, logits: Torch, gathered: Torch) -> None:
-        """Leave the logits as they are."""
+        """Leave the logits unchanged."""
 
 
 class _Launched:
-    """A graph whose recording launched what it would hold, and whose replays launch nothing."""
+    """Stub of a CUDA graph: runs its work once at capture; a replay launches nothing."""
 
     bytes = 0
 
@@ -93,11 +95,11 @@ class _Launched:
         work()
 
     def replay(self) -> None:
-        """Nothing: its kernels are compiled."""
+        """Do nothing: the kernels are compiled already."""
 
 
 class _NoProducts(TorchFunctionMode):
-    """Products that libraries compute are left out: they compile nothing, and nobody reads their results here."""
+    """Skips matrix products of libraries: they compile no Triton kernels, and their results are not used."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -112,7 +114,7 @@ def jobs_of(
     weights: Iterable[Quantization],
     ranks: Iterable[int] = (1,),
 ) -> list[CompileJob]:
-    """All that a card can compute of these combinations."""
+    """All jobs of these combinations that the card supports."""
     major, _, minor = capability.partition(".")
     found = [CompileJob((int(major), int(minor)), *one) for one in product(models, kv_dtypes, weights, ranks)]
     return [
@@ -123,7 +125,7 @@ def jobs_of(
 
 
 def zeros(config: ModelConfig) -> Weights:
-    """Weights of a model that take no memory until they are copied: nothing but zeros, matrices in bfloat16."""
+    """Zero weights of a model, with matrices in bfloat16. They take no memory until they are copied."""
 
     def matrix(rows: int, columns: int) -> Tensor:
         return Tensor("bf16", (rows, columns), np.zeros((rows, columns), np.uint16))
@@ -137,7 +139,7 @@ def zeros(config: ModelConfig) -> Weights:
 
 
 def warm_up(job: CompileJob, profile: ProfileName = "balanced") -> kernel_cache.CacheUse:
-    """Have Triton compile what a server of the job needs, into TRITON_CACHE_DIR. The process has a `NullDriver`."""
+    """Make Triton compile the kernels of a job's server into TRITON_CACHE_DIR. The process needs a `NullDriver`."""
     whole, sizes = SHAPES[job.model], GPU_PROFILES[profile]
     config, weights = shard(whole, zeros(whole), rank=0, size=job.ranks)
     with kernel_cache.watched() as found, _NoProducts():
@@ -162,7 +164,7 @@ def warm_up(job: CompileJob, profile: ProfileName = "balanced") -> kernel_cache.
 
 
 def fill(folder: Path, jobs: Sequence[CompileJob]) -> list[str]:
-    """Do the jobs, which are of one capability, in this process; a line about each."""
+    """Run the jobs, all of one capability, in this process. Returns a line about each."""
     torch.set_num_threads(1)
     triton.knobs.cache.dir = str(folder)
     triton.knobs.compilation.store_binary_only = True
@@ -179,7 +181,7 @@ def fill(folder: Path, jobs: Sequence[CompileJob]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fill a folder with kernels."""
+    """Entry point: fill a folder with compiled kernels."""
     parser = argparse.ArgumentParser(prog="python -m octavo_inference.tools.precompile", description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="folder to fill")

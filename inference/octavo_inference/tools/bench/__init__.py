@@ -1,1 +1,1 @@
-"""`octavo-server bench`: how fast a model runs on this machine, by prompt, decode and mixed loads."""
+"""`octavo-server bench`: measures the speed of a model on this machine under prompt, decode and mixed loads."""

@@ -29,7 +29,7 @@ from octavo_protocol.server_settings import ServerSettings
 
 _DESCRIPTION = """Measure how fast a model runs on this machine: prompt, decode and mixed loads of random tokens through
 the engine, in this process, without HTTP. Each load runs once to warm up and then --repetitions times."""
-# A decode begins behind a prompt of so many tokens.
+# Prompt tokens before a decode load.
 _CONTEXT = 16
 _LARGEST = 2**20
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"octavo-server bench: {error}\n")
         return 2
     json_logs.configure("text")
-    logging.getLogger("octavo_inference").setLevel(logging.ERROR)  # the sizes of the engine are in the table
+    logging.getLogger("octavo_inference").setLevel(logging.ERROR)  # the table contains the engine's sizes
     try:
         about, results = run(settings, loads_of(given), given.repetitions)
     except OctavoError as error:
@@ -111,7 +111,7 @@ def _whole(part: str, least: int, text: str) -> int:
 
 
 def loads_of(given: argparse.Namespace) -> list[BenchLoad]:
-    """What the flags ask for, each kind with every batch."""
+    """The loads that the flags select, each kind with every batch size."""
     sizes: list[tuple[Kind, int, int]] = [("prompt", tokens, 1) for tokens in given.prompt if tokens]
     sizes += [("decode", _CONTEXT, tokens) for tokens in given.decode if tokens]
     sizes += [("mixed", *pair) for pair in given.mixed]
@@ -121,13 +121,13 @@ def loads_of(given: argparse.Namespace) -> list[BenchLoad]:
 def run(
     settings: ServerSettings, loads: Sequence[BenchLoad], repetitions: int
 ) -> tuple[dict[str, Any], list[LoadResult]]:
-    """Load the model and run all loads: what they ran on, and the results. Raises `OctavoError`."""
+    """Load the model and run all loads. Returns the test environment and the results. Raises `OctavoError`."""
     model = load_model(local_model(settings.engine.model).path)
     loaded = engine_for(engine_settings(settings), model)
     for load in loads:
         require_room(loaded.engine, load)
     answer(loaded.engine, [[0]], [2])
-    while loaded.engine.on_idle():  # a GPU captures the rest of its graphs, as a server does in idle moments
+    while loaded.engine.on_idle():  # a GPU captures its remaining graphs here, as a server does in idle moments
         pass
     results = []
     for load in loads:
@@ -137,7 +137,7 @@ def run(
 
 
 def require_room(engine: Engine, load: BenchLoad) -> None:
-    """Raises `SettingsError` when the load's sequences do not run at once."""
+    """Raises `SettingsError` if the load's sequences do not fit into one batch."""
     limits, tokens = engine.limits, load.prompt + load.answer
     if load.batch > limits.max_running:
         raise SettingsError(
@@ -160,7 +160,7 @@ def require_room(engine: Engine, load: BenchLoad) -> None:
 
 
 def about(settings: ServerSettings, model: LoadedModel | ForeignModel, loaded: LoadedEngine) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The test environment of the figures."""
     resolved = loaded.settings
     return {
         "octavo": version("octavo"),
@@ -191,7 +191,7 @@ def weight_formats(model: LoadedModel | ForeignModel) -> str:
 
 
 def instruction_set(backend: str) -> str | None:
-    """Of the native CPU kernels; None for other backends."""
+    """Instruction set of the native CPU kernels; None for other backends."""
     if backend != "cpu":
         return None
     from octavo_inference.backends.cpu.native.library import load  # noqa: PLC0415 -- opens the kernels
@@ -200,7 +200,7 @@ def instruction_set(backend: str) -> str | None:
 
 
 def processor() -> str:
-    """Its name, as the system gives it."""
+    """Name of the processor, as the system reports it."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -210,7 +210,7 @@ def processor() -> str:
 
 
 def row(result: LoadResult) -> dict[str, Any]:
-    """A result by the names of JSON and CSV."""
+    """A result with the field names of JSON and CSV."""
     load = result.load
     return {
         "test": load.name,
@@ -242,7 +242,7 @@ def _sentence(about: dict[str, Any]) -> str:
 
 
 def table(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Columns for a terminal."""
+    """Format the results as columns for a terminal."""
     lines = [list(_HEADS), *map(cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines)
@@ -250,18 +250,18 @@ def table(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def markdown(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """A table for an issue or a page."""
+    """Format the results as a Markdown table."""
     lines = [_HEADS, ("---", *["--:"] * (len(_HEADS) - 1)), *map(cells, rows)]
     return _sentence(about) + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def as_json(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """All figures, for programs."""
+    """Format all figures as JSON."""
     return json.dumps(about | {"results": rows}, indent=1) + "\n"
 
 
 def as_csv(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """A line for each load, with what it ran on."""
+    """Format the results as CSV: a line per load, with the test environment."""
     lines = [about | {name: value for name, value in found.items() if name != "rates"} for found in rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(itertools.chain(lines[0])), lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Loads through an engine of this process, and the rates they reach. Times are those of the step loop."""
+"""Runs loads through an engine of this process and measures their rates. Times are those of the step loop."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Kind = Literal["prompt", "decode", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers to requests that were submitted together: their tokens, and when each of them came.
+    """The answers to requests submitted together: their tokens, and the arrival time of each token.
 
-    Times are seconds since the submission.
+    Times are in seconds since the submission.
     """
 
     tokens: list[list[int]]
@@ -29,7 +29,7 @@ class Answers:
 
     @property
     def seconds(self) -> float:
-        """From the submission to the last token."""
+        """Seconds from the submission to the last token."""
         return max(times[-1] for times in self.times)
 
     @property
@@ -51,9 +51,9 @@ def answer(
     temperature: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Answers:
-    """Submit all prompts at once and step until the answers have these lengths; no token ends one earlier.
+    """Submit all prompts at once and step until the answers have these lengths; no stop token ends them earlier.
 
-    Raises `OctavoError` when the engine fails, or an answer has another length.
+    Raises `OctavoError` if the engine fails, or if an answer has another length.
     """
     found = Answers([[] for _ in prompts], [[] for _ in prompts])
     begin = clock()
@@ -75,10 +75,10 @@ def answer(
 
 @dataclass(frozen=True, slots=True)
 class BenchLoad:
-    """`batch` sequences at once, each of `prompt` tokens in and `decode` tokens out.
+    """`batch` concurrent sequences, each with `prompt` input tokens and `decode` output tokens.
 
-    The rate of "prompt" counts prompt tokens until all first tokens are there, that of "decode" the output tokens after
-    that, that of "mixed" output tokens over the whole time.
+    The rate of "prompt" counts prompt tokens until all first tokens have arrived. That of "decode" counts the output
+    tokens after that point, that of "mixed" the output tokens over the whole time.
     """
 
     kind: Kind
@@ -88,12 +88,12 @@ class BenchLoad:
 
     @property
     def answer(self) -> int:
-        """Output tokens of a sequence; a decode begins behind the first one."""
+        """Output tokens of a sequence; a decode load starts after the first one."""
         return self.decode + (self.kind == "decode")
 
     @property
     def name(self) -> str:
-        """As a column shows it."""
+        """Name in the table."""
         sizes = {"prompt": f"{self.prompt}", "decode": f"{self.decode}", "mixed": f"{self.prompt}+{self.decode}"}
         return f"{self.kind} {sizes[self.kind]}"
 
@@ -116,12 +116,12 @@ class LoadResult:
 
     @property
     def mean(self) -> float:
-        """Tokens per second."""
+        """Mean tokens per second."""
         return statistics.mean(sample.rate for sample in self.samples)
 
     @property
     def stddev(self) -> float:
-        """Of the rates; 0 for one repetition."""
+        """Standard deviation of the rates; 0 for one repetition."""
         return statistics.stdev(sample.rate for sample in self.samples) if len(self.samples) > 1 else 0.0
 
     @property
@@ -131,13 +131,13 @@ class LoadResult:
 
     @property
     def itl(self) -> float | None:
-        """Inter-token time in ms, likewise; None where an answer has one token."""
+        """Inter-token time in ms: median of the medians; None if answers have one token."""
         values = [sample.itl for sample in self.samples if sample.itl is not None]
         return statistics.median(values) if values else None
 
 
 def measure(engine: Engine, load: BenchLoad, repetitions: int) -> LoadResult:
-    """Run a load so many times, after one run that does not count. No prompt is ever repeated."""
+    """Run a load `repetitions` times after one warm-up run. No prompt is ever repeated."""
     rng = random.Random(0)  # noqa: S311 -- no secrets
     return LoadResult(load, tuple(_sample(engine, load, rng) for _ in range(repetitions + 1))[1:])
 
@@ -151,7 +151,7 @@ def _sample(engine: Engine, load: BenchLoad, rng: random.Random) -> Sample:
 
 
 def rate(load: BenchLoad, found: Answers) -> float:
-    """Tokens per second, as the kind of the load counts them."""
+    """Tokens per second, by the definition of the load's kind."""
     started = max(found.first)
     if load.kind == "prompt":
         return load.batch * load.prompt / started

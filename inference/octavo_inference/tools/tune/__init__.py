@@ -1,1 +1,1 @@
-"""`octavo-server tune`: measure a load on this machine and write the settings that serve it fastest."""
+"""`octavo-server tune`: measures a load on this machine and writes the settings that serve it fastest."""

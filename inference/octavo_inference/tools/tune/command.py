@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"octavo-server tune: {error}\n")
         return 2
     json_logs.configure("text")
-    logging.getLogger("octavo_inference").setLevel(logging.ERROR)  # each engine would tell its sizes
+    logging.getLogger("octavo_inference").setLevel(logging.ERROR)  # each engine would log its sizes
     try:
         _tune(settings, load, Path(given.output))
     except OctavoError as error:
@@ -80,7 +80,7 @@ def _load(given: argparse.Namespace) -> TrialLoad:
 
 def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
     try:
-        output.touch()  # minutes before there is something to write
+        output.touch()  # fails now if the file is not writable, minutes before the results exist
     except OSError as error:
         raise SettingsError(f"--output: {output}: {error.strerror}", "--output") from None
     if (ranks := settings.engine.tensor_parallel_size) > 1:
@@ -96,7 +96,7 @@ def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
         raise SettingsError(
             f"a request of {load.longest} tokens is longer than the {limit} this model serves", "--load"
         )
-    # The pool and the dtype that the defaults would get: every candidate is to have the same.
+    # All candidates get the KV pool and the dtype of the defaults.
     wishes = dataclasses.replace(
         wishes, kv_memory=first.settings.kv_memory, kv_memory_percent=None, dtype=first.settings.dtype
     )
@@ -127,13 +127,13 @@ def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
 
 
 def _candidate(settings: EngineSettings) -> TrialSettings:
-    """The fields that are varied, as the engine settled them."""
+    """The varied fields, with the values that the engine resolved."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(TrialSettings)}
     return TrialSettings(**values)
 
 
 def describe(candidate: TrialSettings) -> str:
-    """Its settings by their names in the file."""
+    """The candidate's settings by their names in the file."""
     return ", ".join(f"{_key(name)} {value}" for name, value in dataclasses.asdict(candidate).items())
 
 
@@ -143,7 +143,7 @@ def table(
     default: TrialSettings,
     verdict: FinalResult | None,
 ) -> str:
-    """What the choice was made from: every candidate with its last trial, the best first."""
+    """The table of all candidates with the rate of their last trial, the best first."""
     names = [field.name for field in dataclasses.fields(TrialSettings)]
     lines = ["  ".join(f"{_key(name):>20}" for name in names) + "   tokens/s, last trial"]
     for candidate in ranking:
@@ -153,7 +153,7 @@ def table(
 
 
 def outcome(verdict: FinalResult | None) -> str:
-    """One sentence: what the final found."""
+    """One sentence with the result of the final."""
     if verdict is None:
         return "All settings were given, so there was nothing to choose."
     found = f"{100 * verdict.gain:+.1f} % in {len(verdict.rates)} rounds in turns"
@@ -166,7 +166,7 @@ def outcome(verdict: FinalResult | None) -> str:
 def profile(
     settings: ServerSettings, load: TrialLoad, default: TrialSettings, verdict: FinalResult | None, when: str
 ) -> str:
-    """The TOML file: what was given, and the chosen settings where they differ from the defaults."""
+    """The TOML file: the given settings, and the chosen ones where they differ from the defaults."""
     shapes = load.shapes[0] if len(load.shapes) == 1 else None
     what = f"{shapes.prompt_tokens} tokens in, {shapes.answer_tokens} out" if shapes else f"{len(load.shapes)} shapes"
     values: dict[str, Any] = {"model": settings.engine.model}

@@ -1,4 +1,4 @@
-"""Which settings to try, which to drop, and whether the winner beats the defaults. Pure: times come from outside."""
+"""Search over settings by successive halving, and the final against the defaults. Pure: the caller measures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-# A gain below this is not worth a profile, however quiet the machine was.
+# A smaller gain does not justify a profile, even on a machine with little noise.
 LEAST_GAIN = 0.02
 FINAL_ROUNDS = 4
 _FINAL_EFFORT = 2
-_KEEP = 3  # one of so many goes on to the next, longer trial
+_KEEP = 3  # one in this many advances to the next, longer trial
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSettings:
-    """Settings that are tried together; the names are those of `EngineSettings`."""
+    """One candidate: settings that are tried together. The names are those of `EngineSettings`."""
 
     threads: int
     block_size: int
@@ -24,13 +24,16 @@ class TrialSettings:
     max_running_requests: int
 
     def differences(self, other: TrialSettings) -> dict[str, int]:
-        """The fields in which this one differs from `other`, with its own values."""
+        """The fields that differ from `other`, with the values of this candidate."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)}
 
 
 @dataclass(frozen=True, slots=True)
 class FinalResult:
-    """The final between the defaults and the best other candidate: tokens per second of each round, in turns."""
+    """Result of the final between the defaults and the best other candidate: tokens per second of each round.
+
+    The rounds of the two alternate.
+    """
 
     candidate: TrialSettings
     rates: tuple[float, ...]
@@ -38,28 +41,28 @@ class FinalResult:
 
     @property
     def gain(self) -> float:
-        """Median of the rounds' ratios, less one."""
+        """Median of the per-round ratios, minus one."""
         return statistics.median(a / b for a, b in zip(self.rates, self.default_rates, strict=True)) - 1
 
     @property
     def noise(self) -> float:
-        """How far the defaults' own rounds lie apart, as a share of their median."""
+        """Range of the defaults' own rounds, relative to their median."""
         return (max(self.default_rates) - min(self.default_rates)) / statistics.median(self.default_rates)
 
     @property
     def convincing(self) -> bool:
-        """Faster in every round, and by more than the defaults differ from themselves."""
+        """True if the candidate is faster in every round, and its gain exceeds the noise of the defaults."""
         every = all(a > b for a, b in zip(self.rates, self.default_rates, strict=True))
         return every and self.gain > max(LEAST_GAIN, self.noise)
 
 
 def grid(default: TrialSettings, *, cores: int, concurrency: int, fixed: frozenset[str]) -> list[TrialSettings]:
-    """The defaults first, then what may be faster for so many requests at once. `fixed` are fields not to vary."""
+    """The defaults first, then candidates that may be faster at this concurrency. `fixed` are fields not to vary."""
     wishes = {
         "threads": {cores, max(1, cores - 1), max(1, cores // 2)},
         "block_size": {2 * default.block_size},
         "max_batched_tokens": {default.max_batched_tokens // 2, 2 * default.max_batched_tokens},
-        # Rows beyond the requests at once stay empty; fewer than these make some wait for others.
+        # More rows than concurrent requests stay empty; with fewer rows, some requests wait.
         "max_running_requests": {1 << (concurrency - 1).bit_length()},
     }
     values = [
@@ -71,9 +74,9 @@ def grid(default: TrialSettings, *, cores: int, concurrency: int, fixed: frozens
 
 
 def halving(candidates: Sequence[TrialSettings], rate: Callable[[TrialSettings, int], float]) -> list[TrialSettings]:
-    """Try all briefly and the better third again, twice as long, until one is left. Returns all, the best one first.
+    """Successive halving: try all, keep the best third for trials twice as long, until one is left; best first.
 
-    `rate(candidate, effort)` gives tokens per second of a trial `effort` times as long as the shortest.
+    `rate(candidate, effort)` returns tokens per second of a trial `effort` times as long as the shortest.
     """
     left, out, effort = list(candidates), list[TrialSettings](), 1
     while len(left) > 1:
@@ -85,6 +88,6 @@ def halving(candidates: Sequence[TrialSettings], rate: Callable[[TrialSettings, 
 
 
 def final(default: TrialSettings, best: TrialSettings, rate: Callable[[TrialSettings, int], float]) -> FinalResult:
-    """Both in turns, so that a machine that gets slower or faster does so for both."""
+    """Measure both in alternating rounds, so that a change in the machine's speed affects both."""
     pairs = [(rate(best, _FINAL_EFFORT), rate(default, _FINAL_EFFORT)) for _ in range(FINAL_ROUNDS)]
     return FinalResult(best, tuple(a for a, _ in pairs), tuple(b for _, b in pairs))

@@ -1,4 +1,4 @@
-"""A load as its user describes it, and one trial of it on an engine."""
+"""The load to tune for, and one trial of it on an engine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.tools.tune.search import TrialSettings
 
-# Two engines at a time: the two of the final take turns without being loaded again.
+# The final alternates between two engines. Both stay loaded.
 _ENGINES = 2
 
 
 class RequestShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request: tokens in and out."""
+    """Size of one request: prompt tokens and answer tokens."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -34,19 +34,19 @@ class RequestShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TrialLoad:
-    """Requests of these shapes, in turn, `concurrency` of them at any time."""
+    """Requests with these shapes, in rotation, `concurrency` of them at any time."""
 
     shapes: tuple[RequestShape, ...]
     concurrency: int
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer."""
+        """Tokens of the longest request, prompt and answer together."""
         return max(s.prompt_tokens + s.answer_tokens for s in self.shapes)
 
 
 def read_shapes(path: Path) -> tuple[RequestShape, ...]:
-    """Shapes from a file of JSON lines such as {"prompt_tokens": 300, "answer_tokens": 80}. Raises `SettingsError`."""
+    """Read shapes from JSON lines such as {"prompt_tokens": 300, "answer_tokens": 80}. Raises `SettingsError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         shapes = tuple(msgspec.json.decode(line, type=RequestShape) for line in lines if line.strip())
@@ -61,9 +61,9 @@ def read_shapes(path: Path) -> tuple[RequestShape, ...]:
 
 
 def run(engine: Engine, load: TrialLoad, requests: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Serve so many requests of the load, a new one whenever one ends. Returns generated tokens per second.
+    """Serve `requests` requests, starting a new one whenever one ends. Returns generated tokens per second.
 
-    The same requests every time, so the engine's prefix cache must not have seen them.
+    The requests are the same in every trial, so the engine's prefix cache must not contain them.
     """
     rng = random.Random(0)  # noqa: S311 -- no secrets
     shapes = itertools.cycle(load.shapes)
@@ -82,7 +82,7 @@ def run(engine: Engine, load: TrialLoad, requests: int, clock: Callable[[], floa
 
 
 class Engines:
-    """Engines by candidate. A candidate with the threads and blocks of one that is loaded runs on its weights."""
+    """Engines by candidate. Candidates with the same threads and block size share the loaded weights."""
 
     def __init__(self, settings: EngineSettings, candidates: Iterable[TrialSettings]) -> None:
         everyone = list(candidates)
@@ -92,7 +92,7 @@ class Engines:
         self._loaded: OrderedDict[tuple[int, int], Engine] = OrderedDict()
 
     def get(self, candidate: TrialSettings) -> Engine:
-        """A new engine with these settings, its pool empty."""
+        """A new engine with these settings and an empty pool."""
         key = (candidate.threads, candidate.block_size)
         if key not in self._loaded:
             while len(self._loaded) >= _ENGINES:

@@ -1,4 +1,4 @@
-"""`octavo-server`."""
+"""Entry point of `octavo-server`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def main() -> int:
     """Entry point; returns the exit status."""
     if sys.argv[1:2] == ["tune"]:
-        from octavo_inference.tools.tune import command  # noqa: PLC0415 -- no server, none of its processes
+        from octavo_inference.tools.tune import command  # noqa: PLC0415 -- tools start no server processes
 
         return command.main(sys.argv[2:])
     if sys.argv[1:2] == ["bench"]:
@@ -26,10 +26,10 @@ def main() -> int:
 
         return bench.main(sys.argv[2:])
     timeline = Timeline.of_process()
-    # Before anything else: its imports take longer than all that is done here meanwhile.
+    # Started first: the imports of the child take longer than everything this process does in parallel.
     child = EngineProcess()
     timeline.mark("engine started")
-    # Nothing made while loading becomes garbage, so looking for it only costs time; serving switches it on again.
+    # No object made during loading becomes garbage, so a collection only costs time; serving enables it again.
     gc.disable()
     try:
         return _main(child, timeline)
@@ -41,7 +41,7 @@ def main() -> int:
 def _main(child: EngineProcess, timeline: Timeline) -> int:
     from octavo_inference.common.errors import OctavoError  # noqa: PLC0415
     from octavo_inference.config.server import parse  # noqa: PLC0415
-    from octavo_inference.server.auth import Keys  # noqa: PLC0415 -- all of these while the engine imports its own
+    from octavo_inference.server.auth import Keys  # noqa: PLC0415 -- imported in parallel with the engine
     from octavo_inference.server.sockets import Sockets  # noqa: PLC0415
 
     try:
@@ -64,10 +64,10 @@ def _main(child: EngineProcess, timeline: Timeline) -> int:
 
 
 def _local(settings: ServerSettings) -> ServerSettings:
-    """The settings with the path of the model's files, which are downloaded if it is given by name."""
+    """The settings with the local path of the model's files. Downloads a model given by name."""
     if settings.engine.model == "smollm2" or Path(settings.engine.model).exists():
         return settings
-    from octavo_inference.download.hub_cache import local_model  # noqa: PLC0415 -- most servers have a path
+    from octavo_inference.download.hub_cache import local_model  # noqa: PLC0415 -- most models are local paths
 
     model = local_model(settings.engine.model)
     names = settings.served_model_names or model.names

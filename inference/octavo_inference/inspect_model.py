@@ -1,7 +1,7 @@
 """`python -m octavo_inference.inspect_model TARGET`: architecture and memory of a model, without loading it.
 
-Runs as the Job that inspects a model before its pods are created. The result is one line of JSON
-(octavo_protocol.model), also for a refusal.
+Runs as the Job that inspects a model before its pods are created. Prints one line of JSON (octavo_protocol.model), also
+if it rejects the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo_protocol.model import ModelFailure, encode_inspection
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 when the model can be served, 1 when it cannot."""
+    """Returns 0 if the model can be served, 1 if it cannot."""
     parser = argparse.ArgumentParser(prog="octavo_inference.inspect_model", description="Look at a model.")
     parser.add_argument("target", help="a file, a folder, or what octavo_inference.prefetch downloads")
     parser.add_argument("--cache", type=Path, help="folder to download the model into")

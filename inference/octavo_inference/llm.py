@@ -24,7 +24,7 @@ Prompt = str | Sequence[int]
 class CompletionOutput:
     """One of a prompt's n answers.
 
-    `token_ids` include the token that ended it, `text` does not. `logprobs` has one entry per token when asked for;
+    `token_ids` include the token that ended it, `text` does not. `logprobs` has one entry per token if requested;
     `cumulative_logprob` is their sum. `stop_reason` is the stop string or id, None for end-of-sequence and length.
     """
 
@@ -37,13 +37,13 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Log-probability of the whole answer, None when logprobs were not asked for."""
+        """Log-probability of the whole answer, None if logprobs were not requested."""
         return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers. `prompt` is None when it was given as token ids."""
+    """A prompt and its answers. `prompt` is None if the prompt was given as token ids."""
 
     request_id: str
     prompt: str | None
@@ -55,13 +55,13 @@ class RequestOutput:
 class LLM:
     """A model loaded into this process: `LLM("smollm2", max_model_len=4096, kv_memory="512Mi")`.
 
-    Its arguments are the fields of `EngineSettings`, named as in vLLM where it has them. `model` is a folder, a .gguf
-    file, `smollm2`, or a name of the hub (`ORG/NAME[:QUANTIZATION][@REVISION]`), downloaded first; sizes are bytes, or
-    texts such as "512Mi". With `tensor_parallel_size` above 1 other processes share the model: when one of them ends,
-    this one does too, with status 73. Raises `ModelError` or `SettingsError`.
+    Its arguments are the fields of `EngineSettings`, named as in vLLM where vLLM has them. `model` is a folder, a .gguf
+    file, `smollm2`, or a name on the hub (`ORG/NAME[:QUANTIZATION][@REVISION]`), which is downloaded first. Sizes are
+    bytes, or texts such as "512Mi". With `tensor_parallel_size` above 1, other processes share the model. If one of
+    them ends, this process ends too, with status 73. Raises `ModelError` or `SettingsError`.
     """
 
-    # A static batch need not wait: all there will be is there when its first step begins.
+    # A static batch need not wait: all its requests are queued before its first step.
     @arguments_of(EngineSettings, static_wait_ms=0)
     def __init__(self, settings: EngineSettings) -> None:
         loaded = load_engine(dataclasses.replace(settings, model=local_model(settings.model).path))
@@ -78,10 +78,10 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer all prompts, batched together; results in the order of the prompts.
+        """Generate answers for all prompts in one batch; results in the order of the prompts.
 
-        A prompt is text or a list of token ids. `sampling_params` is one for all or one per prompt. Raises
-        `RequestError` before anything is computed when one of them can never be served.
+        A prompt is text or a list of token ids. `sampling_params` is one for all or one per prompt. If a request can
+        never be served, raises `RequestError` before anything is computed.
         """
         listed = _as_list(prompts)
         if sampling_params is None:
@@ -108,7 +108,7 @@ class LLM:
 
     @contextmanager
     def _submitted(self, jobs: list[_Job]) -> Iterator[None]:
-        """Whatever ends the block early (a refusal, Ctrl-C, an error) leaves no request behind in the engine."""
+        """Aborts open requests if the block ends early (a rejected request, Ctrl-C, an error)."""
         try:
             for job in jobs:
                 self.engine.submit(job.request)
@@ -132,7 +132,7 @@ class LLM:
                         bar.set_postfix_str(f"{tokens / seconds:.0f} tok/s" if seconds else "")
 
     def _take(self, job: _Job, output: Output) -> bool:
-        """Add an engine output to its completion; True when that is complete now."""
+        """Add an engine output to its completion. Returns True if the completion is now complete."""
         if output.finish_reason == "error":
             raise OctavoError(output.error or "the engine failed")
         completion = job.result.outputs[output.index]
@@ -156,7 +156,7 @@ class _Job:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text or a list of numbers is one."""
+    """Normalise to a list of prompts: a single text or a list of numbers is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     many: list[Prompt] = []

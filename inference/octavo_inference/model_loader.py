@@ -34,7 +34,7 @@ _SAMPLES, _SAMPLE_BYTES = 256, 4096
 class TextModel:
     """A model without its weights. `name`: that of the file or folder, for messages.
 
-    Tokenizer and chat template are read on first access: the engine does not need them, and they are the slowest part.
+    Tokenizer and chat template are read on first access: the engine does not use them, and they are the slowest part.
     """
 
     name: str
@@ -44,7 +44,7 @@ class TextModel:
 
     @cached_property
     def words(self) -> TokenizerAssets:
-        """Tokenizer and chat template. Raises `ModelError`, also when the tokenizer has more tokens than the model."""
+        """Read tokenizer and chat template. Raises `ModelError`, also for a tokenizer larger than the vocabulary."""
         with refusing(self.path):
             words = self.read_words()
         check_vocabulary(words.tokenizer, self.config.vocab, self.path)
@@ -57,13 +57,13 @@ class TextModel:
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja source."""
+        """The chat template as Jinja source."""
         return self.words.chat_template
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A whole model, for the native decoder."""
+    """A complete model for the native decoder."""
 
     text: TextModel
     config: ModelConfig
@@ -72,7 +72,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """A model for the transformers backend; its weights, of `elements` numbers, are still in `folder`."""
+    """A model for the transformers backend. Its weights, `elements` numbers in all, are still in `folder`."""
 
     text: TextModel
     config: ForeignConfig
@@ -83,8 +83,9 @@ class ForeignModel:
 def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
     """Load a folder (GGUF, or safetensors with config.json and tokenizer.json), a .gguf file, or `smollm2`.
 
-    Weights stay in the mapped files where their format allows. A folder that the native decoder does not describe, or
-    any folder without `native`, is left to transformers. Raises `ModelError` saying what is missing or wrong.
+    Weights stay in the mapped files if their format allows. A folder that the native decoder does not support, or any
+    folder without `native`, becomes a `ForeignModel` for transformers. Raises `ModelError` with the missing or wrong
+    part.
     """
     source = find_model(path)
     if source.is_file():
@@ -104,7 +105,7 @@ def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
 
 
 def require_transformers(model: ForeignModel) -> None:
-    """Raises `ModelError` naming the package to install if transformers or torch is missing."""
+    """Raises `ModelError` with the package to install if transformers or torch is missing."""
     absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if absent:
         raise ModelError(
@@ -114,7 +115,7 @@ def require_transformers(model: ForeignModel) -> None:
 
 
 def load_text(path: str) -> TextModel:
-    """As `load_model`, without touching the weights."""
+    """Like `load_model`, without reading the weights."""
     source = find_model(path)
     with refusing(source):
         return _gguf_text(read_gguf(source))[0] if source.is_file() else _hf_text(source, read_checkpoint(source))[0]
@@ -152,10 +153,10 @@ def _hf_text(
 
 
 def _digest(headers: Iterable[NDArray[np.uint8]], buffers: Iterable[NDArray[np.uint8]]) -> str:
-    """Identity of the weights: headers, sizes and evenly spread samples of the data.
+    """Identity of the weights: hash of headers, sizes and evenly spread samples of the data.
 
-    It separates the prefix caches of different models, which would otherwise share block hashes; it is no integrity
-    check. Sampling takes milliseconds, where hashing whole files would read every byte before the first request.
+    It separates the prefix caches of different models, which would otherwise share block hashes. It is not an integrity
+    check. Sampling takes milliseconds; hashing whole files would read every byte before the first request.
     """
     h = hashlib.blake2b(digest_size=16)
     for header in headers:

@@ -1,6 +1,7 @@
-"""`python -m octavo_inference.prefetch TARGET --to FOLDER`: download and verify a model of a hub or bucket.
+"""`python -m octavo_inference.prefetch TARGET --to FOLDER`: download and verify a model from a hub or bucket.
 
-Runs as the init container of pods whose model is downloaded. Only it has the credentials and network access to them.
+Runs as the init container of pods with a downloaded model. Only this container has the credentials and the network
+access.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from octavo_inference.download.transfer import PrefetchError, until_terminated
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 when the model is complete, 1 after one line with the reason when it cannot be downloaded."""
+    """Returns 0 if the model is complete, 1 after one line with the reason if the download fails."""
     parser = argparse.ArgumentParser(prog="octavo_inference.prefetch", description="Download a model.")
     parser.add_argument(
         "target", help="hf://ORGANISATION/REPOSITORY[@REVISION], s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"

@@ -1,7 +1,7 @@
 """The engine's settings, declared once: see `octavo_protocol.knobs`.
 
-A new one is an entry here and its use. The order is that of the settings file: an operator that wrote known settings in
-another order would give running pods another ConfigMap.
+A new setting is an entry here and its use. The order is that of the settings file. If an operator wrote known settings
+in another order, the ConfigMap of running pods would change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PolicyName = Literal["chat", "api", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class BatchProfile:
-    """Defaults for settings that were not given: sequences and tokens in one step, and how much prompts may slow it.
+    """Defaults for unset settings: sequences and tokens per step, and the bound on the slowdown by prefill.
 
-    The last one is for servers; offline nobody waits for the next token.
+    The slowdown applies to servers only: offline, no client waits for the next token.
     """
 
     max_running_requests: int
@@ -34,14 +34,15 @@ class BatchProfile:
     prefill_slowdown: float
 
 
-# A step's length is what others wait while a prompt enters: `prefill_slowdown` bounds it, and its tokens where nothing
-# is measured yet. More tokens amortise what each step costs anyway, and more rows read the weights for more at once.
+# While a prompt is prefilled, running sequences wait for the whole step. `prefill_slowdown` bounds the duration of a
+# step; until durations are measured, the token limit bounds it. More tokens amortise the fixed cost of a step, and more
+# rows share one read of the weights.
 PROFILES: dict[ProfileName, BatchProfile] = {
     "latency": BatchProfile(max_running_requests=16, max_batched_tokens=256, prefill_slowdown=1.3),
     "balanced": BatchProfile(max_running_requests=64, max_batched_tokens=512, prefill_slowdown=1.5),
     "throughput": BatchProfile(max_running_requests=256, max_batched_tokens=1024, prefill_slowdown=4.0),
 }
-# A GPU reads its weights for hundreds of rows in the time it reads them for one.
+# A GPU reads its weights for hundreds of rows in the same time as for one row.
 GPU_PROFILES: dict[ProfileName, BatchProfile] = {
     "latency": BatchProfile(max_running_requests=32, max_batched_tokens=512, prefill_slowdown=1.3),
     "balanced": BatchProfile(max_running_requests=256, max_batched_tokens=2048, prefill_slowdown=1.5),
@@ -49,7 +50,7 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 }
 
 
-# A machine is shared, and the weights take their part of what was free, too.
+# A machine is shared, and the weights also take their part of the free memory.
 KV_MEMORY_PERCENT = 25
 
 
@@ -70,11 +71,11 @@ _PROFILE_FIELD = (
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What a person may tell an engine. None leaves the choice to the engine, which prints what it chose.
+    """User settings of an engine. The engine resolves None itself and logs the resolved value.
 
-    With `tensor_parallel_size` above 1, `kv_memory` is of each GPU. `profile` sets what is None and has a default in
-    `PROFILES` or `GPU_PROFILES`; but `prefill_slowdown` is bounded by servers only: offline nobody waits for the next
-    token, and None computes prompts as fast as they can be.
+    With `tensor_parallel_size` above 1, `kv_memory` is per GPU. `profile` provides the default of fields that are None
+    and have one in `PROFILES` or `GPU_PROFILES`. Only servers bound `prefill_slowdown`: offline, no client waits for
+    the next token, and None prefills at full speed.
     """
 
     model: Annotated[

@@ -1,7 +1,7 @@
-"""Settings declared once, as fields of a frozen dataclass: `name: Annotated[type, Knob(...)] = default`.
+"""Declares settings once, as fields of a frozen dataclass: `name: Annotated[type, Knob(...)] = default`.
 
-The declaration is the table. Flags, the settings file, the arguments of `LLM`, fields of the LLMDeployment and the
-reference page are read off it, each by an adapter of the part that needs it. Pure.
+The declaration is the single source. Adapters derive from it the flags, the settings file, the arguments of `LLM`, the
+fields of the LLMDeployment and the reference page. Each adapter belongs to the part that uses it. Pure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SMALLEST_SIZE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """The field of an LLMDeployment that gives a setting; `path` is below `spec.engine`.
+    """The LLMDeployment field of a setting; `path` is below `spec.engine`.
 
-    `description` is the knob's help when left out. The API server fills the default in when `filled` is true: without,
-    a value that was given can be told from one left open. `high` is the API's own upper bound, where it is the lower
-    one. The API has no fractions: its number is the setting's times `scale`.
+    `description` defaults to the knob's help. If `filled` is true, the API server fills in the default; if false, a set
+    value stays distinguishable from an unset one. `high` is the API's own upper bound, if it is lower than the knob's.
+    The API has no fractions: its number is the setting's value times `scale`.
     """
 
     path: str
@@ -38,7 +38,7 @@ class ApiField:
 
     @property
     def block(self) -> str:
-        """Path of the block that the field is in; "" for `spec.engine` itself."""
+        """Path of the enclosing block; "" for `spec.engine` itself."""
         return self.path.rpartition(".")[0]
 
     @property
@@ -49,12 +49,12 @@ class ApiField:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What the type and the default of a setting do not say of it.
+    """Metadata of a setting that its type and default do not contain.
 
-    `unset` tells what happens without a value, where the default does not. `low` and `high` are included. `choices` are
-    what flags offer, where that is less than what a program may give. `pattern` is of the whole text, `hint` the end of
-    the message when a text does not match. `key` is the name in files and, behind two dashes, of the flag, where it is
-    not the field's. `group` is a heading of the help and the reference page.
+    `unset` describes the effect of no value, where the default does not. `low` and `high` are inclusive. `choices` are
+    the values that flags offer, if a program may pass more. `pattern` matches the whole text; `hint` ends the message
+    if a text does not match. `key` is the name in files and, after two dashes, of the flag, if it differs from the
+    field's. `group` is a heading of the help and the reference page.
     """
 
     help: str
@@ -74,7 +74,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field and its knob. `type` is the field's without None: bool, int, float, str, a Literal or a tuple of str."""
+    """A field and its knob. `type` is the field type without None: bool, int, float, str, Literal or a tuple of str."""
 
     name: str
     type: Any
@@ -88,27 +88,27 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str | int, ...]:
-        """All values, where they are a list."""
+        """All values, if they can be enumerated."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def offered(self) -> tuple[str | int, ...]:
-        """The values that flags and the API take, where they are a list."""
+        """The values that flags and the API accept, if they can be enumerated."""
         return self.knob.choices or self.choices
 
     @property
     def is_switch(self) -> bool:
-        """True or false: `--key` and `--no-key`."""
+        """True for a boolean: `--key` and `--no-key`."""
         return self.type is bool
 
     @property
     def is_list(self) -> bool:
-        """Several texts: the flag may be repeated."""
+        """True for a list of texts: the flag may be repeated."""
         return get_origin(self.type) is tuple
 
     @property
     def default_text(self) -> str:
-        """The default for people."""
+        """The default as readable text."""
         if self.knob.unset:
             return self.knob.unset
         if self.is_switch:
@@ -116,7 +116,7 @@ class Setting:
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def parse(self, text: str) -> Any:
-        """The value of a text, as flags and files give it. Raises `ValueError` with the text and the fix."""
+        """Parse a text from a flag or a file. Raises `ValueError` with the text and the fix."""
         if self.offered:
             found = [choice for choice in self.offered if str(choice) == text]
             if not found:
@@ -135,7 +135,7 @@ class Setting:
         return text
 
     def check(self, value: object) -> None:
-        """Whether a program may give this value. Raises `ValueError` with the value and the fix."""
+        """Validate a value that a program passes. Raises `ValueError` with the value and the fix."""
         if self.choices and value not in self.choices:
             raise ValueError(f"{value!r} is not a {self._words}; choose {_listed(self.choices)}")
         if self.is_switch and not isinstance(value, bool):
@@ -162,7 +162,7 @@ class Setting:
 
 @functools.cache
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """The table that a dataclass declares, in the order of its fields; fields without a knob are left out."""
+    """All settings of a dataclass, in the order of its fields; skips fields without a knob."""
     hints = get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
@@ -181,7 +181,7 @@ def quantity(text: str) -> int:
 
 
 def _size(text: str) -> int:
-    """A size that somebody wrote: without a unit it would be of no use, so the unit was forgotten."""
+    """Parse a size and reject tiny ones: such a size is useless, so its unit was forgotten."""
     size = quantity(text)
     if size < _SMALLEST_SIZE:
         raise ValueError(f"{text} is less than 1Mi; even one block of a small model needs more, try 512Mi")

@@ -1,4 +1,4 @@
-"""The settings of `octavo-server`, which the operator writes into a pod's settings file and the server reads."""
+"""The settings of `octavo-server`: the operator writes them into a pod's settings file and the server reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo_protocol.names import PORT_ADMIN, PORT_API
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """The engine's settings, and those of the program around it. Times in seconds."""
+    """The engine's settings, and those of the server around it. Times in seconds."""
 
     engine: EngineSettings = field(default_factory=EngineSettings)
     served_model_names: Annotated[

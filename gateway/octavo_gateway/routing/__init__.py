@@ -1,1 +1,1 @@
-"""Which replica a request goes to. Pure."""
+"""Routing: chooses the replica for a request. Pure."""

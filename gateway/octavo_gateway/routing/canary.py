@@ -1,4 +1,4 @@
-"""Which track of a canary a request goes to. Pure."""
+"""Splits requests between the stable and the canary track. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 def split(stable: Sequence[T], canary: Sequence[T], percent: int, random: Callable[[], float]) -> Sequence[T]:
-    """The track of one request: by chance, so that nothing about a request decides which one answers it.
+    """The pods of one track, chosen at random, so that no property of a request decides its track.
 
-    A track without a pod that takes requests leaves them to the other.
+    If one track has no pod that accepts requests, the other track gets the request.
     """
     if not stable or not canary:
         return stable or canary

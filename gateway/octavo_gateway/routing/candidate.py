@@ -1,4 +1,4 @@
-"""The values of a choice: the replicas that may be chosen, the request, the policy, and the choice itself."""
+"""Values of a routing decision: the candidate pods, the request, the policy, and the choice."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ ROUND_ROBIN = "RoundRobin"
 SESSION = "Session"
 STRATEGIES = (PREFIX_AWARE, LEAST_LOAD, ROUND_ROBIN, SESSION)
 
-# Tokens in a step of a pod that has not said how many fit.
+# Tokens per step of a pod that has not reported its limit.
 USUAL_BATCH = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What routing needs of a pod's load report: tokens and sequences.
+    """The part of a pod's load report that routing needs, in tokens and sequences.
 
-    `uncached` prompt tokens are still to be computed, `batch` tokens fit a step, `running` of the rows do not wait.
+    `uncached`: prompt tokens still to be computed. `batch`: tokens that fit in a step. `running`: rows that do not
+    wait.
     """
 
     pool_tokens: int
@@ -37,11 +38,11 @@ class Report:
 class Candidate(NamedTuple):
     """One pod that accepts requests.
 
-    `in_flight`, `in_flight_tokens`: what this gateway has sent and not seen finish; `prefilling` is the part of the
-    tokens not cached and not answered yet. `since`, `since_tokens`: what it has sent after the report was taken, less
-    what finished; `since_uncached` the part of that not cached and not answered yet. `report` was taken `age` seconds
-    ago; None when there is none or it is too old to be used. `matched` prompt tokens of the request to be routed are in
-    its prefix cache, as far as is known.
+    `in_flight`, `in_flight_tokens`: unfinished requests of this gateway, and their tokens. `prefilling`: the part of
+    these tokens that is not cached and whose answer has not begun. `since`, `since_tokens`: requests and tokens sent
+    after the report was taken, less the finished ones. `since_uncached`: the part of these tokens that is not cached
+    and whose answer has not begun. `report`: taken `age` seconds ago; None if missing or too old. `matched`: prompt
+    tokens of the request to be routed that are in the pod's prefix cache, as far as is known.
     """
 
     key: str
@@ -60,10 +61,10 @@ class Candidate(NamedTuple):
 class Ask:
     """A request to be routed: its prompt tokens and the tokens it will likely generate.
 
-    `anchor` names the start of its prompt: equal for prompts that begin alike, empty for a short one. `conversation`
-    names its first turn as a whole, and `presumed` of its tokens are older than the last answer in it: some gateway has
-    sent them somewhere. `session` is what sticks to one pod in Session mode, empty without. `turn` counts the
-    deployment's requests, for RoundRobin.
+    `anchor` names the start of its prompt: equal for prompts with the same start, empty for a short prompt.
+    `conversation` names its whole first turn. `presumed` of its tokens precede the last answer in it, so some gateway
+    has already sent them to a pod. `session`: key of the session that stays on one pod in Session mode, else empty.
+    `turn`: number of the deployment's request, for RoundRobin.
     """
 
     tokens: int
@@ -77,7 +78,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a deployment wants to be routed. A pod above `max_load` times the mean in-flight tokens is over the bound."""
+    """A deployment's routing policy. A pod above `max_load` times the mean in-flight tokens is over the bound."""
 
     strategy: str = PREFIX_AWARE
     max_load: float = 1.25
@@ -85,7 +86,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pod, and why: only, affinity, presumed, load, bound, tie, session or turn.
+    """The chosen pod and the reason: only, affinity, presumed, load, bound, tie, session or turn.
 
     `against`: another pod has more of the prompt cached.
     """

@@ -1,9 +1,9 @@
-"""What a request costs on each pod, in predicted seconds. Pure.
+"""Predicts the cost of a request on each pod, in seconds. Pure.
 
-The time that it takes there and that it takes from others: the prompt tokens queued before it, its own tokens that the
-pod has not cached, its decoding at the pace of a fuller pod, the delay of every row that decodes meanwhile, and the
-wait for a row or for KV tokens. What was sent after the report is added to what the report says, so that the choice
-stays right between reports: staleness costs more than the formula.
+The request's own part: the prompt tokens queued before it, its uncached tokens, and its decoding at the pace of a
+fuller pod. Its effect on others: the delay of every row that decodes meanwhile. Where the pod is full, the wait for a
+row or for KV tokens is added. Requests sent after the report are added to the reported load, so that the choice stays
+right between reports. A stale load would be a larger error than that of the formula.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from typing import NamedTuple
 from octavo_common.step_cost import StepCost
 from octavo_gateway.routing.candidate import Ask, Candidate, Report
 
-# Of a pod that nothing is known of, a step takes this long, as long again when it is full, and so much longer with a
-# full budget of prompt tokens. Only ratios matter: equal costs everywhere make the choice one of least load.
+# Assumed for a pod without a known step cost: seconds of an empty step, with as much again for full rows and for full
+# KV tokens. A full budget of prompt tokens takes NEUTRAL_PREFILL times as long. Only ratios matter: with equal costs
+# everywhere the pod with the least load is chosen.
 NEUTRAL_STEP = 0.02
 NEUTRAL_PREFILL = 10.0
-# Load that is never over the bound: it takes more to be worth computing a prompt again.
+# Load that is never over the bound: to avoid so little is not worth computing a prompt again.
 FREE_ROWS = 2
 FREE_SHARE = 0.125
-# Nor is a queue of so much of the request's own prompt.
+# Nor is a backlog up to this share of the request's own prompt.
 FREE_BACKLOG = 0.25
-# Other gateways are taken to have sent as much as this one for every report they share in, up to so many of them.
+# Every other gateway is assumed to have sent as much as this one since the report. Upper bound of the estimated number
+# of gateways, this one included.
 MAX_GATEWAYS = 8.0
-# So few rows say little about how many gateways there are.
+# Smoothing: so few rows are weak evidence of the number of gateways.
 FEW_ROWS = 4
-# Where no pod has reported: some size, the same for all.
+# Assumed while no pod has reported: an arbitrary size, the same for all.
 _BLIND = Report(65_536, 0, 0, 64)
 
 
 class PodState(NamedTuple):
-    """A candidate in the terms of the cost: its load now, and what it is able to do."""
+    """A candidate in the cost model: its current load and its capacity."""
 
     rows: float
     used: float
@@ -45,7 +47,7 @@ class PodState(NamedTuple):
 
 
 def pod_states(candidates: Sequence[Candidate]) -> list[PodState]:
-    """Candidates in the terms of the cost. What is not known of one is assumed to be as with the others."""
+    """The candidates in the cost model. A value unknown for one pod is assumed to be that of the others."""
     gateways = _gateways(candidates)
     unknown, common = _assumed([candidate.report for candidate in candidates if candidate.report], len(candidates))
     pods = []
@@ -71,9 +73,10 @@ def pod_states(candidates: Sequence[Candidate]) -> list[PodState]:
 
 
 def _gateways(candidates: Sequence[Candidate]) -> float:
-    """How many gateways seem to send to these pods: the rows of the reports against those of this gateway.
+    """Estimated number of gateways that send to these pods: reported rows divided by the rows of this gateway.
 
-    All of them see the same pod as the emptiest until the next report; each adds what the others likely sent there.
+    Until the next report the same pod is the emptiest for all gateways. So each adds the load that the others have
+    likely sent there.
     """
     rows = own = 0
     for candidate in candidates:
@@ -84,7 +87,7 @@ def _gateways(candidates: Sequence[Candidate]) -> float:
 
 
 def _assumed(reports: Sequence[Report], pods: int) -> tuple[Report, StepCost | None]:
-    """What is taken to be true of a pod without a report, and of one without a step cost: what is usual here."""
+    """Assumed report of a pod without one, and assumed step cost of a pod without one: the medians of the others."""
     known = [report.step_cost for report in reports if report.step_cost]
     unknown, common = _BLIND, None
     if reports and len(reports) < pods:
@@ -116,14 +119,14 @@ def _neutral(report: Report) -> StepCost:
 
 
 def calm(pod: PodState, tokens: int) -> PodState:
-    """A pod with next to nothing to do counts as one with nothing: what gateways see of it depends on the moment."""
+    """Counts a nearly idle pod as idle: the little load that gateways measure on it depends on the moment."""
     if pod.rows < FREE_ROWS and pod.used <= FREE_SHARE * pod.pool and pod.backlog <= FREE_BACKLOG * tokens:
         return pod._replace(rows=0, used=0, backlog=0)
     return pod
 
 
 def request_cost(pod: PodState, ask: Ask, matched: int) -> float:
-    """Seconds: of the request itself, and of the others on the pod because of it."""
+    """Seconds that the request takes, plus the seconds by which it delays the others on the pod."""
     rows, used, backlog, pool, max_rows, batch, step_cost = pod
     tokens, output = ask.tokens, ask.output
     step = step_cost.base + step_cost.row * rows + step_cost.context * used
@@ -132,12 +135,12 @@ def request_cost(pod: PodState, ask: Ask, matched: int) -> float:
     first = (backlog + new) * (step_cost.prefill + step / batch)
     cost = first + output * (step + slower) + rows * (new * step_cost.prefill + output * slower)
     if rows >= max_rows or used + tokens > pool:
-        # Room comes back as rows finish: all of it in the time that a row stays.
+        # Rows that finish free capacity: all of it within the time that a row stays.
         over = max((rows + 1) / max_rows, (used + tokens) / pool) - 1
         cost += over * (output + 1) * (step + batch * step_cost.prefill)
     return cost
 
 
 def idle_cost(step_cost: StepCost, ask: Ask) -> float:
-    """What the request would cost on an empty pod that has all of it cached."""
+    """Seconds that the request would take on an empty pod that has its whole prompt cached."""
     return ask.output * (step_cost.base + step_cost.row + step_cost.context * ask.tokens)

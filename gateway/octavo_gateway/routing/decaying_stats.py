@@ -1,23 +1,23 @@
-"""Figures that forget: a ratio of two sums (bytes per token, tokens per answer), and how much values vary. Pure."""
+"""Decaying statistics: a ratio of two sums (bytes per token, tokens per answer), and a variation. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Fewer values say nothing of how much they vary.
+# Fewer values are no evidence of their variation.
 LEAST = 8
 
 
 @dataclass(slots=True)
 class DecayingRatio:
-    """`top / bottom` over about the last `memory` of `bottom`; what it starts with is worth little."""
+    """`top / bottom` over about the last `memory` of `bottom`; the initial values have little weight."""
 
     top: float
     bottom: float
     memory: float
 
     def add(self, top: float, bottom: float) -> None:
-        """Take a sample."""
+        """Add a sample."""
         self.top += top
         self.bottom += bottom
         if self.bottom > self.memory:
@@ -27,13 +27,13 @@ class DecayingRatio:
 
     @property
     def value(self) -> float:
-        """The ratio now."""
+        """The current ratio."""
         return self.top / self.bottom
 
 
 @dataclass(slots=True)
 class Variation:
-    """The square of the coefficient of variation of about the last `memory` values; 0 until `LEAST` were seen."""
+    """The square of the coefficient of variation of about the last `memory` values; 0 for fewer than `LEAST`."""
 
     memory: float
     count: float = 0.0
@@ -41,7 +41,7 @@ class Variation:
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """Take a value, at least 0."""
+        """Add a value of at least 0."""
         self.count += 1
         self.total += value
         self.squares += value * value
@@ -52,7 +52,7 @@ class Variation:
 
     @property
     def value(self) -> float:
-        """The square now."""
+        """The current squared coefficient of variation."""
         if self.count < LEAST or not self.total:
             return 0.0
         return max(0.0, self.count * self.squares / (self.total * self.total) - 1)

@@ -1,9 +1,10 @@
-"""Whether pods have headroom for one more request: KV tokens and sequences, in use and still to come. Pure.
+"""Decides whether pods have headroom for one more request: KV tokens and sequences, in use and still to come. Pure.
 
-A request takes its prompt now and its output as it grows; a pod that its running requests will fill before they are
-done is full. What a pod reports is what its pool really holds (a prefix that many share is held once), so it is the
-basis; what was sent since is added, what finished since taken off. What the running ones will still generate is not
-held all at once, unless all began together and are equally long: while some grow, others end.
+A request takes KV tokens for its prompt at once and for its output as it grows. A pod counts as full if its running
+requests will fill it before they finish. The pod's report is the basis: it counts the tokens that the pool really
+holds, where a shared prefix is held once. Requests sent since are added, requests finished since are subtracted. The
+output still to be generated is not held all at once: while some requests grow, others end. The exception is requests
+that began together and are equally long.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from collections.abc import Iterable, Sequence
 from math import exp, sqrt
 from typing import NamedTuple
 
-# Pods are filled up to this share of their pool, so that a wrong guess of the output does not make them preempt.
+# Pods are filled up to this share of their pool, so that a wrong estimate of the output does not cause preemption.
 FILL_SHARE = 0.9
-# Standard deviations of what the running requests still generate that are kept free where answers vary.
+# Margin kept free where answer lengths vary: standard deviations of the output still to be generated.
 CHANCE = 0.5
-# Requests sent to a pod that has not reported yet: it is not known what it can hold.
+# Requests sent to a pod that has not reported yet: its capacity is unknown.
 BLIND = 4
 
 
 class PodHeadroom(NamedTuple):
-    """One pod. `pool`, `used`, `growth`: KV tokens, there and likely to come; `rows`: sequences, running or waiting.
+    """Capacity and use of one pod. `rows`: sequences that run or wait.
 
-    `private` of those used are of one sequence alone, as far as is known.
+    `pool`, `used`, `growth`: KV tokens in all, in use, and likely to be added. `private`: used tokens that belong to
+    one sequence alone, as far as is known.
 
-    `pool` None: not known, and `max_rows` says how many it gets until it is. `due`: other gateways fill it, and this
-    one has less than its share of what runs there.
+    `pool` is None while unknown; until then the pod gets at most `max_rows` requests. `due`: other gateways fill the
+    pod, and this one has less than its share of the running requests.
     """
 
     pool: int | None
@@ -39,9 +41,9 @@ class PodHeadroom(NamedTuple):
 
 
 class AnswerLengths(NamedTuple):
-    """How long answers are: `usual` tokens in the mean, `varied` the square of their coefficient of variation.
+    """Answer lengths: `usual` is their mean in tokens, `varied` the square of their coefficient of variation.
 
-    The request that is asked for has `output` of them to come.
+    `output`: tokens still expected of the request in question.
     """
 
     output: float = 0.0
@@ -49,39 +51,44 @@ class AnswerLengths(NamedTuple):
     varied: float = 0.0
 
 
-# A pod that never says what it holds: its own queue has to.
+# A pod that never reports its capacity: its own queue has to limit the requests.
 ANY = PodHeadroom(None, 0.0, 0, 1)
 
 
 def largest(pods: Iterable[PodHeadroom]) -> float:
-    """The most tokens that any of the pods takes; 0 while none has said."""
+    """The most tokens that any of the pods accepts; 0 while none has reported."""
     return max((FILL_SHARE * pod.pool for pod in pods if pod.pool is not None), default=0.0)
 
 
 def fits(
     pods: Sequence[PodHeadroom], prompt: int, answers: AnswerLengths, matched: Sequence[int], most: float
 ) -> list[bool]:
-    """Which pods a request of `prompt` tokens may be sent to now; `matched` of them each has cached.
+    """Whether each pod has headroom for a request of `prompt` tokens, of which it has `matched` tokens cached.
 
-    `most` is what the `largest` pod takes, of all that there are.
-    One that is larger than every pod may go anywhere: the pod's own answer says so, and no request waits behind it. A
-    pod where nothing runs always has headroom. Where gateways fill a pod together, each sees a place of its own become
-    free at once and those of others only in the next report; one that had none there would never get any, but for
-    `due`.
+    `most`: `largest` of all pods. A request larger than that may go to any pod: the pod refuses it, and no request
+    waits behind it. A pod without running requests always has headroom.
+
+    `due` gives this gateway its share of a pod that several gateways fill. Each gateway knows at once when its own
+    requests end, but learns from the next report when those of others end. Without `due`, a gateway that has no
+    request at the pod would never get one there.
     """
     return [_fits(pod, prompt, answers, cached, most) for pod, cached in zip(pods, matched, strict=True)]
 
 
 def peak(held: float, private: float, growth: float, rows: int, answers: AnswerLengths) -> float:
-    """KV tokens that sequences will likely hold together at most.
+    """KV tokens that the sequences will likely hold together at their peak.
 
-    `held` now, `private` of them by one sequence alone, so that they go with it; `growth` still to come in all. Equal
-    answers that begin together come to held + growth. Of answers of exponential length, whose `varied` is 1, a share
-    exp(-s/usual) is left after s steps, each s tokens longer: their own tokens come to
-    rows*usual*exp(private/(rows*usual) - 1) at most, or are at their most now where that is more than `usual` each;
-    CHANCE standard deviations of what so few may do otherwise are added. Between both by `varied`: 0.6 in the chats,
-    4.6 in the code completions of the Azure traces of 2023. Beyond 1 what is left of those that run is longer than the
-    usual answer, since long ones run for longer: (1 + varied)/2 times.
+    `held`: tokens held now. `private`: the part of them that one sequence alone holds and frees when it ends.
+    `growth`: all tokens still to come.
+
+    Equal answers that begin together peak at held + growth. Of answers with exponential lengths, whose `varied` is 1, a
+    share exp(-s/usual) is left after s steps, each s tokens longer. Their own tokens peak at
+    rows*usual*exp(private/(rows*usual) - 1); where they already exceed `usual` each, the peak is now. CHANCE standard
+    deviations are added for the randomness of so few sequences.
+
+    The result is interpolated between both cases by `varied`: 0.6 in the chats, 4.6 in the code completions of the
+    Azure traces of 2023. Above 1 the remaining output of running requests is (1 + varied)/2 times the usual answer,
+    because long answers run for longer.
     """
     whole = held + growth
     left = answers.usual * max(1.0, (1.0 + answers.varied) / 2)

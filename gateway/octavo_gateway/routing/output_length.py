@@ -1,4 +1,4 @@
-"""How long answers are: their mean and how much they vary, from what replicas report and from whole answers. Pure."""
+"""Estimates answer lengths: their mean and variation, from load reports and from whole answers. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 from octavo_gateway.routing.decaying_stats import DecayingRatio, Variation
 
-# A request between two reports counts for at most so many times the usual output.
+# A request counts for at most so many times the usual output between two reports.
 MOST_LONGER = 8.0
-# No pod ends more requests between two reports.
+# Upper bound of the requests that a pod ends between two reports.
 MOST_ENDED = 10_000
-# Taken to be no longer than this share of the largest pool in the mean: at the start, before any answer has ended, all
-# that was generated would be one answer.
+# Upper bound of the mean, as a share of the largest pool. At the start, before any answer has ended, all generated
+# tokens would count as one answer.
 MOST_OF_POOL = 0.25
 
 
 @dataclass(slots=True, eq=False)
 class OutputLengthEstimator:
-    """`mean`: tokens of an answer. `variation`: the square of their coefficient of variation.
+    """Estimates the answer lengths of one model. `largest_pool`: KV tokens of the largest reported pool.
 
-    `largest_pool`: KV tokens of the largest pool that was reported.
+    `mean`: tokens per answer. `variation`: the square of their coefficient of variation.
     """
 
     mean: DecayingRatio = field(default_factory=lambda: DecayingRatio(128.0, 1, 10_000))
@@ -28,27 +28,28 @@ class OutputLengthEstimator:
 
     @property
     def usual(self) -> float:
-        """Tokens of an answer in the mean."""
+        """Mean tokens of an answer."""
         value = self.mean.value
         return min(value, MOST_OF_POOL * self.largest_pool) if self.largest_pool else value
 
     def expected(self, most: float | None) -> float:
-        """Tokens that a request will likely generate, which may generate `most`; None when that is not bounded."""
+        """Tokens that a request will likely generate. `most`: the request's own bound, None without one."""
         return self.usual if most is None else min(self.usual, most)
 
     def generated(self, tokens: int, ended: int, there: int, pool: int) -> bool:
-        """Count what a pod generated between two reports, and how many requests ended; False when it cannot be.
+        """Count tokens generated and requests ended between two reports of a pod; False if the numbers are impossible.
 
-        `there`: how many requests may have been there; `pool`: KV tokens that it holds.
+        `there`: requests that may have been at the pod. `pool`: KV tokens of its pool.
         """
         if tokens < 0 or not 0 <= ended <= MOST_ENDED or tokens > pool * there:
             return False
-        # Longer and shorter answers are believed step by step: one that lies must not hold everything, or nothing.
+        # Longer and shorter answers take effect step by step: one pod with wrong reports must not make the gateway
+        # hold all requests, or none.
         least, most = self.usual * ended / MOST_LONGER, MOST_LONGER * self.usual * there
         self.mean.add(min(max(tokens, least), most), ended)
         return True
 
     def finished(self, tokens: int) -> None:
-        """Count a whole answer. A single one, whatever it says, makes no difference."""
+        """Count a whole answer. A bound limits the effect of a single wrong count."""
         if tokens > 0:
             self.variation.add(min(tokens, MOST_LONGER * self.usual))

@@ -1,6 +1,6 @@
-"""Names for the prefixes of a prompt: a chain of keys, each over one more piece of its text and all before it. Pure.
+"""Names the prefixes of a prompt: a chain of keys, each for one more piece of its text and all text before it. Pure.
 
-The gateway has no tokenizer, so the pieces are of bytes and not of tokens.
+The gateway has no tokenizer, so pieces are counted in bytes and not in tokens.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from octavo_protocol.hashing import KEY_BYTES
 
-# Pieces are about a block long at first and longer where a block more or less is a small part of the prompt; what is
-# beyond the last piece is not looked at.
+# The first pieces are about one block long. Later pieces are longer, because one block is a small part of a long
+# prompt. Text after the last piece is ignored.
 # A piece with its parent's key fills whole blocks of the hash function.
 FINE, FINES = 128 - KEY_BYTES, 256
 COARSE, COARSES = 1024 - KEY_BYTES, 992
@@ -19,7 +19,7 @@ _COARSE_END = _FINE_END + COARSE * COARSES
 
 
 def chain(root: bytes, text: bytes) -> tuple[bytes, ...]:
-    """Keys of all full pieces of a text, in order. `root` tells texts apart that share no cache."""
+    """Keys of all full pieces of a text, in order. `root` differs for texts that share no cache."""
     keys: list[bytes] = []
     key = root
     view = memoryview(text)
@@ -31,7 +31,7 @@ def chain(root: bytes, text: bytes) -> tuple[bytes, ...]:
 
 
 def root(*names: str) -> bytes:
-    """What a chain starts from: the model, the tenant, whatever else caches do not share."""
+    """The root of a chain: a digest of the names that separate caches, such as the model and the tenant."""
     h = blake2b(digest_size=KEY_BYTES)
     for name in names:
         data = name.encode("utf-8", "surrogateescape")
@@ -40,16 +40,16 @@ def root(*names: str) -> bytes:
 
 
 def reach(pieces: int) -> int:
-    """Bytes of text that the first `pieces` keys of a chain stand for."""
+    """Bytes of text that the first `pieces` keys of a chain cover."""
     fine = min(pieces, FINES)
     return fine * FINE + (pieces - fine) * COARSE
 
 
 REACH = tuple(reach(pieces) for pieces in range(FINES + COARSES + 1))
-"""`reach` of every number of keys that a chain may have."""
+"""`reach` of every possible number of keys."""
 
 
 def pieces(size: int) -> int:
-    """How many pieces a text of `size` bytes has."""
+    """Number of full pieces in a text of `size` bytes."""
     fine = min(size, _FINE_END)
     return fine // FINE + (min(size, _COARSE_END) - fine) // COARSE

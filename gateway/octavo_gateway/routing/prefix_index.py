@@ -1,10 +1,10 @@
-"""Which pod has how much of a prompt cached. Pure: times come in as arguments.
+"""Index of the prompt prefixes that each pod has in its prefix cache. Pure: times come in as arguments.
 
-Prompts are named by their text (`prefix_chain`). Pods name what they cache by the engine's block hashes. An answer's
-header says which hashes stand behind a text, reports say which hashes a pod holds; together they tell exactly, whoever
-sent the text there. Until a pod has reported, what was sent to it is assumed to be there.
+The gateway names prompts by their text (`prefix_chain`); pods name cached blocks by the engine's block hashes. An
+answer's header maps a text to its block hashes, and a load report lists the hashes that the pod holds. Together they
+are exact, no matter which gateway sent the text. Until a pod reports, the prompts sent to it are assumed to be cached.
 
-A prompt costs O(its pieces); memory is bounded: 131,072 pieces of text at about 200 bytes, 524,288 block hashes at
+A prompt costs O(its pieces). Memory is bounded: 131,072 pieces of text at about 200 bytes, 524,288 block hashes at
 about 70, 4,096 assumed pieces for each pod at about 100.
 """
 
@@ -24,21 +24,21 @@ from octavo_protocol.prompt import PromptBlocks
 TEXTS = 131_072
 HASHES = 524_288
 ASSUMED = 4096
-# Pieces of answered requests whose pod has not reported since; beyond this their marks are left to age.
+# Bound of the pieces of answered requests whose pod has not reported since; beyond it assumed pieces only age out.
 UNSETTLED = 16_384
-# No pod has so many blocks.
+# Upper bound of a pod's blocks.
 MOST_BLOCKS = 1 << 24
 
 
 class DeltaError(ValueError):
-    """A pod says of its cache what cannot be."""
+    """A pod reports an impossible change of its cache."""
 
 
 @dataclass(slots=True)
 class _Pod:
-    """What one pod holds: hashes it reported, and texts it was sent since.
+    """The cache of one pod: hashes that it reported, and texts sent to it since.
 
-    `unsettled`: when answered, which texts, `pieces` of them in all.
+    `unsettled`: time of each answer and the keys of its text; `pieces`: number of these keys.
     """
 
     hashes: set[int] = field(default_factory=set)
@@ -49,31 +49,31 @@ class _Pod:
 
 
 class PrefixIndex:
-    """The prefix caches of all pods of one gateway, by text. Pods are named by any string that is theirs alone."""
+    """The prefix caches of all pods of one gateway, by text. A pod's name is any unique string."""
 
     def __init__(self, texts: int = TEXTS, hashes: int = HASHES) -> None:
         self._texts: RecentMap[int] = RecentMap(texts)
         self._limit = hashes
         self._pods: dict[str, _Pod] = {}
-        # Of all block hashes one in so many is kept, the same ones of every pod and behind every text.
+        # One in so many block hashes is kept: the same ones for every pod and every text.
         self.stride = 1
 
     def __len__(self) -> int:
-        """Pieces of text known."""
+        """Number of known pieces of text."""
         return len(self._texts)
 
     @property
     def hashes(self) -> int:
-        """Block hashes known to be held, over all pods."""
+        """Number of reported block hashes, over all pods."""
         return sum(len(pod.hashes) for pod in self._pods.values())
 
     @property
     def assumed(self) -> int:
-        """Pieces of text assumed to be held, over all pods."""
+        """Number of pieces of text assumed to be cached, over all pods."""
         return sum(len(pod.assumed) for pod in self._pods.values())
 
     def match(self, keys: Sequence[bytes], pods: Sequence[str]) -> list[int]:
-        """How many of the first `keys` each of the pods holds."""
+        """Number of leading `keys` that each pod holds."""
         behind = self._texts.leading(keys)
         if not behind:
             return [0] * len(pods)
@@ -82,22 +82,22 @@ class PrefixIndex:
         return [self._depth(self._pods.get(pod), keys, behind) for pod in pods]
 
     def sent(self, pod: str, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        """A prompt goes to a pod: soon it will hold it. Gives the pieces that were not assumed to be there before."""
+        """Assume that a pod caches a prompt sent to it; returns the keys that were not assumed there before."""
         assumed = self._pods.setdefault(pod, _Pod()).assumed
-        # The start of a prompt is put last: it is what others share, and the last to be dropped.
+        # The start of a prompt is used last and so dropped last, because other prompts share it.
         self._texts.renew(reversed(keys), 0)
         return tuple(assumed.renew(reversed(keys), True))
 
     def unsent(self, pod: str, keys: Sequence[bytes]) -> None:
-        """The pod did not take what `sent` gave as new there."""
+        """Take back the keys that `sent` returned: the pod did not compute the prompt."""
         if (known := self._pods.get(pod)) is not None:
             known.assumed.discard(keys)
 
     def learn(self, pod: str, keys: Sequence[bytes], size: int, prompt: PromptBlocks) -> None:
-        """The pod said which blocks stand behind a text of `size` bytes.
+        """Record the blocks that a pod named for a text of `size` bytes.
 
-        Where a piece ends in tokens only the pod knows: they are taken to be spread evenly over the text, less a block,
-        so that the end of a shared beginning does not get the hash of what follows it.
+        The token at which a piece ends is known only to the pod. So the tokens are assumed to be spread evenly over the
+        text. One block is subtracted: the end of a shared prefix must not get the hash of the text after it.
         """
         if keys and prompt.marks:
             self._learn(keys, size, prompt)
@@ -105,7 +105,7 @@ class PrefixIndex:
             self.unsent(pod, keys)
 
     def finished(self, pod: str, keys: tuple[bytes, ...], now: float) -> None:
-        """The answer is over. If it is known what stands behind the text, only the pod's reports count from then on."""
+        """The answer has ended. Where the hashes of the text are known, only the pod's reports count from now on."""
         known = self._pods.get(pod)
         if known is None or not keys:
             return
@@ -115,18 +115,18 @@ class PrefixIndex:
             known.pieces -= len(known.unsettled.popleft()[1])
 
     def sequence(self, pod: str) -> int:
-        """What to ask the pod's next report with."""
+        """Sequence number after which the pod's next report is to list changes."""
         known = self._pods.get(pod)
         return known.sequence if known else 0
 
     def reported(self, pod: str, delta: CacheDelta, after: int, blocks: int, asked: float) -> None:
-        """Take what a pod says of its cache of `blocks` blocks, asked at `asked` for what came after `after`.
+        """Apply the changes in a cache of `blocks` blocks since sequence number `after`, requested at time `asked`.
 
-        Raises `DeltaError` when that cannot be; the next report is then asked for all of it.
+        Raises `DeltaError` if they are impossible; the next request is then for the whole cache.
         """
         known = self._pods.setdefault(pod, _Pod())
         if after != known.sequence and not delta.reset:
-            return  # A difference to what is not known any more: overtaken by another answer, or the pod is a new one.
+            return  # Changes to an unknown state: another answer overtook this one, or the pod is new.
         known.sequence = 0
         if delta.sequence < 0 or max(len(delta.added), len(delta.removed)) // KEY_BYTES > MOST_BLOCKS:
             raise DeltaError(f"cache: {len(delta.added) + len(delta.removed)} bytes at sequence {delta.sequence}")
@@ -144,13 +144,13 @@ class PrefixIndex:
         self._settle(known, asked)
 
     def forget(self, pod: str) -> None:
-        """The pod is gone, or another has its name."""
+        """Drop a pod that is gone, or whose name another pod has now."""
         self._pods.pop(pod, None)
         if not self._pods:
             self.stride = 1
 
     def _depth(self, pod: _Pod | None, keys: Sequence[bytes], behind: Sequence[int]) -> int:
-        """How many pieces from the first on the pod holds: who holds one holds all before it."""
+        """Number of leading pieces that the pod holds, by bisection: a pod that holds a piece holds all before it."""
         if pod is None:
             return 0
         hashes, assumed = pod.hashes, pod.assumed
@@ -165,7 +165,7 @@ class PrefixIndex:
         return low
 
     def _learn(self, keys: Sequence[bytes], size: int, prompt: PromptBlocks) -> None:
-        """Put behind each piece the last named block that ends before it does, behind the first ones the first."""
+        """Map each piece to the last named block that ends before the piece does, and the first pieces to the first."""
         marks = prompt.marks
         per_byte = prompt.tokens / max(1, size)
         numbers = _numbers(b"".join(key for _, key in marks))
@@ -179,14 +179,14 @@ class PrefixIndex:
         self._texts.fill(found)
 
     def _thin(self) -> None:
-        """Keep to the bound: half of the hashes go, those that are left tell of the blocks before them."""
+        """Enforce the bound: halve the hashes. A remaining hash also stands for the blocks before it."""
         while self.hashes > self._limit:
             self.stride *= 2
             for pod in self._pods.values():
                 pod.hashes = {number for number in pod.hashes if not number % self.stride}
 
     def _settle(self, pod: _Pod, asked: float) -> None:
-        """What was answered before a report was asked for is in it, or not in the cache."""
+        """Drop assumptions for requests answered before the report was requested: the report replaces them."""
         while pod.unsettled and pod.unsettled[0][0] < asked:
             keys = pod.unsettled.popleft()[1]
             pod.pieces -= len(keys)
@@ -194,7 +194,7 @@ class PrefixIndex:
 
 
 def _kept(behind: Sequence[int], stride: int) -> list[int]:
-    """Behind each piece the last hash before its end that is kept, behind the first ones the first."""
+    """Map each piece to the last kept hash before its end, and the first pieces to the first kept hash."""
     last = next((number for number in behind if number and not number % stride), 0)
     found = []
     for number in behind:

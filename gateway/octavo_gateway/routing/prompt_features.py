@@ -1,7 +1,7 @@
-"""What routing needs of a request, from the text of its body: length, prefix keys, session. Pure.
+"""Extracts the features that routing needs from a request's body: length, prefix keys, session. Pure.
 
-The text is that of the JSON, as it was sent: a client writes the turns of a conversation the same way every time, so
-the text of the next turn begins with that of this one.
+The text is the JSON as the client sent it. A client writes the turns of a conversation the same way every time, so the
+text of the next turn begins with the text of this one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from hashlib import blake2b
 from octavo_gateway.routing.decaying_stats import DecayingRatio
 from octavo_gateway.routing.prefix_chain import COARSE, chain, pieces, reach, root
 
-# What bytes per token a text may have; beyond it the answer's count is not believed.
+# Plausible bytes per token of a text; outside this range the answer's token count is ignored.
 LEAST_BYTES, MOST_BYTES = 0.5, 16.0
-# Longer values of the session header name no session.
+# A longer value of the session header counts as no session.
 MAX_SESSION = 256
 _ANSWER = re.compile(rb'"role"\s*:\s*"assistant"')
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """About `tokens` tokens in `size` bytes. `keys` are empty where no prefix is looked for, `session` without one.
+    """A prompt of about `tokens` tokens in `size` bytes.
 
-    `conversation` names its first turn; `answered` bytes come before the last answer in it.
+    `keys` is empty if the strategy uses no prefixes, `session` if the request has none. `conversation` names the first
+    turn. `answered`: bytes before the last answer in the prompt.
     """
 
     tokens: int
@@ -41,19 +42,19 @@ NO_PROMPT = Prompt(1, 0)
 
 
 def bytes_per_token() -> DecayingRatio:
-    """For one model, four until something else is learned."""
+    """A model's bytes per token, four until measured."""
     return DecayingRatio(4.0 * 256, 256, 1e6)
 
 
 def prefix_keys(text: bytes, deployment: str, tenant: str, salt: bytes) -> tuple[bytes, ...]:
-    """The chain of a prompt's text. Pods keep tenants apart, and within one what requests salt differently."""
+    """The key chain of a prompt's text. Pods separate their caches by tenant, and within a tenant by salt."""
     return chain(root(deployment, tenant, salt.decode("utf-8", "replace")), text)
 
 
 def turns(text: bytes, keys: Sequence[bytes]) -> tuple[bytes, int]:
-    """A name for the first turn of a conversation, the same in every later turn, and the bytes before its last answer.
+    """The name of a conversation's first turn, equal in all later turns, and the bytes before its last answer.
 
-    Only what is outside of strings looks like a role: inside of them quotes are escaped.
+    The pattern matches a role only outside of strings, because quotes inside of strings are escaped.
     """
     first = _ANSWER.search(text)
     end = text.rfind(b"}", 0, first.start()) + 1 if first else len(text)
@@ -64,13 +65,13 @@ def turns(text: bytes, keys: Sequence[bytes]) -> tuple[bytes, int]:
 
 
 def session_key(value: str | None) -> bytes:
-    """A session by the value of its header: of fixed length, and nothing that can be read from memory."""
+    """Digest of the session header's value: of fixed length, and memory does not reveal the value."""
     if not value or len(value) > MAX_SESSION:
         return b""
     return blake2b(value.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def learn(ratio: DecayingRatio, size: int, tokens: int) -> None:
-    """Take an answer's count of the tokens of a prompt of `size` bytes, if it can be true."""
+    """Add an answer's token count for a prompt of `size` bytes, if it is plausible."""
     if size > 0 and size / MOST_BYTES <= tokens <= size / LEAST_BYTES:
         ratio.add(size, tokens)

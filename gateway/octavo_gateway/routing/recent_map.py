@@ -1,4 +1,4 @@
-"""A bounded map of what was used last. Pure."""
+"""A bounded map of the most recently used keys. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class RecentMap(Generic[V]):
-    """A map that keeps at least its `limit // 2` last used keys and at most `limit`: two generations, no list."""
+    """A map that keeps at least the `limit // 2` last used keys and at most `limit`: two generations, no list."""
 
     limit: int
     _young: dict[bytes, V] = field(default_factory=dict)
@@ -24,12 +24,12 @@ class RecentMap(Generic[V]):
         return key in self._young or key in self._old
 
     def get(self, key: bytes) -> V | None:
-        """The value of a key, which is not used by that."""
+        """The value of a key; does not count as a use."""
         found = self._young.get(key)
         return self._old.get(key) if found is None else found
 
     def fill(self, pairs: Iterable[tuple[bytes, V]]) -> None:
-        """Use all keys, with these values."""
+        """Set all keys to these values, as a use."""
         young, old, half = self._young, self._old, self.limit // 2
         for key, value in pairs:
             if key not in young:
@@ -40,7 +40,7 @@ class RecentMap(Generic[V]):
             young[key] = value
 
     def leading(self, keys: Sequence[bytes]) -> list[V]:
-        """The values of the first keys, up to one that is not there."""
+        """The values of the leading keys, up to the first missing one."""
         young, old = self._young, self._old
         found = []
         for key in keys:
@@ -53,7 +53,7 @@ class RecentMap(Generic[V]):
         return found
 
     def renew(self, keys: Iterable[bytes], value: V) -> list[bytes]:
-        """Use all keys; those that are not there get `value`, and are given back."""
+        """Use all keys; missing ones get `value` and are returned."""
         young, old, half = self._young, self._old, self.limit // 2
         new = []
         for key in keys:
@@ -70,9 +70,9 @@ class RecentMap(Generic[V]):
         return new
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Drop keys, those that are there."""
+        """Drop the keys that are present."""
         young, old = self._young, self._old
         for key in keys:
-            # A key is in one of both.
+            # A key is in only one generation.
             if young.pop(key, None) is None:
                 old.pop(key, None)

@@ -1,4 +1,4 @@
-"""The router of one model: what replicas have cached of a prompt, and which of them a request goes to. Pure."""
+"""The router of one model: cached prompt tokens per replica, and the choice of the replica for a request. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from octavo_protocol.prompt import PromptBlocks
 
 @dataclass(slots=True, eq=False)
 class Router:
-    """`index`: the prefix caches of all replicas of the gateway. `random` gives numbers in [0, 1).
+    """Routes the requests of one model. `turns` counts them.
 
-    `turns` counts the model's requests.
+    `index`: the prefix caches of all replicas of the gateway. `random` returns numbers in [0, 1).
     """
 
     index: PrefixIndex
@@ -28,9 +28,9 @@ class Router:
     turns: int = 0
 
     def prompt(self, text: bytes, strategy: str, caches: tuple[str, str, bytes], session: str | None) -> Prompt:
-        """What routing by `strategy` needs of a prompt's text and of the session header's value.
+        """The features that `strategy` needs, from a prompt's text and the session header's value.
 
-        `caches`: model, tenant and salt, between which no prefix is shared.
+        `caches`: model, tenant and salt. Prompts that differ in one of them share no prefix.
         """
         key = prompt_features.session_key(session) if strategy == SESSION else b""
         keys: tuple[bytes, ...] = ()
@@ -42,13 +42,13 @@ class Router:
         return Prompt(tokens, len(text), keys, conversation=conversation, answered=answered, session=key)
 
     def cached(self, prompt: Prompt, replicas: Sequence[str]) -> list[int]:
-        """Tokens of a prompt that each of the replicas has cached, as far as is known."""
+        """Prompt tokens that each replica has cached, as far as is known."""
         per_token = self.bytes_per_token.value
         depths = self.index.match(prompt.keys, replicas)
         return [min(prompt.tokens, int(reach(depth) / per_token)) if depth else 0 for depth in depths]
 
     def choose(self, candidates: Sequence[Candidate], prompt: Prompt, output: float, policy: Policy) -> Choice | None:
-        """The replica for a request of about `output` tokens to come; None when there is no candidate."""
+        """The replica for a request that will generate about `output` tokens; None without a candidate."""
         ask = Ask(
             prompt.tokens,
             output,
@@ -64,6 +64,6 @@ class Router:
         return choice
 
     def learn(self, replica: str, prompt: Prompt, blocks: PromptBlocks) -> None:
-        """A replica said which blocks stand behind a prompt's text, and how many tokens it has."""
+        """Record the blocks and the number of tokens that a replica named for a prompt's text."""
         prompt_features.learn(self.bytes_per_token, prompt.size, blocks.tokens)
         self.index.learn(replica, prompt.keys, prompt.size, blocks)

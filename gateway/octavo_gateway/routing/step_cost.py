@@ -1,4 +1,4 @@
-"""What a pod's steps cost (`octavo_common.step_cost`), learned from the sums in its load reports. Pure."""
+"""Fits the step cost of pods (`octavo_common.step_cost`) to the sums in their load reports. Pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from octavo_common.step_cost import NAMES, StepCost, equations, values
 from octavo_protocol.load import StepSums
 
 LEARN_SECONDS = 1.0
-# Fewer steps, or fewer prompt tokens in them, say too little.
+# Fewer steps, or fewer prompt tokens in them, are too little evidence for a fit.
 MIN_STEPS = 64
 MIN_PREFILL = 256
-# Sums are halved beyond this many steps, so that a pod's cost follows what it does now.
+# Sums are halved beyond this many steps, so that a pod's cost follows its current pace.
 MEMORY_STEPS = 4096
-# Rows and context grow together; so much is added to each coefficient's evidence that the equations stay solvable.
+# Ridge term of each coefficient: rows and context grow together, and without it the equations may be singular.
 RIDGE = 1e-6
-# Pods whose pace differs by no more are taken to be equal; one that is slower still may be so by this factor at most.
+# Pods whose pace differs by at most SAME_PACE count as equal. Beyond that, a pod's factor is MOST_PACE at most.
 SAME_PACE = 1.25
 MOST_PACE = 8.0
 
 
 @dataclass(slots=True)
 class Steps:
-    """The steps of one pod, from the differences between its reports."""
+    """Sums over the steps of one pod, from the differences between its reports."""
 
     sums: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
     _last: Mapping[str, float] | None = None
 
     def feed(self, steps: StepSums) -> bool:
-        """Take the sums of a newer report; False when they cannot be those of the same engine."""
+        """Add the sums of a newer report; False if they cannot come from the same engine."""
         now = values(steps)
         if not all(0 <= value < inf for value in now.values()):
             return False
@@ -47,7 +47,7 @@ class Steps:
 
 
 def fit(pods: Iterable[Steps]) -> StepCost | None:
-    """The cost that the steps of equal pods have in common, or None while too little was seen to tell."""
+    """The common step cost of equal pods; None without enough evidence."""
     sums = dict.fromkeys(NAMES, 0.0)
     for steps in pods:
         for name, value in steps.sums.items():
@@ -55,14 +55,14 @@ def fit(pods: Iterable[Steps]) -> StepCost | None:
     if sums["count"] < MIN_STEPS or sums["prefill"] < MIN_PREFILL or not sums["rows"]:
         return None
     found = non_negative(*equations(sums), (0.0,) * 4, RIDGE)
-    # A prompt that costs nothing would be sent anywhere: then a neutral cost says more.
+    # With a prefill cost of zero every pod would suit a prompt: then a neutral cost is better.
     return StepCost(*found) if found[1] > 0 else None
 
 
 def paced(common: StepCost, steps: Steps) -> StepCost:
-    """The cost of one pod: what is common times its pace, where that differs by more than chance and mix explain.
+    """The cost of one pod: the common cost times its pace, if that differs by more than noise and workload explain.
 
-    Costs fitted for each pod alone differ by noise, and the pod with the luckiest would get everything.
+    Costs fitted for each pod alone differ by noise, and the pod with the luckiest fit would get all requests.
     """
     sums = steps.sums
     expected = common.seconds(sums["prefill"], sums["rows"], sums["context"], sums["count"])
@@ -77,12 +77,12 @@ def paced(common: StepCost, steps: Steps) -> StepCost:
 
 @dataclass(slots=True)
 class StepCostEstimator:
-    """What steps cost on each pod of one model, from those of all; once a second is enough."""
+    """Estimates the step cost of each pod of one model from the steps of all its pods, once a second."""
 
     learned_at: float = -inf
 
     def learn(self, pods: Sequence[Steps], now: float) -> list[StepCost | None]:
-        """The cost of each pod, None while too little was seen; an empty list where it was learned just now."""
+        """The cost of each pod, None without enough evidence; an empty list within LEARN_SECONDS of the last fit."""
         if now - self.learned_at < LEARN_SECONDS:
             return []
         self.learned_at = now

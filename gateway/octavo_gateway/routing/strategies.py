@@ -1,6 +1,6 @@
-"""The choice of a pod by each strategy: least predicted cost with bounded load, sessions, turns. Pure.
+"""Chooses a pod by each strategy: least predicted cost with bounded load, session affinity, round robin. Pure.
 
-Chance comes in as an argument.
+Random numbers come in as an argument.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from hashlib import blake2b
 from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Candidate, Choice, Policy
 from octavo_gateway.routing.cost import FREE_ROWS, FREE_SHARE, PodState, calm, idle_cost, pod_states, request_cost
 
-# Costs that differ by less than this share of what load adds are a tie: reports are up to a second old.
+# Costs that differ by less than this share of the load's part are a tie: reports are up to a second old.
 TIE = 0.05
 
 
 def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Callable[[], float]) -> Choice | None:
-    """The pod to send a request to; None when there is no candidate.
+    """The pod for a request; None without a candidate.
 
-    `random` gives numbers in [0, 1). Equal inputs give equal choices, whatever the order of the candidates, except
-    where chance decides between equals.
+    `random` returns numbers in [0, 1). Equal inputs give equal choices in any order of the candidates, except where a
+    random number breaks a tie.
     """
     if len(candidates) < 2:
         return Choice(candidates[0], "only") if candidates else None
@@ -43,7 +43,7 @@ def _cheapest(
     within: Sequence[bool],
     random: Callable[[], float],
 ) -> Choice:
-    """Least cost, where a prefix counts on pods within the bound."""
+    """The pod with the least cost. A cached prefix counts only on pods within the load bound."""
     limit = ask.tokens - 1
     matches = [min(one.matched, limit) if fits else 0 for one, fits in zip(candidates, within, strict=True)]
     most = max(matches)
@@ -78,7 +78,7 @@ def _cheapest(
 def _least_loaded(
     candidates: Sequence[Candidate], pods: Sequence[PodState], ask: Ask, random: Callable[[], float]
 ) -> Choice:
-    """Least cost without prefixes."""
+    """The pod with the least cost, without regard to prefixes."""
     costs = [request_cost(pod, ask, 0) for pod in pods]
     chosen, tied = _least(costs, pods, ask)
     if len(tied) > 1:
@@ -87,7 +87,7 @@ def _least_loaded(
 
 
 def _least(costs: Sequence[float], pods: Sequence[PodState], ask: Ask) -> tuple[int, list[int]]:
-    """The least cost, and all that are a tie with it."""
+    """Index of the least cost, and the indices of all costs that tie with it."""
     best = min(costs)
     chosen = costs.index(best)
     limit = best + TIE * max(0.0, best - idle_cost(pods[chosen].step_cost, ask))
@@ -95,7 +95,7 @@ def _least(costs: Sequence[float], pods: Sequence[PodState], ask: Ask) -> tuple[
 
 
 def _better_of_two(costs: Sequence[float], tied: list[int], random: Callable[[], float]) -> int:
-    """Power of two choices: the better of two by chance, so that gateways that decide at once do not all agree."""
+    """Power of two choices: the better of two random pods, so that gateways that decide at once do not all agree."""
     tied = list(tied)
     first = tied.pop(int(random() * len(tied)))
     second = tied[int(random() * len(tied))]
@@ -103,15 +103,15 @@ def _better_of_two(costs: Sequence[float], tied: list[int], random: Callable[[],
 
 
 def _within(pods: Sequence[PodState], tokens: int, max_load: float) -> list[bool]:
-    """Which pods are within the bound; the least loaded one always is.
+    """Whether each pod is within the load bound; the least loaded one always is.
 
     As in consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) the mean counts the new request
-    and the pod's own load does not, so that few requests among many pods are not kept from their prefixes.
+    and the pod's own load does not. So few requests among many pods can still use their cached prefixes.
     """
     bound = max_load * (sum(pod.used for pod in pods) + tokens) / len(pods)
     return [pod.rows < FREE_ROWS or pod.used <= max(bound, FREE_SHARE * pod.pool) for pod in pods]
 
 
 def _rendezvous(name: bytes, candidates: Sequence[Candidate]) -> Candidate:
-    """The pod that every gateway takes for `name` (highest random weight, Thaler and Ravishankar 1998)."""
+    """The pod that every gateway chooses for `name` (highest random weight, Thaler and Ravishankar 1998)."""
     return max(candidates, key=lambda c: (blake2b(name + c.key.encode(), digest_size=8).digest(), c.key))

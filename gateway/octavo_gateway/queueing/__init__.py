@@ -1,1 +1,1 @@
-"""Requests that wait at the gateway: order, and pace of dispatch."""
+"""The hold queue: requests that wait at the gateway, their order, and the dispatch rate."""

@@ -1,4 +1,4 @@
-"""How fast requests have been sent to pods lately, for Retry-After. Pure."""
+"""Measures the recent rate of requests sent to pods, for Retry-After. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _WINDOW_SECONDS = 60.0
 
 @dataclass(slots=True)
 class DispatchRate:
-    """The times of the last requests that were sent."""
+    """The send times of the last requests."""
 
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
 
     def sent(self, now: float) -> None:
-        """Count one."""
+        """Count a request sent at `now`."""
         self._times.append(now)
 
     def time_for(self, requests: int, now: float) -> float:
-        """Seconds until so many more will have been sent at this pace; 0 when there is no pace to speak of."""
+        """Seconds to send so many more requests at the current rate; 0 with too few samples for a rate."""
         recent = [sent for sent in self._times if now - sent <= _WINDOW_SECONDS]
         if len(recent) < 2:
             return 0.0

@@ -1,4 +1,4 @@
-"""Requests that wait for a place: taken in, given one in the queue's order, turned away. Pure."""
+"""Admits requests to the hold queue, and gives them places on replicas in the queue's order. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from octavo_gateway.queueing.hold_queue import HoldQueue, QueuedRequest
 T = TypeVar("T")
 
 Search = Callable[[QueuedRequest[T], float | None], tuple[T | None, float]]
-"""Looks for a place for a request: the place, and the most tokens that any replica takes.
+"""Searches for a place for a request; returns the place, and the most tokens that any replica accepts.
 
-The number given is what the last search for the same request found, when all replicas were full; None without one.
+The number passed in is the result of the last search for the same request, which found all replicas full; None if
+there was none.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Unplaced(Generic[T]):
-    """A held request for which all replicas were found full, and the most tokens that any of them takes."""
+    """A held request for which all replicas were full, and the most tokens that any of them accepts."""
 
     request: QueuedRequest[T]
     largest: float
@@ -33,10 +34,10 @@ class Dispatcher(Generic[T]):
     _unplaced: _Unplaced[T] | None = None
 
     def offer(self, request: QueuedRequest[T], refuse: Callable[[bool], Exception]) -> None:
-        """Take a request in; others may have to give way to it.
+        """Add a request to the queue; it may displace others.
 
-        `refuse` makes the error of one that finds no place: True where the queue is full, False where it is full of
-        requests of the same tenant. Raises it for this one.
+        `refuse` makes the error of a request without a place in the queue. Its argument is True if the queue is full,
+        False if the request's tenant has its share of it. The error of this request is raised.
         """
         for other in self.queue.displaced(request):
             self.queue.remove(other)
@@ -45,7 +46,7 @@ class Dispatcher(Generic[T]):
             raise refuse(not self.queue.crowding(request.tenant))
 
     def dispatch(self, search: Search[T], now: float) -> None:
-        """Give places until a request finds none, or the queue is empty."""
+        """Give places to requests until one finds none, or the queue is empty."""
         while (request := self.queue.head(now)) is not None:
             before = self._unplaced
             known = before.largest if before is not None and before.request is request else None
@@ -58,7 +59,7 @@ class Dispatcher(Generic[T]):
         self._unplaced = None
 
     def cancel(self, request: QueuedRequest[T]) -> T | None:
-        """Let a request go; the place that it was given in the same moment, if any."""
+        """Remove a request; returns its place if one was granted in the same moment."""
         self.queue.remove(request)
         granted = request.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
@@ -67,7 +68,7 @@ class Dispatcher(Generic[T]):
         return None
 
     def fail(self, error: Exception) -> None:
-        """Answer all that wait with an error."""
+        """Answer all waiting requests with an error."""
         for request in self.queue:
             self.queue.remove(request)
             request.granted.set_exception(error)

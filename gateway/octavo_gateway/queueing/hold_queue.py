@@ -1,9 +1,9 @@
-"""The queue of requests that wait for a pod, bounded by count and bytes; `fair_queue` has its order.
+"""The queue of requests that wait for a pod, bounded by count and bytes; `fair_queue` defines its order.
 
-When the queue is full, a request can still come in for one that has less right to its place: one of a lower priority,
-or one of the tenant that has most in the queue (`displaced`). So one tenant cannot fill it.
+A request at a full queue may displace others (`displaced`): those of a lower priority, or those of the tenant with the
+largest share of the queue. So one tenant cannot fill the queue.
 
-The queue itself is plain data; awaiting a turn, and for how long, is up to the caller.
+The queue itself is plain data; the caller awaits the turn and bounds the wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much one deployment may hold. `seconds`: the longest a request waits."""
+    """Bounds of one deployment's queue: requests, their bytes, and `seconds`, the longest wait of a request."""
 
     requests: int = 1024
     size: int = 64 * 1024 * 1024
@@ -31,7 +31,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class RequestAttributes:
-    """Whose a request is, and how urgent. `most_output`: tokens it may generate at most, None when not bounded."""
+    """Tenant and priority of a request. `most_output`: upper bound of its output tokens, None without one."""
 
     tenant: str = ""
     priority: int = 0
@@ -43,9 +43,9 @@ PLAIN = RequestAttributes()
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest(Generic[T]):
-    """One held request: its size in bytes and prompt tokens, since when, and the future that is its turn.
+    """One held request: its bytes, its prompt tokens, when its wait began, and the future that its turn resolves.
 
-    `prompt` is what a pod will be chosen by, `attributes` who waits.
+    `prompt` has the features that routing needs, `attributes` tenant and priority.
     """
 
     size: int
@@ -57,25 +57,25 @@ class QueuedRequest(Generic[T]):
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant of the request."""
         return self.attributes.tenant
 
     @property
     def priority(self) -> int:
-        """Its class."""
+        """The priority of the request."""
         return self.attributes.priority
 
 
 @dataclass(slots=True)
 class HoldQueue(Generic[T]):
-    """Tickets in fair order. `size` is the bytes, `tokens` the prompt tokens of all that wait."""
+    """Tickets in fair order. `size`: bytes of all waiting requests; `tokens`: their prompt tokens."""
 
     bounds: Bounds
     size: int = 0
     tokens: int = 0
     _fair: FairQueue[QueuedRequest[T]] = field(default_factory=FairQueue)
     _pushed: int = 0
-    # Bytes of each tenant's tickets of a priority: what arrives at a full queue is refused at once.
+    # Bytes of the tickets by priority and tenant: a full queue refuses a request at once, without a count of tickets.
     _sizes: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class HoldQueue(Generic[T]):
         return iter(tuple(self._fair))
 
     def offer(self, ticket: QueuedRequest[T]) -> bool:
-        """Put a ticket behind those of its tenant and priority; False when the queue is full."""
+        """Append a ticket to those of its tenant and priority; False if the queue is full."""
         if not self._fits(ticket, len(self), self.size):
             return False
         self._pushed += 1
@@ -96,7 +96,7 @@ class HoldQueue(Generic[T]):
         return True
 
     def displaced(self, ticket: QueuedRequest[T]) -> list[QueuedRequest[T]]:
-        """The tickets to remove so that `ticket` fits; empty when none has to go or it has no more right than they."""
+        """The tickets to remove so that `ticket` fits; empty if it fits already or may not displace any."""
         if not len(self) or self._fits(ticket, len(self), self.size):
             return []
         lowest = min(self._fair.by_priority())
@@ -105,7 +105,7 @@ class HoldQueue(Generic[T]):
         heaviest = max(weights, key=weights.__getitem__)
         least = 0.0
         if lowest == ticket.priority:
-            # The tenant that gives way must have no less than the other one then.
+            # Afterwards the displaced tenant's share must not be smaller than that of this one.
             least = weights.get(ticket.tenant, 0.0) + self._share(1, ticket.size)
         if lowest > ticket.priority or (lowest == ticket.priority and heaviest == ticket.tenant):
             return []
@@ -122,16 +122,16 @@ class HoldQueue(Generic[T]):
         return []
 
     def crowding(self, tenant: str) -> bool:
-        """Whether a tenant, one of several who wait, has its share of the queue."""
+        """True if several tenants wait and this one has its share of the queue."""
         waiting = self._fair.waiting
         return len(waiting) > 1 and waiting.get(tenant, 0) * len(waiting) >= len(self)
 
     def head(self, now: float) -> QueuedRequest[T] | None:
-        """The ticket that is next."""
+        """The next ticket."""
         return self._fair.head(now)
 
     def remove(self, ticket: QueuedRequest[T]) -> None:
-        """Take a ticket out, wherever it is; nothing happens when it is not in the queue."""
+        """Remove a ticket from any position; no effect if it is not in the queue."""
         if ticket not in self._fair:
             return
         self._fair.remove(ticket)
@@ -142,24 +142,24 @@ class HoldQueue(Generic[T]):
         self.tokens -= ticket.tokens
 
     def choose(self, tenant: str, charge: float) -> None:
-        """Charge a tenant for a request that is sent, whether it was held or not."""
+        """Charge a tenant for a request that is sent, held before or not."""
         self._fair.counter.choose(tenant, charge)
 
     def settle(self, tenant: str, more: float) -> None:
-        """A tenant's request is over and counts `more` than was charged, or less."""
+        """Correct the charge of a tenant's finished request by `more`, which may be negative."""
         self._fair.settle(tenant, more)
 
     def oldest(self, now: float) -> float:
-        """Seconds the ticket that came first has waited; 0 when there is none."""
+        """Seconds that the oldest ticket has waited; 0 without one."""
         return now - next(iter(self._fair)).since if len(self) else 0.0
 
     def by_priority(self) -> dict[int, int]:
-        """How many wait in each class."""
+        """Number of waiting requests of each priority."""
         return self._fair.by_priority()
 
     def _fits(self, ticket: QueuedRequest[T], count: int, size: int) -> bool:
         return count < self.bounds.requests and size + ticket.size <= self.bounds.size
 
     def _share(self, count: int, size: int) -> float:
-        """The share of the queue's bounds that so many requests of so many bytes take."""
+        """Share of the queue's bounds that `count` requests of `size` bytes take."""
         return count / max(1, self.bounds.requests) + size / max(1, self.bounds.size)

@@ -1,1 +1,1 @@
-"""Where the replicas are: Kubernetes, DNS or a fixed list. The only package of the gateway that talks to Kubernetes."""
+"""Discovery of replicas by Kubernetes, DNS or a fixed list. The only package that uses the Kubernetes API."""

@@ -1,4 +1,4 @@
-"""The addresses behind a headless Service, or any name."""
+"""Resolves the addresses behind a headless Service, or any other name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ log = logging.getLogger(__name__)
 
 
 class Resolver:
-    """Looks names up; while that fails, the addresses there were last are still true for all anyone knows."""
+    """Resolves names; while that fails, the last known addresses remain in use."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, int], list[str]] = {}
         self._failed: set[tuple[str, int]] = set()
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """`host:port` of every address of a name. A failure is said once in the log."""
+        """`host:port` of every address of a name. Repeated failures are logged once."""
         name = host, port
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Which models there are and which pods serve them, from Services and EndpointSlices. Pure: objects in, table out.
+"""Builds the table of models and their pods from Services and EndpointSlices. Pure: objects in, table out.
 
 Objects are decoded JSON as the API server sends it.
 """
@@ -27,7 +27,7 @@ DEFAULT_POLICY = Policy()
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One pod's addresses. `admin_url` is empty when the pod has no second port: its load is not asked for."""
+    """One pod's addresses. `admin_url` is empty if the pod has no second port: its load is not polled."""
 
     name: str
     url: str
@@ -38,10 +38,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One LLMDeployment as the gateway sees it. `models`: served name first, then aliases. `cold_start` in seconds.
+    """The gateway's view of one LLMDeployment. `models`: served name first, then aliases. `cold_start` in seconds.
 
-    `canary_percent` of the requests go to the pods of a canary; `canary_step` names what is counted meanwhile, and is
-    empty when there is none. `stuck` is the reason for which no replica can start, empty while one may.
+    `canary_percent` of the requests go to the pods of a canary. `canary_step` names the step that requests are counted
+    for, empty without a canary. `stuck`: the reason why no replica can start, empty while one can.
     """
 
     namespace: str
@@ -60,7 +60,7 @@ class Deployment:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything it may be called by."""
+        """All names that a request may use for it."""
         return (*self.models, f"{self.namespace}/{self.name}")
 
     @property
@@ -71,7 +71,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """All LLMDeployments by key, and the key each model name leads to."""
+    """All LLMDeployments by key, and the key of each model name."""
 
     deployments: dict[Key, Deployment] = field(default_factory=dict)
     models: dict[str, Key] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class ModelTable:
 
 
 def table(deployments: Iterable[Deployment]) -> ModelTable:
-    """Index deployments. A model name claimed twice goes to the first by namespace and name, and is reported."""
+    """Index deployments. A model name claimed twice belongs to the first by namespace and name, and is reported."""
     ordered = sorted(deployments, key=lambda deployment: deployment.key)
     models: dict[str, Key] = {}
     conflicts: list[str] = []
@@ -100,7 +100,7 @@ def table(deployments: Iterable[Deployment]) -> ModelTable:
 
 
 def build(services: Iterable[Object], slices: Iterable[Object]) -> ModelTable:
-    """The table from the objects of all watched namespaces."""
+    """Build the table from the objects of all watched namespaces."""
     endpoints: dict[Key, dict[str, Endpoint]] = defaultdict(dict)
     for item in slices:
         key = _key(item)
@@ -124,7 +124,7 @@ def _key(item: Object) -> Key | None:
 
 
 def _merged(one: Endpoint, other: Endpoint) -> Endpoint:
-    """A pod that several Services list, each with its own ports: ready only when none says that it is not."""
+    """Merge a pod that several Services list, each with its own ports: ready only if it is ready in all of them."""
     return replace(
         one,
         admin_url=one.admin_url or other.admin_url,
@@ -158,7 +158,7 @@ def _deployment(key: Key, service: Object, annotations: Mapping[str, str], pods:
 
 
 def _policy(annotations: Mapping[str, str]) -> Policy:
-    """How to choose among the pods; what cannot be is the default."""
+    """The routing policy; an invalid value counts as the default."""
     strategy = annotations.get(names.ANNOTATION_STRATEGY, "")
     percent = annotations.get(names.ANNOTATION_MAX_LOAD, "")
     return Policy(
@@ -168,12 +168,12 @@ def _policy(annotations: Mapping[str, str]) -> Policy:
 
 
 def _reason(text: str) -> str:
-    """A reason as Kubernetes writes them; clients read it, so nothing else passes."""
+    """A reason in the syntax of Kubernetes; any other text becomes Unknown, because clients receive the reason."""
     return text if _REASON.match(text) else "Unknown" if text else ""
 
 
 def _percent(text: str) -> int:
-    """A share of the requests; what is none of 0 to 100 gives a canary nothing."""
+    """A percentage of the requests; a value outside 0 to 100 counts as 0."""
     return int(text) if text.isdecimal() and int(text) <= 100 else 0
 
 
@@ -185,8 +185,8 @@ def _endpoints(item: Object) -> Iterable[Endpoint]:
     canary = (item["metadata"].get("labels") or {}).get(names.LABEL_TRACK) == names.TRACK_CANARY
     for endpoint in item.get("endpoints") or ():
         conditions = endpoint.get("conditions") or {}
-        # `serving` is the pod's readiness; `ready` is always true for a Service with publishNotReadyAddresses. Absent
-        # means unknown, which the API says to read as true. A terminating pod gets no new request.
+        # `serving` is the pod's readiness; `ready` is always true for a Service with publishNotReadyAddresses. An
+        # absent value means unknown, which the API defines to count as true. A terminating pod gets no new request.
         serving = conditions.get("serving", conditions.get("ready"))
         ready = serving is not False and not conditions.get("terminating")
         for address in endpoint.get("addresses") or ():

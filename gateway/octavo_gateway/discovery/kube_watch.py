@@ -1,6 +1,6 @@
-"""Keep Services and EndpointSlices of the watched namespaces at hand, by list and watch.
+"""Mirrors Services and EndpointSlices of the watched namespaces, by list and watch.
 
-While the API server is away the last known state stays: requests go on as if nothing had happened.
+While the API server is unreachable the last known state stays in use, so requests continue.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_NAME}"
 PAGE = 500
 WATCH_SECONDS = 240
-# Bookmarks come about once a minute: a longer silence is a dead connection, not a quiet cluster.
+# Bookmarks arrive about once a minute: a longer silence means a dead connection, not a cluster without changes.
 SILENCE_SECONDS = 120.0
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-# Changes come in bursts (a rollout, a relist): one new table for all of a burst.
+# Changes come in bursts (a rollout, a relist): each burst makes one new table.
 SETTLE_SECONDS = 0.02
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -55,7 +55,7 @@ class Mirror:
     version: str = ""
 
     async def list(self) -> None:
-        """Read all objects anew, in pages."""
+        """Relist all objects, in pages."""
         found: dict[Key, Object] = {}
         more: str | None = None
         while True:
@@ -93,7 +93,7 @@ class Mirror:
                     yield
 
     def _apply(self, event: Any) -> bool:
-        """Take one event over; True when an object changed."""
+        """Apply one event; True if an object changed."""
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
             _check(int(item.get("code", 500)), self.what)
@@ -108,7 +108,7 @@ class Mirror:
 
 
 async def follow(mirror: Mirror, changed: Callable[[], None], random: Callable[[], float]) -> None:
-    """Keep one mirror current, for ever: relist when the version expired, back off when the server is away."""
+    """Keep one mirror current until cancelled: relist if the version expired, back off if the server is unreachable."""
     clock = asyncio.get_running_loop().time
     pause = FIRST_PAUSE
     while True:
@@ -120,7 +120,7 @@ async def follow(mirror: Mirror, changed: Callable[[], None], random: Callable[[
             async for _ in mirror.watch():
                 changed()
                 pause = FIRST_PAUSE
-            # A server that ends every watch at once must not be asked in a tight loop.
+            # A server that ends every watch at once must not cause a tight loop of requests.
             await asyncio.sleep(max(0.0, FIRST_PAUSE - (clock() - began)))
         except ExpiredError:
             log.info("watch of %s expired, listing again", mirror.what)
@@ -142,7 +142,7 @@ class Watcher:
         self._changed = asyncio.Event()
 
     async def run(self, update: Callable[[ModelTable], None]) -> None:
-        """Call `update` with the first complete table and with every later one, for ever."""
+        """Call `update` with the first complete table and with every later one, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for mirror in (*self._services, *self._slices):
                 tasks.create_task(follow(mirror, self._changed.set, self._random))
@@ -168,9 +168,9 @@ class Watcher:
 
 @asynccontextmanager
 async def connect(kubeconfig: Path | None) -> AsyncIterator[client.ApiClient]:
-    """An API client: from `kubeconfig`, else of the pod this runs in, else from the default kubeconfig.
+    """An API client: from `kubeconfig`, else from the pod this runs in, else from the default kubeconfig.
 
-    Raises `config.ConfigException` when none of them is there.
+    Raises `config.ConfigException` if none of them exists.
     """
     settings = client.Configuration()
     settings.connection_pool_maxsize = 0

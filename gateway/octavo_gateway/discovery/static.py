@@ -1,4 +1,4 @@
-"""Models and pods given on the command line, for use without Kubernetes. Pure."""
+"""Parses models and pods given on the command line, for use without Kubernetes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMESPACE = "static"
 
 
 class StaticError(ValueError):
-    """A --static-endpoints value that cannot be used; says why and what it should be."""
+    """An invalid --static-endpoints value; the message names the reason and the expected form."""
 
 
 def parse(values: Iterable[str], strategy: str | None = None) -> ModelTable:

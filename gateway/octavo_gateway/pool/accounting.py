@@ -1,4 +1,4 @@
-"""What a reservation counts when it is made, at its replica and for its tenant, and takes back when it is settled."""
+"""Accounting of reservations: charges replica and tenant when one is made, and corrects both when it is settled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo_gateway.routing.prompt_features import Prompt
 
 
 class Accounting:
-    """Of one model. `canary`: what its answers are counted by while it has one."""
+    """The open reservations of one model. `canary`: counts the answers of both tracks while there is a canary."""
 
     def __init__(self, index: PrefixIndex, lengths: OutputLengthEstimator, queue: HoldQueue[Reservation]) -> None:
         self.canary: CanaryStats | None = None
@@ -24,16 +24,16 @@ class Accounting:
         self._open: set[Reservation] = set()
 
     def __len__(self) -> int:
-        """Reservations that are not settled."""
+        """Number of reservations that are not settled."""
         return len(self._open)
 
     def begin_step(self, step: str) -> None:
-        """Count answers by a new step of the canary, "" without one; nothing happens where the step is the same."""
+        """Count answers for a new step of the canary, "" without one; no effect if the step is the same."""
         if step != (self.canary.step if self.canary else ""):
             self.canary = CanaryStats(step) if step else None
 
     def reserve(self, replica: Replica, choice: Choice, prompt: Prompt, attributes: RequestAttributes) -> Reservation:
-        """Count a request at the replica that was chosen for it."""
+        """Count a request at the replica chosen for it."""
         output = self._lengths.expected(attributes.most_output)
         reservation = Reservation(
             replica,
@@ -49,7 +49,7 @@ class Accounting:
         return reservation
 
     def settle(self, outcome: RequestOutcome, now: float) -> bool:
-        """Take all of it back, and learn from how it ended; False where that was done before."""
+        """Take back the counts of a reservation, and record its outcome; False if it was settled before."""
         reservation, ending = outcome.reservation, outcome.ending
         if reservation not in self._open:
             return False

@@ -1,27 +1,27 @@
-"""When a request counts as one that replicas are needed for. Pure."""
+"""Decides when a request counts as an arrival, for which replicas are needed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A replica refuses what it will not compute much sooner.
+# Seconds after which a request counts as computed: a replica refuses a request much sooner.
 COMPUTED_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """One request, for which `count` is called once at most: what is counted is never taken back."""
+    """One request. `count` is called at most once, and a count is never taken back."""
 
     count: Callable[[], None]
     open: bool = True
 
     def counts(self) -> None:
-        """It waits for a replica, is computed by one, or got none."""
+        """The request waits for a replica, is computed by one, or got none."""
         if self.open:
             self.open = False
             self.count()
 
     def refused(self) -> None:
-        """A replica refused it and computed nothing, as any number of them would."""
+        """A replica refused the request without computing: more replicas would refuse it too."""
         self.open = False

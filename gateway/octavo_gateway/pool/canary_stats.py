@@ -1,4 +1,4 @@
-"""What both tracks of a canary answered since its step began, for the operator's analysis."""
+"""Counts the answers of both tracks of a canary since its step began, for the operator's analysis."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from octavo_protocol.load import TTFT_BOUNDS, CanaryTraffic, TrackTraffic
 
 @dataclass(slots=True, eq=False)
 class TrackStats:
-    """What one track answered. `ttft`: streams by the class of the time to their first token."""
+    """Answers of one track. `ttft`: histogram of streams by time to first token, with the bounds `TTFT_BOUNDS`."""
 
     requests: int = 0
     errors: int = 0
     ttft: list[int] = field(default_factory=list)
 
     def answered(self, *, ok: bool) -> None:
-        """Count an answer: its end, or that there was none."""
+        """Count a request whose answer ended or never came."""
         self.requests += 1
         self.errors += not ok
 
     def first_token(self, seconds: float) -> None:
-        """Count a stream by how long its first token took."""
+        """Count a stream by its time to first token."""
         if not self.ttft:
             self.ttft = [0] * (len(TTFT_BOUNDS) + 1)
         self.ttft[bisect_left(TTFT_BOUNDS, seconds)] += 1
 
     def traffic(self) -> TrackTraffic:
-        """For the report."""
+        """The counts as a part of the report."""
         return TrackTraffic(requests=self.requests, errors=self.errors, ttft=list(self.ttft))
 
 
@@ -41,9 +41,9 @@ class CanaryStats:
     canary: TrackStats = field(default_factory=TrackStats)
 
     def track(self, *, canary: bool) -> TrackStats:
-        """That of the canary, or the other one."""
+        """The track of the canary or the stable one."""
         return self.canary if canary else self.stable
 
     def traffic(self) -> CanaryTraffic:
-        """For the report."""
+        """The counts as a part of the report."""
         return CanaryTraffic(step=self.step, stable=self.stable.traffic(), canary=self.canary.traffic())

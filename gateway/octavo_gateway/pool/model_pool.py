@@ -1,7 +1,7 @@
-"""One LLMDeployment at run time: requests get places on its replicas, or wait for one, and give them back.
+"""One LLMDeployment at run time: gives requests places on its replicas, or holds them until one is free.
 
-The way of a request: `reserve`, or `hold` until its turn comes; while it is at a replica `answered` and the events of
-its reservation; `settle` with its outcome. One event loop owns a pool; nothing here awaits.
+Calls for one request: `reserve`, or `hold` until its turn comes. While it is at a replica: `answered` and the events
+of its reservation. In the end: `settle` with its outcome. One event loop owns a pool; no function here awaits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from octavo_protocol.load import LoadReport, ModelTraffic
 
 
 class ModelPool:
-    """One LLMDeployment. `clock` gives seconds that never jump, `unix` the time of day for others."""
+    """One LLMDeployment. `clock` returns monotonic seconds, `unix` Unix seconds for timestamps in reports."""
 
     def __init__(
         self,
@@ -59,22 +59,22 @@ class ModelPool:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have a place on a replica."""
+        """Number of requests that have a place on a replica."""
         return len(self.accounting)
 
     def available(self) -> bool:
-        """Whether any replica accepts requests now."""
+        """True if any replica accepts requests now."""
         return any(True for _ in self.selector.accepting(self.deployment, self.replicas.values(), self.clock()))
 
     def prompt(self, text: bytes, tenant: str, salt: bytes, session: str | None) -> Prompt:
-        """What routing needs of a request: its prompt's text, whose it is, and the value of the session header."""
+        """The features that routing needs, from the prompt's text, tenant, salt and value of the session header."""
         caches = "/".join(self.deployment.key), tenant, salt
         return self.router.prompt(text, self.deployment.policy.strategy, caches, session)
 
     def reserve(self, prompt: Prompt, attributes: RequestAttributes = PLAIN) -> Reservation | None:
-        """A place on a replica at once; None when none accepts, all are full, or others have waited longer.
+        """A place on a replica at once; None if none accepts, all are full, or other requests wait already.
 
-        Where nothing may be held, a full replica's own queue has to do.
+        A deployment that does not hold ignores headroom: the request then waits in the replica's own queue.
         """
         if len(self.queue):
             return None
@@ -86,7 +86,7 @@ class ModelPool:
         return self._reserved(choice, prompt, attributes, now)
 
     def hold(self, size: int, prompt: Prompt, attributes: RequestAttributes = PLAIN) -> QueuedRequest[Reservation]:
-        """A place in the queue. Raises `ApiError` 503 when the deployment does not hold, 503 or 429 when it is full."""
+        """A place in the queue. Raises `ApiError` 503 if waiting is pointless, 503 or 429 if the queue is full."""
         if self._in_vain():
             raise refusals.without_replica(self.deployment, self._retry_after())
         granted: Future[Reservation] = get_running_loop().create_future()
@@ -95,7 +95,7 @@ class ModelPool:
         return request
 
     def cancel(self, request: QueuedRequest[Reservation]) -> None:
-        """Leave the queue; a place that was granted in the same moment is settled."""
+        """Remove a request from the queue; a place granted in the same moment is settled."""
         granted = self._dispatcher.cancel(request)
         if granted is None:
             self.dispatch(())
@@ -103,24 +103,24 @@ class ModelPool:
             self.settle(RequestOutcome(granted, Ending.NOT_SENT))
 
     def answered(self, reservation: Reservation, prompt_header: str | None) -> None:
-        """A replica answers; the header says which blocks stand behind the prompt, None where it does not."""
+        """A replica answers. `prompt_header` maps the prompt to blocks; None without this header."""
         reservation.replica.trust()
         if prompt_header is not None:
             self.reports.take_prompt(reservation.replica, reservation.prompt, prompt_header)
 
     def settle(self, outcome: RequestOutcome) -> None:
-        """Take a place back, however its request ended; the next held request may have it.
+        """Take a place back, however its request ended; the next held request may get it.
 
-        The one way in which a reservation ends. A second time nothing happens.
+        Every reservation ends here. A second call has no effect.
         """
         if self.accounting.settle(outcome, self.clock()):
             self.dispatch((outcome.reservation.replica,))
 
     def dispatch(self, changed: Sequence[Replica] | None = None) -> None:
-        """Give places to held requests in order, as long as a replica has room for the first.
+        """Give places to held requests in order, as long as a replica has headroom for the first.
 
-        `changed`: the replicas that may take more than at the last call, None for any. Once all were found full for a
-        request only these are looked at for it, so that with many replicas a report of one costs little.
+        `changed`: the replicas that may accept more than at the last call, None for all. If all were full for a
+        request, only the changed ones are searched for it again. So with many replicas the report of one costs little.
         """
         now = self.clock()
 
@@ -142,7 +142,7 @@ class ModelPool:
         self._dispatcher.fail(error)
 
     def update(self, deployment: Deployment) -> None:
-        """Take over a new description; replicas that are still there keep their counts."""
+        """Adopt a changed deployment; replicas that still exist keep their counts."""
         self.deployment = deployment
         self.accounting.begin_step(deployment.canary_step)
         before, self.replicas = self.replicas, replicas_at(deployment.endpoints, self.replicas)
@@ -154,12 +154,12 @@ class ModelPool:
             self.fail_held(refusals.without_replica(self.deployment, self._retry_after()))
 
     def take_report(self, replica: Replica, report: LoadReport, after: int) -> None:
-        """A replica's report came, asked for what changed in its cache after `after`."""
+        """Take a replica's report, which lists changes of its cache after sequence number `after`."""
         if self.reports.take(replica, report, after, tuple(self.replicas.values()), self.clock()):
             self.dispatch((replica,))
 
     def traffic(self) -> ModelTraffic:
-        """For the operator."""
+        """The traffic of this deployment, for the operator."""
         return traffic_report(
             self.deployment,
             self.counters,
@@ -171,29 +171,29 @@ class ModelPool:
         )
 
     def unavailable(self, why: str) -> ApiError:
-        """503 with the seconds until it is likely that one more request is taken."""
+        """Error 503 with the estimated seconds until one more request is accepted."""
         return refusals.unavailable(self.deployment, why, self._retry_after())
 
     def _reserved(
         self, choice: Choice | None, prompt: Prompt, attributes: RequestAttributes, now: float
     ) -> Reservation | None:
-        """A place on the replica that was chosen; None when none was."""
+        """A place on the chosen replica; None without a choice."""
         if choice is None:
             return None
         self._dispatch_rate.sent(now)
         return self.accounting.reserve(self.replicas[choice.candidate.key], choice, prompt, attributes)
 
     def _retry_after(self) -> float:
-        """Seconds until a replica that starts now, or has been starting, is ready and all that wait have been sent."""
+        """Estimated seconds until a starting replica is ready and all waiting requests have been sent."""
         now = self.clock()
         start = 0.0 if self.available() else self.deployment.cold_start - self.queue.oldest(now)
         return max(0.0, start) + self._dispatch_rate.time_for(len(self.queue) + 1, now)
 
     def _no_room(self, full: bool) -> ApiError:
-        """Why a request found no place in the queue: it is full, or full of requests of the same key."""
+        """The error of a request without a place in the queue: the queue is full, or its key's share is used up."""
         refuse = refusals.queue_full if full else refusals.share_used
         return refuse(self.deployment, len(self.queue), self._retry_after())
 
     def _in_vain(self) -> bool:
-        """Whether waiting for a replica makes no sense: none is being started, or none can start."""
+        """True if waiting for a replica is pointless: none accepts requests, and none is being started or can start."""
         return (not self.deployment.hold or bool(self.deployment.stuck)) and not self.available()

@@ -1,4 +1,4 @@
-"""What a client is answered whose request gets no replica: status, text, code, and when to try again."""
+"""Errors for requests that get no replica: status, message, code, and Retry-After."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from octavo_gateway.openai import ApiError
 
 
 def unavailable(deployment: Deployment, why: str, retry_after: float) -> ApiError:
-    """503 with the seconds until it is likely that one more request is taken."""
+    """Error 503 with the estimated seconds until one more request is accepted."""
     return ApiError(
         503,
         f"The model {deployment.models[0]!r} cannot answer now: {why}. Try again in a moment.",
@@ -17,7 +17,7 @@ def unavailable(deployment: Deployment, why: str, retry_after: float) -> ApiErro
 
 
 def without_replica(deployment: Deployment, retry_after: float) -> ApiError:
-    """503 where waiting for a replica makes no sense; without a time where only people end that."""
+    """Error 503 if waiting for a replica is pointless; without Retry-After if a person has to act first."""
     model = deployment.models[0]
     if deployment.suspended:
         return ApiError(503, f"The model {model!r} is suspended.", code="model_suspended")
@@ -28,12 +28,12 @@ def without_replica(deployment: Deployment, retry_after: float) -> ApiError:
 
 
 def queue_full(deployment: Deployment, held: int, retry_after: float) -> ApiError:
-    """503: as many requests wait as may."""
+    """Error 503: the queue is full."""
     return unavailable(deployment, f"{held} requests are already held", retry_after)
 
 
 def share_used(deployment: Deployment, held: int, retry_after: float) -> ApiError:
-    """429: of the requests that wait, so many are of the same key that others come first."""
+    """Error 429: the key has its share of the queue, so requests of others come first."""
     return ApiError(
         429,
         f"This key has its share of the {held} requests that wait for {deployment.models[0]!r}.",
@@ -43,5 +43,5 @@ def share_used(deployment: Deployment, held: int, retry_after: float) -> ApiErro
 
 
 def removed(deployment: Deployment) -> ApiError:
-    """503: the LLMDeployment is gone."""
+    """Error 503: the LLMDeployment was deleted."""
     return ApiError(503, f"The model {deployment.models[0]!r} was removed.", code="model_removed")

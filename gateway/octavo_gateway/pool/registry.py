@@ -1,4 +1,4 @@
-"""All LLMDeployments that the gateway serves at run time, kept in step with the table of what there is."""
+"""Registry of the pools of all LLMDeployments, kept in step with the model table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo_gateway.routing.prefix_index import PrefixIndex
 
 
 class ModelRegistry:
-    """A pool for each LLMDeployment. `index`: the prefix caches of all their replicas."""
+    """The pools of all LLMDeployments. `index`: the prefix caches of all their replicas."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ModelRegistry:
         self._pools: dict[Key, ModelPool] = {}
 
     def update(self, table: ModelTable) -> None:
-        """Take over a new table. Requests held for a deployment that is gone get one clear answer."""
+        """Adopt a new table. Requests held for a deleted deployment get an error."""
         self._table = table
         for key in self._pools.keys() - table.deployments.keys():
             gone = self._pools.pop(key)
@@ -47,7 +47,7 @@ class ModelRegistry:
             self._pools[key].update(deployment)
 
     def shared_by(self, gateways: int) -> None:
-        """How many gateways there are, this one included."""
+        """Set the number of gateways, this one included."""
         self._gateways = gateways
         for pool in self._pools.values():
             pool.selector.gateways = gateways
@@ -62,7 +62,7 @@ class ModelRegistry:
         return self._table.deployments.values()
 
     def pools(self) -> Iterable[ModelPool]:
-        """All deployments at run time."""
+        """The pools of all deployments."""
         return tuple(self._pools.values())
 
     def replicas(self) -> Iterator[tuple[ModelPool, Replica]]:

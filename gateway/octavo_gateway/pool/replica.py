@@ -1,4 +1,4 @@
-"""One pod as the gateway knows it: what was sent to it, what it reports, and whether it may be sent more."""
+"""The gateway's view of one pod: requests sent to it, its load report, and whether it accepts more requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from octavo_gateway.routing.headroom import PodHeadroom
 from octavo_gateway.routing.step_cost import Steps
 from octavo_protocol.load import LoadReport
 
-# Reports are taken every second; an older one says less than what this gateway itself has sent.
+# Reports are taken every second. An older one is worse evidence than the requests that this gateway has sent.
 REPORT_SECONDS = 5.0
-# How long a pod that did not take a request is left alone, doubled each time it happens again. A report of health or
-# an answer ends it.
-# The first pause is about what Kubernetes needs to notice that a container died.
+# Back-off after a pod did not accept a request, in seconds, doubled at each repetition. An answer or a report requested
+# later ends it. The first back-off is about the time that Kubernetes needs to detect a dead container.
 AVOID_FIRST = 2.0
 AVOID_DRAINING = 5.0
 AVOID_LONGEST = 10.0
@@ -28,10 +27,10 @@ AVOID_LONGEST = 10.0
 class Replica:
     """One pod.
 
-    `load` is what was sent to it. `report` is its last one that could be true, asked for at `reported_at`; `known` is
-    what routing needs of it and of `step_cost`, made once for all requests until the next one. `size`: KV tokens and
-    rows by the last report, also when what followed is not believed. `asked_at`: when a report was last asked for, and
-    `waiting` while one is. `tells_cache` is False where all that it caches is too much to be told.
+    `load`: requests sent to it. `report`: the last plausible one, requested at `reported_at`. `known`: summary of
+    `report` and `step_cost` for routing, made once per report. `size`: KV tokens and rows of the last plausible report,
+    kept when a later report is rejected. `asked_at`: when the last report was requested. `waiting`: a request for a
+    report is open. `tells_cache` is False if the list of its cached blocks is too long for a report.
     """
 
     endpoint: Endpoint
@@ -54,32 +53,32 @@ class Replica:
 
     @property
     def url(self) -> str:
-        """Its address, by which router and prefix index know it."""
+        """Its address, which is its key in router and prefix index."""
         return self.endpoint.url
 
     def accepts(self, now: float) -> bool:
-        """Whether new requests may be sent to it."""
+        """True if it accepts new requests."""
         leaving = self.report is not None and self.report.draining
         return self.endpoint.ready and not leaving and now >= self.avoid_until
 
     def avoid(self, now: float, *, draining: bool = False) -> None:
-        """Leave it alone for a while: it refused a connection, or said that it drains."""
+        """Start the back-off: it refused a connection, or it drains."""
         first = AVOID_DRAINING if draining else AVOID_FIRST
         self.avoid_until = now + min(AVOID_LONGEST, first * 2**self.failures)
         self.failures = min(self.failures + 1, 10)
         self.avoided_at = now
 
     def trust(self) -> None:
-        """Take it back: it answered."""
+        """End the back-off: it answered."""
         self.failures = 0
         self.avoid_until = float("-inf")
 
     def age(self, now: float) -> float | None:
-        """Seconds since the report was asked for; None without one."""
+        """Seconds since the report was requested; None without one."""
         return now - self.reported_at if self.report else None
 
     def candidate(self, now: float, matched: int = 0) -> Candidate:
-        """For the router. `matched` tokens of the request's prompt are in its cache."""
+        """The candidate for the router. `matched` tokens of the request's prompt are in the pod's cache."""
         age, sent, since = now - self.reported_at, self.load.in_flight, self.load.since_report
         return Candidate(
             self.url, sent.requests, sent.tokens, since.requests, since.tokens,
@@ -87,7 +86,10 @@ class Replica:
         )  # fmt: skip
 
     def headroom(self, now: float, output: float, gateways: int) -> PodHeadroom:
-        """What it holds and will hold, if answers of others have `output` tokens; `gateways` send to it."""
+        """Capacity and use of this pod, to which `gateways` gateways send.
+
+        Requests of other gateways are assumed to have answers of `output` tokens.
+        """
         known, load = self.known, self.load
         if known is None:
             return self._unreported(now)
@@ -100,38 +102,38 @@ class Replica:
         due = False
         if others > 0:
             growth += others * output / 2
-            # Those of other gateways are taken to be as the own ones are.
+            # Requests of other gateways are assumed to hold as many private tokens as the own ones.
             private += others * private / max(1, in_flight)
             due = in_flight * gateways < known.running
         elif others < 0:
-            # Sent before the report, and not in it yet: still being read there.
+            # Sent before the report but not in it: the pod is still reading these requests.
             used -= others * load.in_flight.tokens / max(1, in_flight)
         rows = max(in_flight, known.rows + since.requests)
         return PodHeadroom(known.pool_tokens, max(0.0, used), rows, known.max_rows, due, growth, private)
 
     def _unreported(self, now: float) -> PodHeadroom:
-        """Without a report that could be true."""
-        # One that has an address for reports and never gave any is not waited for.
+        """Capacity and use without a plausible report."""
+        # A pod with a second port that has not reported for REPORT_SECONDS is not waited for any longer.
         soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
         if bool(self.endpoint.admin_url) and soon:
             return PodHeadroom(None, 0.0, self.load.in_flight.requests, headroom.BLIND)
-        # What it said last that could be true bounds what is sent to one that says nonsense now.
+        # The size in the last plausible report bounds the requests to a pod that sends implausible ones now.
         return self._by_own_counts(*self.size) if self.size else headroom.ANY
 
     def _by_own_counts(self, pool: int, rows: int) -> PodHeadroom:
-        """What this gateway sent there, generated tokens included."""
+        """Use by the requests of this gateway alone, generated tokens included."""
         load = self.load
         used = max(load.in_flight.tokens, load.private)
         return PodHeadroom(pool, used, load.in_flight.requests, rows, growth=load.growth, private=load.private)
 
     def asked(self, now: float) -> None:
-        """A report is on its way."""
+        """Count a report that was requested."""
         self.asked_at = now
         self.first_asked = now if self.first_asked is None else self.first_asked
         self.load.asked()
 
     def reported(self, report: LoadReport) -> bool:
-        """The report came; False when its steps cannot follow those of the one before, and are left out."""
+        """Take the report; False if its step sums cannot follow the previous ones and were ignored."""
         self.report = report
         self._summarize()
         self.reported_at = self.asked_at
@@ -141,7 +143,7 @@ class Replica:
         return self.steps.feed(report.steps)
 
     def restarted(self, start_time: float) -> bool:
-        """Whether another process answers than before: then nothing learned of the old one is true of it."""
+        """True if the process has restarted; all values learned from the old process are dropped."""
         before, self.start_time = self.start_time, start_time
         if before in (None, start_time):
             return False
@@ -151,16 +153,16 @@ class Replica:
         return True
 
     def distrust(self) -> None:
-        """What it said of itself is not believed any more."""
+        """Drop its report, which is not plausible any more."""
         self.report = self.known = None
 
     def learned(self, step_cost: StepCost | None) -> None:
-        """What its steps cost."""
+        """Set its step cost."""
         self.step_cost = step_cost
         self._summarize()
 
     def complain(self, kind: str) -> bool:
-        """It says what cannot be true; whether for the first time of this kind."""
+        """Note an implausible report; True if it is the first of this kind."""
         first = kind not in self.complaints
         self.complaints.add(kind)
         return first
@@ -177,11 +179,11 @@ class Replica:
 
 
 def replicas_at(endpoints: Iterable[Endpoint], before: Mapping[str, Replica]) -> dict[str, Replica]:
-    """The replicas at these endpoints, by address; those that were there `before` keep what is known of them."""
+    """The replicas at these endpoints, by address; those from `before` keep their state."""
     found = {}
     for endpoint in endpoints:
         replica = before.get(endpoint.url)
-        # A new pod may get the address of an old one: nothing known of the old one is true of it.
+        # A new pod may get the address of an old one: the old pod's state does not apply to it.
         if replica is None or replica.endpoint.name != endpoint.name:
             replica = Replica(endpoint)
         replica.endpoint = endpoint

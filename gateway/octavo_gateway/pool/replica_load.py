@@ -1,4 +1,4 @@
-"""What this gateway has sent to one replica: requests in flight and their tokens, as counted since some moments."""
+"""Counts the requests in flight from this gateway to one replica, and their tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """One request at a replica: its prompt tokens, `uncached` of which are to be computed there, as far as is known.
+    """One request at a replica.
 
-    `output` tokens are likely to be generated, and `left` of them still. `asks` reports were asked for before it was
-    sent. `began`: its prompt is computed.
+    `tokens`: prompt tokens. `uncached`: the part of them to be computed there, as far as is known. `output`: tokens
+    that it will likely generate; `left`: the part of them still to come. `asks`: number of reports requested before it
+    was sent. `began`: its prompt is computed.
     """
 
     tokens: int
@@ -23,16 +24,16 @@ class InFlightRequest:
 
     @property
     def generated(self) -> int:
-        """Tokens of its answer that are known of."""
+        """Known tokens of its answer so far."""
         return round(self.output - self.left)
 
 
 @dataclass(slots=True)
 class SentRequests:
-    """Requests sent since some moment, less those that finished since, and their prompt tokens.
+    """Requests sent since a moment, less those finished since, and their prompt tokens.
 
-    `uncached` tokens were not in the prefix cache, as far as is known; `prefill` are those of them whose prompts are
-    not computed yet.
+    `uncached`: tokens that were not in the prefix cache, as far as is known. `prefill`: the part of them whose prompts
+    are not computed yet.
     """
 
     requests: int = 0
@@ -48,7 +49,7 @@ class SentRequests:
         self.prefill += request.uncached
 
     def finished(self, request: InFlightRequest) -> None:
-        """Count one that is over."""
+        """Subtract a finished request."""
         self.requests -= 1
         self.tokens -= request.tokens
         self.uncached -= request.uncached
@@ -56,12 +57,13 @@ class SentRequests:
 
 @dataclass(slots=True, eq=False)
 class ReplicaLoad:
-    """What was sent to one replica, counted three times.
+    """Requests sent to one replica, counted since three moments.
 
-    All that is `in_flight`, what came after the last report was asked for (`since_report`), and after the one on its
-    way was (`since_ask`). `asks` counts the reports asked for, `report_ask` is the number of the last that came.
-    `growth`: tokens that those in flight will likely still generate; `private`: what they have of their own, which is
-    prompt tokens that were not cached and tokens generated. `unseen`: requests whose answers come in one piece.
+    `in_flight`: all unfinished ones. `since_report`: those sent after the last received report was requested.
+    `since_ask`: those sent after the latest report was requested. `asks`: number of requested reports. `report_ask`:
+    number of the last received one. `growth`: tokens that the requests in flight will likely still generate. `private`:
+    KV tokens of their own, which are uncached prompt tokens and generated tokens. `unseen`: requests without a stream,
+    whose progress only the reports show.
     """
 
     in_flight: SentRequests = field(default_factory=SentRequests)
@@ -74,7 +76,7 @@ class ReplicaLoad:
     unseen: set[InFlightRequest] = field(default_factory=set)
 
     def send(self, tokens: int, uncached: int, output: float) -> InFlightRequest:
-        """Count a request that goes there."""
+        """Count a request that is sent."""
         request = InFlightRequest(tokens, uncached, output, output, self.asks)
         for counts in (self.in_flight, self.since_report, self.since_ask):
             counts.sent(request)
@@ -83,7 +85,7 @@ class ReplicaLoad:
         return request
 
     def began(self, request: InFlightRequest) -> None:
-        """Its prompt is computed. Nothing happens when that was counted before."""
+        """Count the request's prompt as computed; a second call has no effect."""
         if request.began:
             return
         request.began = True
@@ -94,14 +96,14 @@ class ReplicaLoad:
             self.since_ask.prefill -= request.uncached
 
     def progress(self, request: InFlightRequest, tokens: float) -> None:
-        """Count tokens that were generated: they are in the replica's next report."""
+        """Count generated tokens, which the replica's next report includes."""
         done = min(request.left, float(tokens))
         request.left -= done
         self.growth -= done
         self.private += done
 
     def finish(self, request: InFlightRequest) -> None:
-        """Take back all that was counted: one less than the report says, or than was sent after it."""
+        """Take back all counts of a request: one less than reported, or than sent after the report."""
         self.began(request)
         self.unseen.discard(request)
         self.growth -= request.left
@@ -111,18 +113,18 @@ class ReplicaLoad:
             counts.finished(request)
 
     def asked(self) -> None:
-        """A report is on its way: what is sent from here on may not be in it."""
+        """A report is requested: requests sent from now on may be missing in it."""
         self.asks += 1
         self.since_ask = SentRequests()
 
     def reported(self) -> None:
-        """The report came: what was sent after it was asked for is not in it."""
+        """The report came: requests sent after it was requested are not in it."""
         self.report_ask = self.asks
         self.since_report = copy(self.since_ask)
 
     def grew(self, tokens: float, before: int) -> None:
-        """Every row grew by about `tokens` between two reports, the earlier of which was number `before`."""
+        """Count `tokens`, about the growth of every row between two reports. The earlier one was number `before`."""
         for request in self.unseen:
-            # One that came in between was not there all the time: better too little than too much.
+            # A request sent between the reports grew for a part of the time: too small a count is the safer error.
             if request.asks < before:
                 self.progress(request, tokens)

@@ -1,4 +1,4 @@
-"""Which replica a request is sent to: those that accept requests, those with headroom, and the router's choice."""
+"""Selects the replica for a request: filters by acceptance and headroom, then calls the router."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo_gateway.routing.output_length import OutputLengthEstimator
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_gateway.routing.router import Router
 
-# Taken to send to the same replicas while it is not known how many gateways there are.
+# Assumed number of gateways that send to the same replicas while their number is unknown.
 GATEWAYS = 2
 
 _Cached = tuple[Replica, int]
@@ -25,14 +25,14 @@ _Cached = tuple[Replica, int]
 
 @dataclass(slots=True, eq=False)
 class ReplicaSelector:
-    """For one model. `gateways` send to its replicas, as far as is known."""
+    """Selects the replicas of one model. `gateways`: known number of gateways that send to them."""
 
     router: Router
     lengths: OutputLengthEstimator
     gateways: int = GATEWAYS
 
     def accepting(self, deployment: Deployment, replicas: Iterable[Replica], now: float) -> Iterator[Replica]:
-        """Those that may be sent requests; those of a canary without a share may not."""
+        """The replicas that accept requests, without those of a canary that has no share of requests."""
         canary = deployment.canary_percent > 0
         return (one for one in replicas if one.accepts(now) and (canary or not one.endpoint.canary))
 
@@ -44,7 +44,7 @@ class ReplicaSelector:
         replicas: Iterable[Replica],
         now: float,
     ) -> Choice | None:
-        """One of the replicas that accept requests, full or not; None when none does."""
+        """Choose among the replicas that accept requests, full or not; None if none does."""
         accepting = self._cached(prompt, self.accepting(deployment, replicas, now))
         return self._choose(deployment, prompt, attributes, accepting, now)
 
@@ -57,9 +57,9 @@ class ReplicaSelector:
         now: float,
         largest: float = 0.0,
     ) -> tuple[Choice | None, float]:
-        """One of those that also have room for the request, and the most tokens that any takes.
+        """Choose among the replicas that also have headroom; returns the choice and the most tokens that any accepts.
 
-        `largest`: the most that replicas take which are not among these.
+        `largest`: the most tokens that a replica outside of `replicas` accepts.
         """
         accepting = self._cached(prompt, self.accepting(deployment, replicas, now))
         usual = self.lengths.usual

@@ -1,4 +1,4 @@
-"""Whether a replica's load report can be true."""
+"""Checks whether a replica's load report is plausible."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from msgspec.structs import fields
 
 from octavo_protocol.load import LoadReport
 
-# More than any replica has of anything.
+# Upper bound of every number in a report.
 MOST = 2**53
 _NUMBERS = tuple(each.name for each in fields(LoadReport) if each.type in (int, float))
 _numbers = attrgetter(*_NUMBERS)
 
 
 def implausible(report: LoadReport) -> str | None:
-    """What in a report cannot be, in words; None when all of it can."""
+    """The first implausible value of a report, as text; None if all values are plausible."""
     for name, value in zip(_NUMBERS, _numbers(report), strict=True):
         if not 0 <= value <= MOST:
             return f"{name} is {value}"

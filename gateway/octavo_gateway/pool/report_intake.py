@@ -1,4 +1,4 @@
-"""What replicas say of themselves: checked, and handed to the replica, the prefix index and the estimators."""
+"""Checks the reports of replicas, and passes them to the replica, the prefix index and the estimators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class ReportIntake:
-    """`rejected`: how often replicas of the model said what cannot be true, by kind."""
+    """Takes the reports of one model's replicas. `rejected`: number of implausible reports, by kind."""
 
     router: Router
     lengths: OutputLengthEstimator
@@ -29,9 +29,9 @@ class ReportIntake:
     rejected: dict[str, int] = field(default_factory=dict)
 
     def take(self, replica: Replica, report: LoadReport, after: int, replicas: Sequence[Replica], now: float) -> bool:
-        """Take a load report, asked for what changed in the cache after `after`; False when none of it is believed.
+        """Take a load report with the cache's changes after sequence number `after`; False if it is rejected.
 
-        `replicas` are all of the model.
+        `replicas`: all replicas of the model.
         """
         if (wrong := implausible(report)) is not None:
             self.distrust(replica, "load", wrong)
@@ -49,7 +49,7 @@ class ReportIntake:
         return True
 
     def take_prompt(self, replica: Replica, prompt: Prompt, header: str) -> None:
-        """Take the header of an answer that says which blocks stand behind its prompt."""
+        """Take the header of an answer that maps its prompt to blocks."""
         try:
             blocks = decode_prompt(header)
         except PromptError as error:
@@ -58,13 +58,13 @@ class ReportIntake:
             self.router.learn(replica.url, prompt, blocks)
 
     def distrust(self, replica: Replica, kind: str, why: str) -> None:
-        """A report cannot be true: only the gateway's own counts are believed of its replica, until it says better."""
+        """Reject a whole report: until the next plausible one only the gateway's own counts apply to the replica."""
         replica.distrust()
         self.router.index.forget(replica.url)
         self.reject(replica, kind, why)
 
     def reject(self, replica: Replica, kind: str, why: str, error: Exception | None = None) -> None:
-        """Count what a replica says and cannot be; logged once for each replica and kind, with the error's trace."""
+        """Count an implausible value; logged once for each replica and kind, with the error's traceback."""
         self.rejected[kind] = self.rejected.get(kind, 0) + 1
         if replica.complain(kind):
             name = replica.endpoint.name
@@ -76,9 +76,9 @@ class ReportIntake:
             each.learned(cost)
 
     def _learn_lengths(self, replica: Replica, last: LoadReport, report: LoadReport, before: int) -> None:
-        """How long answers are: what was generated between two reports, and how many requests ended.
+        """Learn answer lengths from the tokens generated and the requests ended between two reports.
 
-        `before`: the number of the earlier one.
+        `before`: number of the earlier report.
         """
         tokens, ended = report.generation_tokens - last.generation_tokens, report.requests - last.requests
         there = ended + last.running + last.waiting + report.running

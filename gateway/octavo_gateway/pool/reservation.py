@@ -1,4 +1,4 @@
-"""One request's place on one replica, and how its stay there ended."""
+"""A reservation: one request's place on one replica, and its outcome."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from octavo_gateway.routing.prompt_features import Prompt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """One request's place on one replica: `ModelPool` gives it, and gets it back with an `RequestOutcome`.
+    """One request's place on one replica: `ModelPool` grants it, and takes it back with a `RequestOutcome`.
 
-    `in_flight` is the request as the replica's load counts it. `new_keys` are the pieces of its prompt that were not
-    known to be there before. `track`: where its answer counts while there is a canary.
+    `in_flight`: the request as the replica's load counts it. `new_keys`: keys of its prompt that were not assumed to be
+    cached there before. `track`: counts its answer while there is a canary.
     """
 
     replica: Replica
@@ -31,37 +31,37 @@ class Reservation:
 
     @property
     def matched(self) -> int:
-        """Prompt tokens predicted to be cached there."""
+        """Prompt tokens predicted to be in the replica's prefix cache."""
         return self.prompt.tokens - self.in_flight.uncached
 
     @property
     def generated(self) -> int:
-        """Tokens of its answer that are known of."""
+        """Known tokens of its answer so far."""
         return self.in_flight.generated
 
     @property
     def charge(self) -> float:
-        """What its tenant was charged in advance."""
+        """Tokens charged to its tenant in advance."""
         return cost(self.prompt.tokens, self.in_flight.output)
 
     def sent(self, *, streamed: bool) -> None:
-        """It is being sent. How far an answer is that comes in one piece, only the replica's reports tell."""
+        """The request is being sent. Without a stream only the replica's reports show the answer's progress."""
         if not streamed:
             self.replica.load.unseen.add(self.in_flight)
 
     def first_token(self, seconds: float) -> None:
-        """The first token of a stream came after so many seconds: from here on its prompt is computed."""
+        """The first token of a stream came after so many seconds: the prompt is computed."""
         self.replica.load.began(self.in_flight)
         if self.track is not None:
             self.track.first_token(seconds)
 
     def progress(self, tokens: float) -> None:
-        """So many more tokens of its answer came."""
+        """Count `tokens` more tokens of its answer."""
         self.replica.load.progress(self.in_flight, tokens)
 
 
 class Ending(Enum):
-    """How a request's stay at a replica ended."""
+    """How a request ended at its replica."""
 
     FINISHED = "the whole answer came"
     REFUSED = "the replica answered that the request is at fault, or that it is too busy"
@@ -74,17 +74,17 @@ class Ending(Enum):
 
     @property
     def computed(self) -> bool:
-        """Whether the replica took the prompt up, so that its cache has it."""
+        """True if the replica computed the prompt, so that its prefix cache holds it."""
         return self in _COMPUTED
 
     @property
     def ok(self) -> bool | None:
-        """Whether the replica did well; None where it says nothing of that."""
+        """True for a success of the replica, False for an error, None if the ending is evidence of neither."""
         return True if self in _OK else False if self in _ERRORS else None
 
     @property
     def retryable(self) -> bool:
-        """Whether another replica may be tried: nothing of an answer came, and nothing was computed."""
+        """True if another replica may be tried: no part of an answer came, and no token was computed."""
         return self in _RETRYABLE
 
 
@@ -96,7 +96,7 @@ _RETRYABLE = {Ending.UNREACHED, Ending.DRAINING}
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """What is left of a reservation when its request has left the replica: how, and the tokens that were computed."""
+    """How a reservation's request ended, and the tokens that were computed for it."""
 
     reservation: Reservation
     ending: Ending

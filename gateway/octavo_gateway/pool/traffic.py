@@ -1,4 +1,4 @@
-"""The traffic of one model, as the operator scales by it."""
+"""The traffic report of one model, by which the operator scales it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo_protocol.load import ModelTraffic
 
 @dataclass(slots=True)
 class TrafficCounters:
-    """Requests that replicas are needed for, and their prompt tokens. `unix` gives the time of day in seconds."""
+    """Counts requests that need replicas, and their prompt tokens. `unix` returns Unix seconds."""
 
     unix: Callable[[], float]
     arrivals: int = 0
@@ -23,11 +23,11 @@ class TrafficCounters:
     last_arrival: float = 0.0
 
     def wanted(self) -> None:
-        """A client asks for the model, whatever comes of it: it is not idle."""
+        """A client requests the model, with any outcome: the model is not idle."""
         self.last_arrival = self.unix()
 
     def arrived(self, tokens: int) -> None:
-        """Count a request."""
+        """Count a request of `tokens` prompt tokens."""
         self.arrivals += 1
         self.arrival_tokens += tokens
         self.wanted()
@@ -43,7 +43,7 @@ def traffic_report(
     in_flight: int,
     now: float,
 ) -> ModelTraffic:
-    """For the operator."""
+    """The traffic of one deployment, for the operator."""
     return ModelTraffic(
         namespace=deployment.namespace,
         name=deployment.name,

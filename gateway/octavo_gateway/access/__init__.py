@@ -1,1 +1,1 @@
-"""Who may ask for how much: API keys, rate limits, usage."""
+"""Access control: API keys, rate limits, and token usage."""

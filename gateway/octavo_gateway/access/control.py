@@ -1,4 +1,4 @@
-"""Who calls and whether they may: key, limits, and what each request cost in the end."""
+"""Access control: identifies the caller by key, enforces limits, and counts each request's final cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS = {"requests": "requests per minute", "tokens": "tokens per minute", "con
 
 @dataclass(slots=True, eq=False)
 class RequestGrant:
-    """One request that was let in. `estimate`: the prompt tokens it was let in with; `priority`: what it may have."""
+    """One admitted request. `estimate`: prompt tokens charged at admission; `priority`: as bounded by its key."""
 
     entry: ApiKey
     account: KeyUsage
@@ -27,12 +27,12 @@ class RequestGrant:
     priority: int
 
     def headers(self) -> dict[str, str]:
-        """How much the key has left, as OpenAI's clients read it; nothing where nothing is limited."""
+        """The key's remaining limits, in the headers of OpenAI's API; empty without limits."""
         return rate_headers(self.account)
 
 
 class AccessControl:
-    """Lets requests in. `keys` None: everyone. `clock` gives Unix seconds, `ticks` seconds that never jump."""
+    """Admits requests. `keys` None: all. `clock` returns Unix seconds, `ticks` monotonic seconds."""
 
     def __init__(
         self, keys: KeyFile | None, metrics: GatewayMetrics, clock: Callable[[], float], ticks: Callable[[], float]
@@ -46,7 +46,7 @@ class AccessControl:
         self.accounts.limit_by(keys.limits() if keys else {}, ticks())
 
     def identify(self, headers: Mapping[str, str]) -> ApiKey:
-        """Whose key it is. Raises `ApiError` 401."""
+        """The caller of a request, by its key. Raises `ApiError` 401 without a valid key."""
         if self._keys is None:
             return ANYBODY
         key = presented_key(headers)
@@ -65,7 +65,7 @@ class AccessControl:
         return entry
 
     def enter(self, entry: ApiKey, tokens: int, priority: object = None) -> RequestGrant:
-        """Let a request of about `tokens` prompt tokens in; `priority` as its body has it. Raises `ApiError` 429."""
+        """Admit a request of about `tokens` prompt tokens. `priority`: value in its body. Raises `ApiError` 429."""
         now = self._ticks()
         account = self.accounts.of(entry.account, entry.limits, now)
         refused = account.enter(tokens, now)
@@ -75,7 +75,7 @@ class AccessControl:
         return RequestGrant(entry, account, TokenUsage(tokens), tokens, entry.priority_of(priority))
 
     def leave(self, grant: RequestGrant) -> None:
-        """The request is over: count what it really cost."""
+        """The request has ended: count its actual cost."""
         grant.account.leave(grant.usage.total - grant.estimate)
         if grant.entry is not ANYBODY and grant.usage.sent:
             name = self._metrics.key(grant.entry.name)
@@ -84,7 +84,7 @@ class AccessControl:
 
 
 def rate_headers(account: KeyUsage) -> dict[str, str]:
-    """The `x-ratelimit-*` headers of an account; levels are those of the last request."""
+    """The `x-ratelimit-*` headers of an account; the levels date from the last request."""
     headers: dict[str, str] = {}
     for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
         if bucket:

@@ -1,4 +1,4 @@
-"""The key file with limits, as YAML or JSON: text to entries, or the line and the field of what is wrong. Pure."""
+"""Parses the key file with limits, YAML or JSON, into entries; errors name the line and the field. Pure."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _FIELDS = (
 
 
 def read(text: str) -> dict[bytes, ApiKey]:
-    """Entries by the digests of their keys. Raises `KeyFileError`."""
+    """Entries by the digest of their key. Raises `KeyFileError`."""
     try:
         _bounded(text)
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        # The library's own text quotes the line, which may hold a key.
+        # The library's own message quotes the line, which may contain a key.
         raise KeyFileError(f"{where}not valid YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
     found: dict[bytes, ApiKey] = {}
     names: set[str] = set()
@@ -50,7 +50,7 @@ def read(text: str) -> dict[bytes, ApiKey]:
 
 
 def _bounded(text: str) -> None:
-    """Refuse what is nested deeper than a key file is: the library would end the process (its stack overflows)."""
+    """Refuse a document that is nested too deeply: it would overflow the library's stack and end the process."""
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -101,7 +101,7 @@ def _models(node: yaml.Node | None, path: str) -> tuple[str, ...] | None:
 
 
 def _priority(node: yaml.Node | None, path: str) -> tuple[int, int]:
-    """Default and maximum."""
+    """Default and maximum priority."""
     if node is None:
         return 0, MAX_PRIORITY
     fields = _mapping(node, path, ("default", "max"))
@@ -135,7 +135,7 @@ def _mapping(node: yaml.Node | None, path: str, known: tuple[str, ...]) -> dict[
     for key, value in node.value:
         name = key.value if isinstance(key, yaml.ScalarNode) else ""
         if name not in known:
-            # Not the name itself: it could be a key that stands in the wrong place.
+            # The message omits the name: it may be a key in the wrong place.
             meant = get_close_matches(name, known, 1)
             raise _wrong(
                 key, path, "unknown field; " + (f"is it {meant[0]!r}?" if meant else "known: " + ", ".join(known))

@@ -1,7 +1,7 @@
-"""The file of API keys, read again when it changes; only hashes of keys stay in memory.
+"""The file of API keys, reloaded when it changes; only hashes of keys stay in memory.
 
-Two forms. Plain: one key per line, without limits. With limits: a YAML (or JSON) document `keys: [...]`, known by its
-first line. In both a key may be given as `sha256:` and the hexadecimal digest of the key.
+It has two forms. Plain: one key per line, without limits. With limits: a YAML (or JSON) document `keys: [...]`,
+recognized by its first line. In both forms a key may be `sha256:` and the hexadecimal digest of the key.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from octavo_gateway.access.rate_limits import RateLimits
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-# A Secret holds no more.
+# Maximum size of a Secret.
 MAX_FILE = 1024 * 1024
 _STRUCTURED = re.compile(r"(keys\s*:(\s|\[|\Z)|\{|---(\s|\Z))")
 
 
 class KeyFile:
-    """Keys that may call. A file without any key lets nobody in.
+    """The valid keys. A file without any key admits no request.
 
-    Raises `OSError` or `KeyFileError` when the file cannot be used at first. Later failures keep the keys there were:
-    `valid` is False then. `generation` grows with every change taken over.
+    Raises `OSError` or `KeyFileError` if the file is unusable at first. A later failure keeps the previous keys and
+    sets `valid` to False. `generation` increases with every reload.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class KeyFile:
             raise KeyFileError(f"{path}: {_why(error)}") from None
 
     def find(self, key: str, now: float) -> ApiKey | None:
-        """Whose key it is, None for one that is not in the file."""
+        """The entry of a key, None if the file does not contain it."""
         if now - self._checked >= CHECK_SECONDS:
             self._checked = now
             self._refresh()
@@ -65,7 +65,7 @@ class KeyFile:
             self.valid = True
             self.generation += 1
             log.info("read %d API keys", len(self._entries))
-        # Also of a file that is wrong: it is logged once, not every second.
+        # Set for an invalid file too: so its error is logged once, not every second.
         self._stamp = stamp
 
     def _stat(self) -> tuple[int, int, int]:
@@ -74,13 +74,13 @@ class KeyFile:
 
 
 def parse(text: str) -> dict[bytes, ApiKey]:
-    """Entries by the digests of their keys. Raises `KeyFileError`."""
+    """Entries by the digest of their key. Raises `KeyFileError`."""
     if len(text) > MAX_FILE:
         raise KeyFileError(f"the file is longer than {MAX_FILE} characters")
     lines = (line.strip() for line in text.splitlines())
     first = next((line for line in lines if line and not line.startswith("#")), "")
     if _STRUCTURED.match(first):
-        # A third of the gateway's start that a file of plain keys does not need.
+        # This import takes a third of the gateway's start time, and a file of plain keys does not need it.
         from octavo_gateway.access.key_document import read  # noqa: PLC0415
 
         return read(text)
@@ -94,7 +94,7 @@ def _plain(text: str) -> dict[bytes, ApiKey]:
 
 
 def _why(error: Exception) -> str:
-    # The reason only: what could not be decoded may be a key.
+    # Only the reason: the bytes that failed to decode may be a key.
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
     return (error.strerror or "unreadable") if isinstance(error, OSError) else str(error)

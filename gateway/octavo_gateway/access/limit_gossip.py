@@ -1,9 +1,9 @@
-"""The gateways that share limits: what each tells the others, and what follows from what they tell. Pure.
+"""Gossip of rate limits: the messages that gateways exchange, and their effect on the limits of each key. Pure.
 
-Every gateway counts, ever growing, what it let each key take. Whoever hears it subtracts the difference from his own
-level; what was missed comes with the next word, so nothing is lost and nothing counted twice. A gateway heard for the
-first time (it or the listener is new) has no difference: the lower of both levels holds for both. Only hashes of names
-are told.
+Every gateway publishes grow-only counters of the amounts that each key has taken from it. A peer subtracts the increase
+from its own level. The next message includes the increase of a lost one: no amount is lost, and none counts twice. The
+first message of a peer (one of both gateways is new) has no increase: the lower of both levels applies to both.
+Messages contain only hashes of names.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 from octavo_gateway.access.api_keys import opaque
 from octavo_gateway.access.rate_limits import Accounts, KeyUsage, TokenBucket
 
-# A gateway that has not been heard for so long, which is since the last round, is silent: the others leave it its part
-# at once, and lose nothing by it when it only was late.
+# Seconds without a message after which a gateway is silent: just under one round. The others then leave it its part at
+# once, and a message that is only late costs them nothing.
 SILENT_SECONDS = 0.95
-# And one that has been for so long is forgotten, with what it had told.
+# Seconds without a message after which a gateway and its counters are dropped.
 FORGOTTEN_SECONDS = 600.0
 MOST_GATEWAYS = 256
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True):
-    """Of one key: requests and tokens let through ever, requests under way, and what is left of both per minute."""
+    """State of one key: grow-only counters of requests and tokens, open requests, and remaining bucket levels."""
 
     requests: float
     tokens: float
@@ -39,7 +39,7 @@ NOTHING = Taken(0.0, 0.0, 0)
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway process tells: who it is, and what was taken, by the hash of the key's name."""
+    """The message of one gateway process: its id, and the state of each key by the hash of the key's name."""
 
     id: str
     keys: dict[str, Taken] = {}
@@ -52,7 +52,7 @@ class _Member:
 
 
 class LimitGossip:
-    """One gateway among others. `id` is this process's own; times are seconds that never jump."""
+    """The gossip of one gateway with its peers. `id` is that of this process; times are monotonic seconds."""
 
     def __init__(self, accounts: Accounts, name: str) -> None:
         self._accounts = accounts
@@ -60,7 +60,7 @@ class LimitGossip:
         self.id = name
 
     def say(self, now: float) -> Word:
-        """What the others are told: keys that are not as new."""
+        """The message to the peers: all keys with a limit in use."""
         keys: dict[str, Taken] = {}
         for name, account in self._accounts.known.items():
             buckets = [bucket for bucket in _buckets(account) if bucket.left < bucket.limit]
@@ -78,7 +78,7 @@ class LimitGossip:
         return Word(id=self.id, keys=keys)
 
     def hear(self, word: Word, now: float) -> None:
-        """Take over what another gateway tells."""
+        """Apply the message of another gateway."""
         if word.id == self.id:
             return
         member = self._members.get(word.id)
@@ -98,9 +98,9 @@ class LimitGossip:
             member.keys[key] = Taken(before.requests, before.tokens, 0)
 
     def share_out(self, others: Collection[str | None], now: float) -> tuple[int, int]:
-        """Begin a new part of every limit: gateways in contact, and all there are, this one included.
+        """Divide every limit into new parts; returns the number of gateways in contact and in all, this one included.
 
-        `others` are the other gateways there should be, by id; None for one that has never been heard.
+        `others`: ids of the other gateways that should exist; None for one that has never sent a message.
         """
         self._members = {
             name: member for name, member in self._members.items() if now - member.heard < FORGOTTEN_SECONDS
@@ -117,7 +117,7 @@ class LimitGossip:
 
 
 def _charge(account: KeyUsage, before: Taken | None, told: Taken, now: float) -> None:
-    """Subtract what another took since `before`; None: it is heard for the first time."""
+    """Subtract the tokens another gateway took since `before`; None for its first message."""
     known = before or NOTHING
     for bucket, more, left in (
         (account.requests, told.requests - known.requests, told.requests_left),

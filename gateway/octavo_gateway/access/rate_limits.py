@@ -1,13 +1,13 @@
-"""How much a key may send: requests and tokens per minute, requests at a time. Pure; time comes in, in seconds.
+"""Rate limits of a key: requests and tokens per minute, concurrent requests. Pure; times are passed in, in seconds.
 
-A minute's limit is a token bucket that holds one minute's worth: in any window of t minutes at most limit x (t + 1).
-What is only known at the end (how long an answer became) is paid later: a level below zero is a debt, and nothing is
-let in until it is paid. So a request larger than the whole bucket waits for a full one instead of being refused for
-ever.
+A limit per minute is a token bucket that holds one minute's amount: any window of t minutes admits at most
+limit x (t + 1). The length of an answer is known only at its end and charged then. A level below zero is a debt: no
+request is admitted until it is paid. So a request larger than the whole bucket waits for a full bucket, and is not
+refused each time.
 
-Gateways share a limit (`limit_gossip`). Each counts down the whole of it by what all of them took, and may itself take,
-until the next word of the others, only its part of what is left (`take_part`). With `alive` of `all` gateways in
-contact they share `alive / all` of the limit: one that hears nobody is left with its own part.
+Gateways share a limit (`limit_gossip`). Each subtracts the amounts that all of them took. Until the next message of the
+others it may take only its own part of the remainder (`take_part`). With `alive` of `all` gateways in contact they
+share `alive / all` of the limit: an isolated gateway keeps its own part.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Literal
 
 Kind = Literal["requests", "tokens", "concurrent"]
 
-# A slot is free when some answer ends, which nobody can tell.
+# Retry-After of the concurrency limit, in seconds: when an answer will end is unknown.
 CONCURRENT_RETRY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """None: no limit. `requests` and `tokens` per minute; `concurrent` requests at a time."""
+    """Limits of a key: `requests` and `tokens` per minute, `concurrent` requests at a time. None: no limit."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -35,7 +35,7 @@ NO_LIMITS = RateLimits()
 
 @dataclass(frozen=True, slots=True)
 class LimitReached:
-    """Which limit is reached, and the seconds until it is likely not."""
+    """The limit that is reached, and the estimated seconds until it is not."""
 
     kind: Kind
     limit: int
@@ -44,10 +44,11 @@ class LimitReached:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """`level`: what is left for all gateways; `part`: what this one may take of it before it hears of the others.
+    """Token bucket of one limit per minute, shared by all gateways.
 
-    `share` of the limit belongs to the gateways in contact; `aside` is what the silent ones may have of what was left
-    when they became so. `taken`: all that this one ever took.
+    `level`: the remainder for the gateways in contact. `part`: the amount of it that this gateway may take before the
+    next message of the others. `share`: the part of the limit for the gateways in contact. `aside`: the remainder that
+    is reserved for the silent gateways since they became silent. `taken`: the total that this gateway has taken.
     """
 
     limit: int
@@ -60,34 +61,34 @@ class TokenBucket:
 
     @property
     def left(self) -> float:
-        """What is left for all gateways, silent ones included."""
+        """The remainder for all gateways, silent ones included."""
         return self.level + self.aside
 
     def refill(self, now: float) -> None:
-        """Add what came in since."""
+        """Refill the bucket up to `now`."""
         most = self.limit * self.share
         self.level = min(most, self.level + max(0.0, now - self.at) * most / 60)
         self.at = max(self.at, now)
 
     def wait(self, amount: float) -> float:
-        """Seconds until `amount`, or all the bucket holds, can be taken; 0 when it can."""
+        """Seconds until `amount`, or a full bucket if that is less, can be taken; 0 if it can be taken now."""
         missing = min(amount, self.limit * self.share) - self.level
         if missing > 1e-9:
             return missing * 60 / (self.limit * self.share)
         return 0.0 if self.part > 0 else 1.0
 
     def take(self, amount: float) -> None:
-        """Take, or with a negative amount give back."""
+        """Take `amount`; a negative amount is given back."""
         self.level -= amount
         self.part -= amount
         self.taken += amount
 
     def take_part(self, alive: int, of: int, now: float) -> None:
-        """A new part, after the others were heard."""
+        """Start a new part, after the messages of the others: `alive` of `of` gateways are in contact."""
         self.refill(now)
         before, self.share = self.share, alive / of
         if self.share < before:
-            # What the silent ones took of it since they were heard is not known: no more than their parts.
+            # The silent gateways took an unknown amount since their last message: at most their parts.
             kept = min(self.level * self.share / before, max(0.0, self.part) * alive)
             moved = max(0.0, self.level - kept)
         elif before < 1:
@@ -100,7 +101,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Slots:
-    """Requests at a time: `mine` here, `others` at the other gateways when they were last heard."""
+    """Concurrent requests of one key: `mine` at this gateway, `others` at the others by their last messages."""
 
     limit: int
     mine: int = 0
@@ -109,18 +110,18 @@ class Slots:
     share: float = 1.0
 
     def free(self) -> bool:
-        """Whether one more may start."""
+        """True if one more request may start."""
         return self.mine + self.others < max(1.0, self.limit * self.share) and self.part > 0
 
     def take_part(self, alive: int, of: int) -> None:
-        """A new part, after the others were heard."""
+        """Start a new part, after the messages of the others: `alive` of `of` gateways are in contact."""
         self.share = alive / of
         self.part = (self.limit * self.share - self.mine - self.others) / alive if of > 1 else float("inf")
 
 
 @dataclass(slots=True, eq=False)
 class KeyUsage:
-    """What one key has left. `open`: its requests under way, also without a limit of them."""
+    """The state of one key's limits. `open`: its open requests, counted without a concurrency limit too."""
 
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
@@ -128,7 +129,7 @@ class KeyUsage:
     open: int = 0
 
     def enter(self, tokens: int, now: float) -> LimitReached | None:
-        """Let a request of about `tokens` prompt tokens in, or say why not."""
+        """Admit a request of about `tokens` prompt tokens, or return the limit that it reached."""
         if self.slots and not self.slots.free():
             return LimitReached("concurrent", self.slots.limit, CONCURRENT_RETRY)
         refused: LimitReached | None = None
@@ -148,7 +149,7 @@ class KeyUsage:
         return None
 
     def leave(self, more: int) -> None:
-        """The request is over; it took `more` tokens than it was let in with."""
+        """The request has ended; it took `more` tokens than it was admitted with."""
         if self.tokens:
             self.tokens.take(more)
         if self.slots:
@@ -157,7 +158,7 @@ class KeyUsage:
         self.open -= 1
 
     def limit_by(self, limits: RateLimits, now: float) -> None:
-        """Take over limits; what was taken stays taken."""
+        """Adopt new limits; the amounts taken stay taken."""
         self.requests = _bucket(self.requests, limits.requests, now)
         self.tokens = _bucket(self.tokens, limits.tokens, now)
         if limits.concurrent is None:
@@ -168,7 +169,7 @@ class KeyUsage:
             self.slots = Slots(limits.concurrent, mine=self.open)
 
     def take_part(self, alive: int, of: int, now: float) -> None:
-        """A new part of every limit."""
+        """Start a new part of every limit."""
         for bucket in (self.requests, self.tokens):
             if bucket:
                 bucket.take_part(alive, of, now)
@@ -204,7 +205,7 @@ class Accounts:
     known: dict[str, KeyUsage] = field(default_factory=dict)
 
     def of(self, name: str, limits: RateLimits, now: float) -> KeyUsage:
-        """The account of a key, made when it is first seen. `limits` as the key file says now."""
+        """The account of a key, made at its first request. `limits`: those in the current key file."""
         account = self.known.get(name)
         if account is None:
             account = self.known[name] = KeyUsage()
@@ -212,9 +213,9 @@ class Accounts:
         return account
 
     def limit_by(self, limits: dict[str, RateLimits], now: float) -> None:
-        """Take over a key file: accounts of keys that are gone are dropped.
+        """Adopt the limits of a key file: accounts of deleted keys are dropped.
 
-        Keys with limits have accounts from the start, for what other gateways tell of them.
+        Keys with limits have accounts from the start, so that messages of other gateways can be applied to them.
         """
         limited = (name for name, limit in limits.items() if limit != NO_LIMITS and name not in self.known)
         self.known = {name: account for name, account in self.known.items() if name in limits}

@@ -1,6 +1,6 @@
-"""What an answer cost in tokens, read from its bytes without decoding them. Pure.
+"""Reads the token usage of an answer from its bytes, without decoding them. Pure.
 
-Looking for the text is safe: inside a JSON string a quote is escaped, so what a model writes never looks like it.
+The text search is safe: inside a JSON string a quote is escaped, so the output of a model cannot match.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _OUTPUT = re.compile(rb'"completion_tokens":\s{0,8}(\d{1,9})')
 
 @dataclass(slots=True, eq=False)
 class TokenUsage:
-    """Tokens of one request: `prompt` as estimated until the answer says, `output` as counted events until then.
+    """Tokens of one request: until the answer reports its usage, `prompt` is an estimate and `output` counts events.
 
-    `sent`: a replica took it up. What none took up cost nothing. `cached` is what the answer says came from a prefix
-    cache, None until it does.
+    `sent`: a replica accepted the request; otherwise it costs nothing. `told`: the answer has reported its usage.
+    `cached`: reported prompt tokens from a prefix cache, None until reported.
     """
 
     prompt: int
@@ -30,16 +30,16 @@ class TokenUsage:
 
     @property
     def total(self) -> int:
-        """Prompt and output."""
+        """Prompt and output tokens."""
         return self.prompt + self.output if self.sent else 0
 
     def left(self, output: int) -> None:
-        """The client went before a whole answer could say what it cost: about `output` tokens of it were generated."""
+        """The client left before the answer reported its usage: about `output` tokens were generated."""
         if not self.told:
             self.sent, self.output = True, output
 
     def read(self, data: bytes) -> None:
-        """Take the numbers over where `data`, whole events or a whole answer, holds them."""
+        """Read the usage from `data`, which is whole events or a whole answer, if it contains one."""
         start = data.rfind(_USAGE)
         if start < 0:
             return
@@ -50,7 +50,7 @@ class TokenUsage:
                 self.cached = int(cached[1])
 
     def events(self, data: bytes) -> int:
-        """Count the events in `data` as tokens, while the answer has not told; how many there were."""
+        """Count the events in `data` as tokens until the usage is reported; returns the number of events."""
         count = data.count(b"\n\n")
         if not self.told:
             self.output += count

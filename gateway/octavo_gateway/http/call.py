@@ -1,4 +1,4 @@
-"""A request as far as the gateway has read it."""
+"""The gateway's view of an admitted request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from octavo_protocol.names import HEADER_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that was let in. `path` is the route's own, not the client's spelling.
+    """An admitted request. `path` is the route's own, not the client's spelling.
 
-    `timeout` seconds after `started` the client wants no answer any more.
+    `timeout`: seconds after `started` within which the client needs the answer.
     """
 
     path: str
@@ -30,11 +30,11 @@ class Call:
     timeout: float | None = None
 
     def left(self) -> float:
-        """Seconds of its time that are left."""
+        """Seconds until the request's deadline; infinite without one."""
         return float("inf") if self.timeout is None else self.started + self.timeout - perf_counter()
 
     def expired(self) -> ApiError:
-        """The answer to a request that was not begun in time."""
+        """The error of a request that was not begun in time."""
         return ApiError(
             504,
             f"The request was not begun within its {self.timeout:g} s.",

@@ -1,4 +1,4 @@
-"""The answer to one client: not begun, begun by the gateway while the request is held, or the pod's own."""
+"""The response to one client: not begun, begun by the gateway while the request is held, or the pod's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def error_response(error: ApiError, request_id: str) -> web.Response:
-    """An error object with its status and Retry-After."""
+    """The HTTP response of an error: error object, status and Retry-After."""
     headers = {HEADER_REQUEST_ID: request_id, **error.headers}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
@@ -26,7 +26,7 @@ def error_response(error: ApiError, request_id: str) -> web.Response:
 
 
 class ClientResponse:
-    """What has been said to the client so far, and what may still be said. `headers`: besides the pod's."""
+    """The response to one client, from its first byte to its end. `headers` are added to the pod's."""
 
     def __init__(self, request: web.Request, request_id: str, headers: Mapping[str, str] | None = None) -> None:
         self._request = request
@@ -36,17 +36,17 @@ class ClientResponse:
 
     @property
     def begun(self) -> bool:
-        """Whether status and headers are already at the client."""
+        """True if status and headers have been sent."""
         return self._stream is not None
 
     async def keep_alive(self) -> None:
-        """Tell a client that waits for a stream that it is not forgotten; begins the stream."""
+        """Send a keep-alive comment to a client that waits for a stream; begins the stream."""
         if self._stream is None:
             await self.begin(200, CIMultiDict({"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}))
         await self.write(KEEP_ALIVE)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Send status and headers, unless a keep-alive already did."""
+        """Send status and headers, unless a keep-alive has already sent them."""
         if self._stream is None:
             headers[HEADER_REQUEST_ID] = self._request_id
             headers.update(self._headers)
@@ -66,7 +66,7 @@ class ClientResponse:
         return self._stream
 
     async def fail(self, error: ApiError) -> web.StreamResponse:
-        """Answer with an error: a response if nothing was said yet, else an event, and the connection ends."""
+        """Answer with an error: a response if none has begun, else an event and the end of the connection."""
         if self._stream is None:
             return error_response(error, self._request_id)
         await self.event(error.body())

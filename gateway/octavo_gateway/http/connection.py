@@ -1,12 +1,17 @@
-"""The gateway's side of one client connection: the bounds that aiohttp's server leaves to its user.
+"""The server side of one client connection: adds the bounds that aiohttp's server leaves to its user.
 
-Requests are cut out of the bytes by aiohttp's compiled parser (llhttp, strict for requests). It refuses by itself, and
-for good on that connection: two lengths, a length beside chunks, other codings than `chunked`, folded lines, line feeds
-without carriage return, NUL, a space before the colon, a second `Host`.
+aiohttp's compiled parser (llhttp, strict for requests) parses the requests. It refuses malformed ones by itself, and
+then every further request of the connection:
 
-What it lets through or leaves open is seen to here: HTTP/0.9 and "HTTP/2.0" in a request line, the time that a head may
-take, the size of a whole head, chunks so small that their framing is the load, and a body that turns out malformed
-after its request has begun. Refusals are error objects.
+- two lengths, a length together with chunks, codings other than `chunked`
+- folded lines, line feeds without carriage return, NUL, a space before the colon, a second `Host`
+
+This module refuses the cases that the parser accepts or leaves open, with error objects:
+
+- HTTP/0.9 and "HTTP/2.0" in a request line
+- a head that takes too long or is too large as a whole
+- chunks so small that their framing is the load
+- a body that becomes malformed after its request has begun
 """
 
 from __future__ import annotations
@@ -20,22 +25,22 @@ from aiohttp import HttpVersion10, HttpVersion11, StreamReader, http_exceptions,
 from octavo_gateway.http.client_response import error_response
 from octavo_gateway.openai import ApiError
 
-# Longer than the minute after which common load balancers drop an idle connection: they must be the ones who do.
+# Longer than the minute after which common load balancers close an idle connection: the balancer must close it first.
 IDLE_SECONDS = 75.0
 HEAD_SECONDS = 10.0
-# After a refusal what the client still sends is read for so long: closed at once, it would not hear the refusal.
+# Seconds for which a refused client's data is still read: if closed at once, the client would not get the refusal.
 LINGER_SECONDS = 2.0
 MAX_HEADERS = 100
 MAX_HEAD = 32 * 1024
-# Of the request line, and of one header.
+# Bytes of the request line, and of one header.
 MAX_LINE = 8190
-# Framing of a chunked body may be so many bytes, and this share of what came: chunks of sixteen bytes and more pass.
+# Framing of a chunked body may take so many bytes plus this share of the received bytes: so chunks of 16 bytes pass.
 FRAMING_BYTES = 4096
 FRAMING_SHARE = 0.5
 
 
 class HttpConnection(web.RequestHandler):
-    """One client's connection. `malformed` is called for every request that could not be read."""
+    """One client's connection. `malformed` is called for every request that cannot be parsed."""
 
     __slots__ = ("_body", "_busy", "_head_seconds", "_malformed", "_timer", "_wire")
 
@@ -64,7 +69,7 @@ class HttpConnection(web.RequestHandler):
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, request: web.BaseRequest) -> None:
-        """A head is complete, its request is answered from here on. Raises `ApiError` where it must not be."""
+        """A head is complete and its request begins. Raises `ApiError` if the head is not acceptable."""
         self._stop_timer()
         self._busy = True
         self._body = request.content
@@ -75,14 +80,14 @@ class HttpConnection(web.RequestHandler):
             raise _too_long()
 
     def end(self) -> None:
-        """The request was answered."""
+        """The request has been answered."""
         self._busy = False
 
     def data_received(self, data: bytes) -> None:
-        """Read on. Bytes that belong to no body are the beginning of a head, which has to be complete in time."""
+        """Parse bytes. Those outside of a body begin a head, which has to be complete in time."""
         body = self._body
         if body is None or body.is_eof():
-            # aiohttp calls this without data when it goes on with what it had put aside.
+            # aiohttp calls this without data when it continues with data that it had buffered.
             if data and self._timer is None:
                 self._start_timer()
             super().data_received(data)
@@ -90,13 +95,13 @@ class HttpConnection(web.RequestHandler):
         self._wire += len(data)
         super().data_received(data)
         if self._messages and not body.is_eof():
-            # Another message before the end of this one is the parser's refusal, of which the body does not hear.
+            # A new message before the end of this one is the parser's refusal, which aiohttp does not pass to the body.
             body.set_exception(web.RequestPayloadError())
         elif self._wire - body.total_bytes > FRAMING_BYTES + FRAMING_SHARE * self._wire:
             body.set_exception(ApiError(400, "the body comes in too small chunks; send larger ones", close=True))
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client is gone."""
+        """The connection is closed."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -107,7 +112,7 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 (aiohttp's signature)
     ) -> web.StreamResponse:
-        """What the parser, or aiohttp itself, refuses: an error object, and the connection ends."""
+        """Answer a refusal of the parser, or of aiohttp itself: an error object and the end of the connection."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has already begun")
         self._malformed()
@@ -125,7 +130,7 @@ class HttpConnection(web.RequestHandler):
     def _too_slow(self) -> None:
         self._timer = None
         if self._busy:
-            # A head sent ahead, of a request whose turn comes later.
+            # A pipelined head: its request begins after the current one.
             self._start_timer()
         elif self.transport is not None:
             self._malformed()
@@ -137,7 +142,7 @@ class HttpConnection(web.RequestHandler):
 
 
 def refusal(status: int, exc: BaseException | None) -> ApiError:
-    """What a client is told of a request that could not be read."""
+    """The error for a request that could not be parsed."""
     if isinstance(exc, http_exceptions.LineTooLong) or "Too many headers" in str(exc):
         return _too_long()
     if isinstance(exc, http_exceptions.HttpProcessingError):
@@ -154,7 +159,7 @@ async def listen(
     head_seconds: float = HEAD_SECONDS,
     reuse_port: bool = False,
 ) -> asyncio.Server:
-    """Accept connections for a runner that was set up; the caller closes the server."""
+    """Accept connections for a runner that is set up; the caller closes the server."""
     loop = asyncio.get_running_loop()
     server = runner.server
     if server is None:

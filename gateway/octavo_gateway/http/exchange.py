@@ -1,6 +1,6 @@
-"""One request at one replica: sent, its answer passed on, and how it ended.
+"""The exchange of one request with one replica: sends it, forwards the answer, and records how it ended.
 
-Bytes pass unchanged. A stream that breaks ends with an error event, never as if it were complete.
+Bytes are forwarded unchanged. A broken stream ends with an error event, never as if it were complete.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-# The last event of a stream that came to its end.
+# The last event of a complete stream.
 _DONE = b"data: [DONE]"
-# Answers that are not streamed are read whole before a byte is passed on, so that a broken one can become a 502.
+# An answer without a stream is read whole before its first byte is forwarded, so that a broken one can become a 502.
 MAX_PLAIN_ANSWER = 64 * 1024 * 1024
 _SKIPPED = ("User-Agent", "Accept-Encoding")
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """`request` is the client's, `answer` what the client gets. `ending`: how it ends, as far as is known."""
+    """One exchange. `request` is the client's, `answer` the response to it. `ending`: as known so far."""
 
     session: aiohttp.ClientSession
     metrics: GatewayMetrics
@@ -48,14 +48,14 @@ class Exchange:
     ending: Ending = Ending.NOT_SENT
 
     def outcome(self) -> RequestOutcome:
-        """What the pool is to settle, once `run` is over."""
+        """The outcome for the pool to settle, after `run`."""
         usage = self.call.grant.usage
         return RequestOutcome(self.reservation, self.ending, usage.prompt if usage.sent else 0, usage.output)
 
     async def run(self) -> web.StreamResponse | None:
-        """The answer; None when nothing of one came and another replica may be tried.
+        """The answer; None if no part of one came and another replica may be tried.
 
-        Raises `ApiError` where the replica's answer is none, or time is up.
+        Raises `ApiError` if the replica's answer is invalid, or at the deadline.
         """
         if self.call.left() < headers.MIN_TIMEOUT:
             raise self.call.expired()
@@ -81,19 +81,19 @@ class Exchange:
             self.metrics.answered(self.pool, self.reservation, prompt=usage.prompt, cached=usage.cached)
             return response
         finally:
-            # A replica stops when its connection is closed; only one that was read to its end is kept.
+            # A closed connection makes the replica stop; only a connection read to its end is reused.
             if complete and replica.content.at_eof():
                 replica.release()
             else:
                 replica.close()
 
     async def _open(self) -> aiohttp.ClientResponse | None:
-        """Send the request; the head of the replica's answer, None when it could not be reached."""
+        """Send the request; returns the replica's answer with its head read, None if the replica is unreachable."""
         call, grant = self.call, self.call.grant
         passed = headers.to_pod(self.request.headers, call.request_id, grant.entry.tenant, grant.priority)
         passed[HEADER_WANT_PROMPT] = "1"
         if call.timeout is not None:
-            # What a replica would refuse as malformed is none: so late, it ends the request by itself.
+            # The replica refuses a smaller value as malformed; with this one the request reaches its deadline there.
             passed[HEADER_TIMEOUT] = f"{max(headers.MIN_TIMEOUT, call.left()):.3f}"
         try:
             return await self.session.post(
@@ -111,7 +111,7 @@ class Exchange:
             raise ApiError(502, "The replica gave an answer that is not HTTP.", code="bad_gateway") from None
 
     def _began(self, replica: aiohttp.ClientResponse) -> None:
-        """The head of the answer is there."""
+        """Record the head of the answer."""
         status = replica.status
         self.call.grant.usage.sent = status < 400
         if 400 <= status < 500 and status != 429:
@@ -126,12 +126,12 @@ class Exchange:
             log.warning("%s answered %d", self.reservation.replica.endpoint.name, status, extra=fields)
 
     def _ended(self, replica: aiohttp.ClientResponse, ending: Ending) -> None:
-        """The body of the answer has ended; of an error the status has said all."""
+        """Record the end of the body; for an error the status has already set the ending."""
         if replica.status < 400:
             self.ending = ending
 
     async def _relay(self, replica: aiohttp.ClientResponse, sent: float) -> web.StreamResponse:
-        """Pass an event stream on as it comes, in whole events. `sent`: when it was asked for."""
+        """Forward an event stream as it arrives, in whole events. `sent`: when the request was sent."""
         answer, usage, request_id = self.answer, self.call.grant.usage, self.call.request_id
         await answer.begin(replica.status, headers.to_client(replica.headers, request_id))
         cutter = EventCutter()
@@ -161,7 +161,7 @@ class Exchange:
         return await answer.end()
 
     async def _whole(self, replica: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Pass an answer on that is not a stream."""
+        """Forward an answer that is not a stream."""
         call, answer = self.call, self.answer
         body = bytearray()
         try:
@@ -179,7 +179,7 @@ class Exchange:
             passed = headers.to_client(replica.headers, call.request_id)
             passed.update(call.grant.headers())
             return web.Response(status=replica.status, body=bytes(body), headers=passed)
-        # The client was told 200 while it was held: the replica's refusal can only be an event.
+        # The client got status 200 while its request was held: the replica's refusal can only be an event.
         if replica.status < 400:
             raise ApiError(502, "The replica did not answer with a stream.", code="bad_gateway")
         await answer.event(bytes(body).replace(b"\n", b" "))
@@ -187,5 +187,5 @@ class Exchange:
 
 
 def broken() -> ApiError:
-    """The answer to a client whose replica goes away in the middle of its answer."""
+    """The error if the replica disappears in the middle of its answer."""
     return ApiError(502, "The replica that was answering went away; the answer is incomplete.", code="replica_lost")

@@ -1,4 +1,4 @@
-"""Which headers cross the gateway. Pure."""
+"""Selects the headers that the gateway forwards. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade"}
 )  # fmt: skip
-# Credentials of clients never reach a pod. The body is sent anew and the answer must stay readable, so its length,
-# encodings and the request's conditions are the gateway's own.
+# Credentials of clients never reach a pod. The gateway sends the body itself and has to read the answer, so it sets
+# lengths, encodings and `Expect` itself.
 NOT_TO_POD = HOP_BY_HOP | {
     "authorization", "x-api-key", "api-key", "cookie", "host", "content-length", "content-encoding",
     "accept-encoding", "expect", "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip",
 }  # fmt: skip
 NOT_TO_CLIENT = HOP_BY_HOP | {"content-length", "date", "server", "set-cookie"}
 
-# Tracing headers go through both ways, if they are what their specification says: a trace that a pod cannot read is
-# worse than none. No header is made up: the gateway has no tracer, and a span that nobody records breaks the trace.
+# Tracing headers pass in both directions if they are valid: a trace that a pod cannot parse is worse than none. The
+# gateway creates no tracing header, because it has no tracer, and an unrecorded span breaks the trace.
 # W3C Trace Context, sections 3.2 and 3.3; W3C Baggage, section 3.3; B3 propagation.
 _ID = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _B3 = r"[0-9A-Za-z-]{1,128}"
@@ -35,14 +35,14 @@ _TRACING = {
     for name in ("b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid", "x-b3-sampled", "x-b3-flags")
 }  # fmt: skip
 
-# As the server bounds it.
+# The server's bounds, in seconds.
 MIN_TIMEOUT, MAX_TIMEOUT = 0.001, 86400.0
 _TIMEOUT = re.compile(r"\d{1,6}(\.\d{1,6})?\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
 def to_pod(headers: MultiMapping[str], request_id: str, tenant: str = "", priority: int = 0) -> CIMultiDict[str]:
-    """Headers of the request to the pod. `tenant` empty: nobody's in particular."""
+    """Headers of the request to the pod. An empty `tenant` sends neither tenant nor priority."""
     passed = _without(headers, NOT_TO_POD)
     passed[HEADER_REQUEST_ID] = request_id
     if tenant:
@@ -59,7 +59,7 @@ def to_client(headers: MultiMapping[str], request_id: str) -> CIMultiDict[str]:
 
 
 def timeout(headers: MultiMapping[str]) -> float | None:
-    """Seconds that the client gives the request; None without, and where the pod will refuse what is there."""
+    """The client's time limit for the request in seconds; None if missing, or if the pod will refuse the value."""
     given = headers.getall(HEADER_TIMEOUT, [])
     if len(given) != 1 or not _TIMEOUT.match(given[0]) or not MIN_TIMEOUT <= float(given[0]) <= MAX_TIMEOUT:
         return None
@@ -67,7 +67,7 @@ def timeout(headers: MultiMapping[str]) -> float | None:
 
 
 def request_id(headers: MultiMapping[str], fresh: Callable[[], str]) -> str:
-    """The client's request id where it is harmless in logs and headers, else a fresh one."""
+    """The client's request id if it is safe in logs and headers, else a fresh one."""
     given = headers.get(HEADER_REQUEST_ID, "")
     return given if _REQUEST_ID.match(given) else fresh()
 

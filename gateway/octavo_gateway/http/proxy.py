@@ -1,6 +1,6 @@
-"""One call from client to replica: a place for it, the exchange, another replica where nothing of an answer came.
+"""Forwards one call: reserves a replica, runs the exchange, and retries on another replica if no answer began.
 
-Another one is tried once after a failed connection, and after the 503 of each replica that drains.
+It retries once after a failed connection, and after the 503 of each draining replica.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from octavo_gateway.pool.reservation import Ending, Reservation
 
 log = logging.getLogger(__name__)
 
-# A short wait is not worth giving up the status code for.
+# A stream's response begins only after this silence: a short wait does not justify giving up the status code.
 STREAM_GRACE_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 10.0
 
@@ -32,8 +32,8 @@ KEEP_ALIVE_SECONDS = 10.0
 class Proxy:
     """Forwards calls over one client session.
 
-    `hold_seconds` bounds how long a call waits for a replica; `grace` is the silence before a held stream is begun, and
-    `keep_alive` that between comments.
+    `hold_seconds`: longest wait of a call for a replica. `grace`: silence before the response of a held stream begins.
+    `keep_alive`: seconds between comments.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Proxy:
         self._keep_alive = keep_alive
 
     async def forward(self, request: web.Request, pool: ModelPool, call: Call) -> web.StreamResponse:
-        """Answer one call. Cancelled when the client goes away, which closes the connection to the replica."""
+        """Answer one call. A client that disconnects cancels it, which closes the connection to the replica."""
         answer = ClientResponse(request, call.request_id, call.grant.headers())
         pool.counters.wanted()
         pool.retries.earn()
@@ -87,8 +87,8 @@ class Proxy:
             reason = "draining" if drains else "connect"
             fields = {"request_id": call.request_id}
             log.info("%s did not take the request: %s", replica.endpoint.name, reason, extra=fields)
-            # To leave is no fault and the answer cost nothing: of all that is sent to a replica in the moment in which
-            # it begins to drain, nothing may be lost. One that says so twice to one request counts as faulty.
+            # Draining is no fault and the refusal cost nothing. So a request sent just as the replica began to drain
+            # must not be lost. A replica that refuses one request twice this way counts as faulty.
             if drains and replica not in drained:
                 drained.add(replica)
             elif retried or not pool.retries.spend():
@@ -98,7 +98,7 @@ class Proxy:
             self._metrics.retries.labels(label(pool), reason).inc()
 
     async def _reserve(self, answer: ClientResponse, pool: ModelPool, call: Call, arrival: Arrival) -> Reservation:
-        """A place on a replica, at once or after being held."""
+        """A place on a replica, at once or after a hold."""
         reservation = pool.reserve(call.prompt, call.attributes)
         held = 0.0
         if reservation is None:

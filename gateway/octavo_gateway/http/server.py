@@ -1,4 +1,4 @@
-"""The two HTTP servers: the OpenAI endpoint for clients, the second port for operator and Prometheus."""
+"""The two HTTP servers: the OpenAI endpoint for clients, and the second port for operator and Prometheus."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 MAX_BODY = 8 * 1024 * 1024
 BODY_SECONDS = 60.0
-# Metrics only: no answer reached the client.
+# For metrics only: no answer reached the client.
 CLIENT_GONE = 499
 CHAT = "/v1/chat/completions"
-# Routes that answer without a key; every other one asks for it.
+# Routes that need no key; every other one requires it.
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 
 _ID = web.RequestKey("id", str)
@@ -48,10 +48,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class HealthEndpoints:
-    """Whether the gateway may get traffic.
+    """State of the gateway for its probes and its drain.
 
-    `synced`: the first table was read, which sets `ready`. `requests` are those under way; `idle` is set when the last
-    one is over.
+    `synced`: the first table was read, which sets `ready`. `requests`: number of open requests; `idle` is set when the
+    last one ends.
     """
 
     start_time: float
@@ -90,7 +90,7 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Request id, key and errors of every route, those that do not exist included."""
+        """Handle request id, key and errors for every route, unknown ones included."""
         request_id = headers.request_id(request.headers, _fresh_id)
         request[_ID] = request_id
         self.status.requests += 1
@@ -113,7 +113,7 @@ class Api:
             self._count(request, CLIENT_GONE)
             raise
         except ConnectionError:
-            # The client went away while it was written to; aiohttp drops what is answered now.
+            # The client disconnected during a write; aiohttp drops this response.
             response = web.Response(status=CLIENT_GONE)
         except Exception:
             log.exception("request failed", extra={"request_id": request_id})
@@ -229,12 +229,12 @@ class Admin:
 
 
 async def _later(_: web.Request) -> None:
-    """A client that asks before it sends its body hears `100 Continue` only once it has been let in: see `_body`."""
+    """Delays `100 Continue` until the request is admitted: `_body` sends it."""
 
 
 @web.middleware
 async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Tell the connection when its head was complete and when it was answered, as `Api` does with all else."""
+    """Middleware: reports head and answer of each request to the connection, as the guard of `Api` does."""
     connection = request.protocol
     if not isinstance(connection, HttpConnection):
         return await handler(request)
@@ -248,7 +248,7 @@ async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse
 
 
 async def _body(request: web.Request, seconds: float) -> bytes:
-    """The body. Raises `ApiError` 408 when it comes too slowly, and aiohttp's 413 when it is too long."""
+    """The body. Raises `ApiError` 408 if it arrives too slowly, and aiohttp's 413 if it is too long."""
     if (request.content_length or 0) > MAX_BODY:
         raise web.HTTPRequestEntityTooLarge(MAX_BODY, request.content_length or 0)
     expect = request.headers.get("Expect")
@@ -256,9 +256,9 @@ async def _body(request: web.Request, seconds: float) -> bytes:
         if expect.lower() != "100-continue":
             raise ApiError(417, "the only expectation that can be met is 100-continue")
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # An interim answer is none: the real one may still become an error.
+        # An interim response does not count as output: the final one may still become an error.
         request.writer.output_size = 0
-    if request.content.is_eof():  # Most bodies come with their heads.
+    if request.content.is_eof():  # Most bodies arrive with their heads.
         return await request.read()
     try:
         async with asyncio.timeout(seconds):
@@ -273,7 +273,7 @@ def _fresh_id() -> str:
 
 
 async def _anonymous(_: web.Request, response: web.StreamResponse) -> None:
-    """No name and version of the libraries at work."""
+    """Remove the name and version of the library from the headers."""
     response.headers.pop("Server", None)
 
 
@@ -282,7 +282,7 @@ def _json(data: bytes) -> web.Response:
 
 
 def _refusal(refused: web.HTTPException, request: web.Request) -> ApiError:
-    """The own refusals of aiohttp as error objects."""
+    """A refusal of aiohttp as an error object."""
     messages = {
         404: "no such path; the endpoints are /v1/chat/completions, /v1/completions and /v1/models",
         405: f"{request.method} is not allowed here",

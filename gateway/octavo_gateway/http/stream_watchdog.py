@@ -1,7 +1,7 @@
-"""The end of a replica's connection is the end of its answer.
+"""Ends the reading of an answer when its connection ends.
 
-aiohttp's client closes the connection when it cannot parse what comes, in the middle of a body too, but the reader of
-that body gets no exception: it would wait without end.
+aiohttp's client closes the connection when it cannot parse the data, in the middle of a body too. But the reader of
+that body gets no exception and would wait without end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import aiohttp
 
 @contextmanager
 def fail_on_close(response: aiohttp.ClientResponse) -> Iterator[None]:
-    """While a body is read: raise `ClientPayloadError` to its reader when the connection ends before it does."""
+    """Raise `ClientPayloadError` to the reader of a body if the connection ends before the body does."""
     protocol = response.connection.protocol if response.connection is not None else None
     closed = protocol.closed if protocol is not None else None
-    if closed is None:  # The body is complete already, or its end is known.
+    if closed is None:  # The body is already complete, or its end is known.
         yield
         return
 

@@ -1,1 +1,1 @@
-"""The process: workers, signals, waking of models without replicas."""
+"""The process: workers, signals, polling of replicas and peers, wake-up of models without replicas."""

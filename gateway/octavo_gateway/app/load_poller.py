@@ -1,4 +1,4 @@
-"""Ask every replica for its load report, about once a second."""
+"""Polls every replica for its load report, about once a second."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ INTERVAL_SECONDS = 1.0
 TICK_SECONDS = 0.1
 TIMEOUT = aiohttp.ClientTimeout(total=0.9)
 CONCURRENCY = 64
-# All keys of a cache of 190,000 blocks.
+# Bytes of a report with all keys of a cache of 190,000 blocks.
 MAX_REPORT = 2 * 1024 * 1024
 
 
 async def poll(registry: ModelRegistry, session: aiohttp.ClientSession) -> None:
-    """Keep all reports fresh. A new replica is asked at once; held requests are dispatched in the same rhythm."""
+    """Keep all reports fresh. A new replica is polled at once; each tick also dispatches held requests."""
     slots = asyncio.Semaphore(CONCURRENCY)
     async with asyncio.TaskGroup() as tasks:
         while True:
@@ -43,7 +43,7 @@ def _wanted(replica: Replica) -> bool:
 
 
 async def _ask(pool: ModelPool, replica: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore) -> None:
-    """Get one replica's report; whatever fails, the other replicas are asked on."""
+    """Get one replica's report; no failure stops the polling of the other replicas."""
     try:
         await _poll_one(pool, replica, session, slots)
     except Exception as error:  # noqa: BLE001 (whatever it is, the others count)
@@ -53,7 +53,7 @@ async def _ask(pool: ModelPool, replica: Replica, session: aiohttp.ClientSession
 async def _poll_one(
     pool: ModelPool, replica: Replica, session: aiohttp.ClientSession, slots: asyncio.Semaphore
 ) -> None:
-    """Take one report. One that does not come is no error: the last one ages and is left out of the choice."""
+    """Take one report. A missing report is no error: the last one ages until routing ignores it."""
     try:
         async with slots:
             replica.asked(pool.clock())
@@ -65,12 +65,12 @@ async def _poll_one(
         return
     finally:
         replica.waiting = False
-    # The pod may be gone, and another have its address.
+    # The pod may be gone, and another pod may have its address.
     if data is None or pool.replicas.get(replica.url) is not replica:
         return
     if len(data) > MAX_REPORT:
         pool.reports.distrust(replica, "size", f"its load report is longer than {MAX_REPORT} bytes")
-        # Perhaps its cache is that large. Its load is still worth knowing: asked for at once, without the cache.
+        # Perhaps its cache is that large. Its load is still needed: poll again at once, without the cache.
         if replica.tells_cache:
             replica.tells_cache = False
             replica.asked_at = float("-inf")
@@ -84,7 +84,7 @@ async def _poll_one(
 
 
 async def _read(session: aiohttp.ClientSession, url: str, query: dict[str, str]) -> bytes | None:
-    """The answer, or as much of it as shows that it is too long; None when there is no report."""
+    """The body, cut off once it is longer than MAX_REPORT; None without a report."""
     async with session.get(url, params=query, timeout=TIMEOUT) as response:
         if response.status != 200:
             return None

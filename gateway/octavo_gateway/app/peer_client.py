@@ -1,4 +1,4 @@
-"""Hear what the other gateways let through, about once a second, so that limits hold for all of them together."""
+"""Polls the limit gossip of the other gateways, about once a second, so that limits apply to all of them together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 1.0
 TIMEOUT = aiohttp.ClientTimeout(total=0.8)
-# Of a gateway with ten thousand limited keys.
+# Bytes of the message of a gateway with ten thousand limited keys.
 MAX_WORDS = 4 * 1024 * 1024
 
 
 class PeerClient:
-    """Asks every address that `hosts` (name and port of second ports) resolve to. One of them may be this gateway.
+    """Polls every address that `hosts` (name and port of second ports) resolve to. One of them may be this gateway.
 
-    `gateways` is told how many there are, this one included.
+    `gateways` is called with the number of gateways, this one included.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class PeerClient:
         self._failed: set[str] = set()
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Poll until cancelled."""
         while True:
             await asyncio.sleep(ROUND_SECONDS)
             await self.round()
 
     async def round(self) -> None:
-        """Ask everyone once, and share the limits out anew."""
+        """Poll every peer once, and divide the limits into new parts."""
         found: dict[str, None] = {}
         for host, port in self._hosts:
             found.update(dict.fromkeys(await self._resolver.addresses(host, port)))
@@ -64,7 +64,7 @@ class PeerClient:
         self._known = {address: known for address, known in self._known.items() if address in found}
         self._failed &= found.keys()
         silent = frozenset(address for address, said in zip(found, heard, strict=True) if not said)
-        # Once is no news: a gateway that starts, as this one in its first round, has no second port yet.
+        # Log only the second failure in a row: a starting gateway, this one in its first round too, has no second port.
         missing, self._silent = silent & self._silent, silent
         if missing != self._missing:
             log.warning("gateways that do not answer: %s", ", ".join(sorted(missing)) or "none any more")
@@ -95,7 +95,7 @@ class PeerClient:
         return True
 
     async def _heard(self, address: str) -> bool:
-        """Whether one of them answered; whatever its answer makes go wrong here, the others are heard."""
+        """True if one peer answered; no error caused by its answer stops the polling of the others."""
         try:
             return await self._hear(address)
         except Exception as error:

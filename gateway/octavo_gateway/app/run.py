@@ -1,4 +1,4 @@
-"""Put the parts together, serve, and end well: drain on SIGTERM."""
+"""Assembles the gateway, serves, and drains on SIGTERM."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from octavo_gateway.queueing.hold_queue import Bounds
 
 log = logging.getLogger(__name__)
 
-# Below the five seconds after which uvicorn closes an idle connection: a request must not meet a closing one.
+# Below the five seconds after which uvicorn closes an idle connection: a request must not use a closing connection.
 REPLICA_IDLE_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
-# Draining comes before; what is left then is cut.
+# Seconds for open requests after the drain; the remaining ones are cancelled.
 SHUTDOWN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """What the command line says. `static` None: Kubernetes; `namespaces` None: all, empty: the pod's own.
+    """Options from the command line. `static` None: Kubernetes; `namespaces` None: all, empty: the pod's own.
 
     `worker` is None for a gateway of one process.
     """
@@ -69,7 +69,7 @@ class GatewayOptions:
 
 
 async def run(options: GatewayOptions) -> int:
-    """Serve until SIGTERM or SIGINT, drain, and give the exit code."""
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,7 +90,7 @@ async def run(options: GatewayOptions) -> int:
         gossip = LimitGossip(access.accounts, uuid4().hex)
         if options.peers:
             peers = PeerClient(gossip, own, options.peers, time.monotonic, metrics, registry.shared_by)
-            # Not before it is known what is left of the limits.
+            # Serve only once the remainder of the limits is known.
             await peers.round()
             background.append(asyncio.create_task(peers.run()))
         proxy = Proxy(forwarding, metrics, options.bounds.seconds)
@@ -98,11 +98,11 @@ async def run(options: GatewayOptions) -> int:
         shared = options.worker is not None
         if shared:
             await stack.enter_async_context(_end_with_parent(stop))
-            # Others accept on this port already: who knows no model yet must not answer for them.
+            # Other workers already accept on this port: one without a model table must not answer their clients.
             if await _until(background, stop, status.ready):
                 return 1
         bound = options.head_seconds
-        # Before the public port: once that accepts connections, health and metrics are reachable too.
+        # Start it before the public port: once that accepts connections, health and metrics are reachable too.
         admin = Admin(registry, metrics, status, lambda: gossip.say(time.monotonic()))
         await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, bound)
         public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)
@@ -117,7 +117,7 @@ async def run(options: GatewayOptions) -> int:
 
 @asynccontextmanager
 async def replica_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client session for pods: no limit of its own, no proxies, no cookies, dead peers noticed by TCP keep-alive."""
+    """A client session for pods: no connection limit, no proxies, no cookies; TCP keep-alive detects dead peers."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=REPLICA_IDLE_SECONDS, socket_factory=_socket)
     async with aiohttp.ClientSession(
         connector=connector,
@@ -134,7 +134,7 @@ def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.so
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A pod whose node is gone sends nothing, not even a reset: given up after 15 + 3 x 5 s.
+    # A pod on a lost node sends nothing, not even a reset: the connection fails after 15 + 3 x 5 s.
     for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
         made.setsockopt(socket.IPPROTO_TCP, option, value)
     return made
@@ -151,7 +151,7 @@ async def _tables(options: GatewayOptions, registry: ModelRegistry, status: Heal
     if options.static is not None:
         update(options.static)
         await asyncio.Event().wait()
-    # Seconds of import and a hundred megabytes that a gateway without Kubernetes does not need.
+    # This import takes seconds and a hundred megabytes, and a gateway without Kubernetes does not need it.
     from octavo_gateway.discovery import kube_watch  # noqa: PLC0415
 
     namespaces = options.namespaces
@@ -179,7 +179,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _end_with_parent(stop: asyncio.Event) -> AsyncIterator[None]:
-    """Stop when standard input ends: the parent holds its other end, and nobody else."""
+    """Stop when standard input ends: only the parent process holds its other end."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -193,7 +193,7 @@ async def _end_with_parent(stop: asyncio.Event) -> AsyncIterator[None]:
 
 
 async def _until(background: list[asyncio.Task[None]], *events: asyncio.Event) -> bool:
-    """Wait for one of the events; True when a part of the gateway failed before."""
+    """Wait for one of the events; True if a background task failed first."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     done, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
     for event in waiting:
@@ -208,7 +208,7 @@ async def _until(background: list[asyncio.Task[None]], *events: asyncio.Event) -
 async def _drain(
     options: GatewayOptions, registry: ModelRegistry, status: HealthEndpoints, public: asyncio.Server
 ) -> None:
-    """Refuse readiness, accept a little longer while clients learn of it, then let running answers finish."""
+    """Fail the readiness probe, accept requests for the drain delay, then let running answers finish."""
     status.draining = True
     log.info("draining: %d requests under way", status.requests)
     await asyncio.sleep(options.drain_delay)

@@ -1,4 +1,4 @@
-"""Tell the operator that requests are held for a deployment without a ready replica."""
+"""Wakes deployments: notifies the operator of held requests for a deployment without a ready replica."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 TICK_SECONDS = 0.1
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
-# The operator also sees held requests in this gateway's report; a repetition only covers a lost leader.
+# Seconds to the next call. This gateway's report also lists held requests; the repetition only covers a lost leader.
 ACCEPTED_PAUSE = 15.0
 
 
 class Waker:
-    """Calls the operator for every deployment that holds requests and has no pod for them, until one accepts.
+    """Calls the operator for every deployment that holds requests and has no accepting pod, until a call is accepted.
 
-    Every replica of the operator is asked in turn: the one that does not lead answers 421.
+    It calls every replica of the operator in turn: a replica that is not the leader answers 421.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Waker:
         self._calls: dict[Key, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Watch for held requests, for ever."""
+        """Watch for held requests until cancelled."""
         try:
             while True:
                 for pool in self._registry.pools():
@@ -80,7 +80,7 @@ class Waker:
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def _call(self, pool: ModelPool) -> bool:
-        """Ask every replica of the operator once; True when one accepted."""
+        """Call every replica of the operator once; True if one accepted."""
         namespace, name = pool.deployment.key
         body = msgspec.json.encode({"namespace": namespace, "name": name})
         for address in await self._resolver.addresses(self._host, self._port):

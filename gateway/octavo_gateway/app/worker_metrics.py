@@ -1,7 +1,7 @@
-"""What several workers of one gateway say, as if one process said it. No I/O.
+"""Merges the reports and metrics of several workers into those of one gateway. No I/O.
 
-Counters of a worker that ended are kept: within the parent's life the sums only grow, as readers of reports and metrics
-expect. What a worker counted after it was last heard goes with it.
+Counters of an ended worker are kept: until the parent restarts the sums only grow, as readers of reports and metrics
+expect. Counts of a worker after its last poll are lost with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 
 from octavo_protocol.load import CanaryTraffic, GatewayReport, ModelTraffic, TrackTraffic
 
-# Gauges of things each worker has its own of. All others say the same in every worker, or the worst of them counts.
+# Gauges that are summed over the workers. All others are equal in every worker, or the worst value counts.
 _SUMMED = {"octavo_gateway_in_flight_requests", "octavo_gateway_held_requests", "octavo_gateway_held_by_priority"}
 _LEAST = {"octavo_gateway_key_file_valid"}
 _LEAST_STATES = {"heard", "accepting"}
@@ -31,7 +31,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class WorkerTotals:
-    """`start_time` of the parent; reports and metrics of the workers that run, by number."""
+    """Totals over all workers: reports and metrics of the running ones by number. `start_time`: of the parent."""
 
     start_time: float
     _sequence: int = 0
@@ -41,12 +41,12 @@ class WorkerTotals:
     _past_series: Counter[Series] = field(default_factory=Counter)
 
     def heard(self, worker: int, report: GatewayReport, exposition: str) -> None:
-        """Take over what a worker says now."""
+        """Replace a worker's report and metrics."""
         self._reports[worker] = report
         self._families[worker] = list(text_string_to_metric_families(exposition))
 
     def ended(self, worker: int) -> None:
-        """A worker is gone: its counters stay, its requests do not."""
+        """Drop an ended worker's requests, and keep its counters."""
         report = self._reports.pop(worker, None)
         for model in report.models if report else ():
             over = replace(model, in_flight=0, held=0, held_prompt_tokens=0, oldest_hold=0.0, pods={})
@@ -60,7 +60,7 @@ class WorkerTotals:
     def report(self) -> GatewayReport:
         """The sum over all workers, for the operator.
 
-        A model is listed when every worker that has read its models lists it: only then do all of them hold for it.
+        A model is listed if every worker with a model table lists it: only then do all workers hold requests for it.
         """
         self._sequence += 1
         read = [{(m.namespace, m.name): m for m in each.models} for each in self._reports.values() if each.models]
@@ -72,7 +72,7 @@ class WorkerTotals:
         return GatewayReport(sequence=self._sequence, start_time=self.start_time, models=models)
 
     def exposition(self) -> bytes:
-        """Prometheus text format."""
+        """All metrics in the Prometheus text format."""
         registry = CollectorRegistry()
         registry.register(_Collected(self._merged()))
         return generate_latest(registry)
@@ -114,12 +114,12 @@ def _series(sample: Sample) -> Series:
 
 
 def _lasting(family: Metric) -> list[Sample]:
-    """Without the times at which a process made its series: the sum of times is none."""
+    """Samples without the creation times of series, because a sum of times has no meaning."""
     return [sample for sample in family.samples if not sample.name.endswith("_created")]
 
 
 def _added(traffic: Sequence[ModelTraffic]) -> ModelTraffic:
-    """One model's traffic at several workers. All that is said of it adds up, but for times."""
+    """The traffic of one model over several workers: the sums of the counts, and the maximum of each time."""
     first = traffic[0]
     pods: Counter[str] = Counter()
     for each in traffic:
@@ -139,7 +139,7 @@ def _added(traffic: Sequence[ModelTraffic]) -> ModelTraffic:
 
 
 def _canary(step: CanaryTraffic | None, all_of_them: Sequence[CanaryTraffic]) -> CanaryTraffic | None:
-    """Evidence of the same step only: a worker that has not heard of a new step counts for the old one."""
+    """Sums evidence of the same step only: a worker with an older table still counts for the old step."""
     if step is None:
         return None
     same = [each for each in all_of_them if each.step == step.step]

@@ -1,6 +1,6 @@
-"""Several worker processes behind one port: each accepts by itself (SO_REUSEPORT), a parent keeps them alive.
+"""Runs several worker processes behind one port: each accepts by itself (SO_REUSEPORT), a parent restarts them.
 
-The parent answers the second port for all of them. Worker number I has a second port of its own, I + 1 above the
+The parent serves the second port for all workers. Worker number I also has its own second port, I + 1 above the
 parent's.
 """
 
@@ -34,7 +34,7 @@ POLL_SECONDS = 1.0
 TIMEOUT = aiohttp.ClientTimeout(total=0.8)
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-# A worker that has run for so long begins with the first pause again.
+# Seconds of running after which a worker's back-off is reset to the first pause.
 WELL_SECONDS = 60.0
 
 
@@ -52,7 +52,7 @@ class _Worker:
 
 @dataclass(slots=True, eq=False)
 class Parent:
-    """Runs `count` times `command`, to which a worker's number is added. `host` is that of the second ports."""
+    """Runs `count` workers: `command` with the worker's number appended. `host`: address of the second ports."""
 
     command: Sequence[str]
     count: int
@@ -64,7 +64,7 @@ class Parent:
     _workers: list[_Worker] = field(default_factory=list)
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT, which the workers get too. The exit code is 0 when all of them ended well."""
+        """Run until SIGTERM or SIGINT, then terminate the workers. The exit code is 0 if all workers returned 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -81,12 +81,12 @@ class Parent:
         return 1 if any(codes) else 0
 
     async def _keep(self, worker: _Worker) -> int:
-        """Start one worker, and again when it ends; its last exit code."""
+        """Start one worker, and restart it when it ends; returns its last exit code."""
         pause = FIRST_PAUSE
         while True:
             began, worker.up = time.monotonic(), False
             ever = worker.process is not None
-            # The worker ends when its standard input does: it must not outlive a parent that was killed.
+            # The worker ends when its standard input does: it must not outlive a killed parent.
             worker.process = await asyncio.create_subprocess_exec(
                 *self.command, "--worker", str(worker.number), stdin=PIPE
             )
@@ -98,7 +98,7 @@ class Parent:
                 return code
             log.error("worker %d ended with code %d", worker.number, code)
             if not worker.up and not ever:
-                # What it cannot do at first it will not learn: say so by ending, with all others.
+                # A worker that fails at its first start will fail again: end all workers, so that the error shows.
                 self._stop.set()
                 return code or 1
             pause = FIRST_PAUSE if time.monotonic() - began > WELL_SECONDS else min(LONGEST_PAUSE, 2 * pause)
@@ -113,7 +113,7 @@ class Parent:
                 worker.process.terminate()
 
     async def _poll(self, session: aiohttp.ClientSession) -> None:
-        """Hear the workers now and then: what a worker counts after that is lost when it dies."""
+        """Poll the workers every second: counts after the last poll are lost when a worker dies."""
         while True:
             await self._hear_all(session)
             await asyncio.sleep(POLL_SECONDS)
@@ -139,7 +139,7 @@ class Parent:
 
     @asynccontextmanager
     async def _served(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-        """The second port."""
+        """Serve the second port."""
 
         async def report(_: web.Request) -> web.Response:
             await self._hear_all(session)
@@ -163,7 +163,7 @@ class Parent:
 
 
 def reachable(host: str) -> str:
-    """Where the own host's second ports are reached."""
+    """The address at which this host's second ports are reachable."""
     if host in {"0.0.0.0", "::", ""}:  # noqa: S104 (compared, not bound)
         return "127.0.0.1"
     return host

@@ -1,1 +1,1 @@
-"""One OpenAI-compatible endpoint for all models of an installation."""
+"""The gateway: one OpenAI-compatible endpoint for all models of an installation."""

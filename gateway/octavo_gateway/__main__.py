@@ -30,7 +30,7 @@ _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the gateway until SIGTERM or SIGINT; the exit code."""
+    """Run the gateway until SIGTERM or SIGINT; returns the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"octavo-gateway: {error}", file=sys.stderr)
         return 2
     json_logs.configure("json", given.log_level)
-    # One traceback per malformed request of a stranger; failures of the handlers are logged by the handlers.
+    # aiohttp logs a traceback per malformed request, which any client can send; handlers log their own failures.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    # A stream is two connections. Shells and runtimes often give a thousand to programs that do not ask for more.
+    # A stream takes two connections. The default soft limit is often a thousand, so raise it to the hard limit.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # A laptop is not to be opened to its network by accident; a pod is of no use without.
+    # Outside of a cluster the default must not expose the gateway to the network; in a pod it must listen to it.
     everywhere = "0.0.0.0" if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"  # noqa: S104
     parser = argparse.ArgumentParser(
         prog="octavo-gateway", description="One OpenAI-compatible endpoint for all models of an installation."
@@ -179,7 +179,7 @@ def _options(given: argparse.Namespace) -> GatewayOptions:
     operator = None
     peers = tuple(_peer(text) for text in given.peers or ())
     if given.worker is not None:
-        # Every worker is a gateway to the others: of this process' parent, and of those elsewhere.
+        # Every worker counts as a gateway: those of the own parent, and those of other gateways.
         hosts = peers or ((reachable(given.admin_host), given.admin_port),)
         peers = tuple((host, worker_port(port, number)) for host, port in hosts for number in range(given.workers))
     if given.operator_service:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. Labels carry deployments and status codes, never text of a user."""
+"""Prometheus metrics of the gateway. Labels contain deployments and status codes, never text of a user."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.pool.reservation import Reservation
 
 UNKNOWN = "unknown"
-# Names of keys that get series of their own; the others, and keys without a name, share one each.
+# Number of key names with their own series; all other names share one series, and keys without a name another.
 MOST_KEYS = 200
 _HOLD_BUCKETS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 _OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
 def label(pool: ModelPool) -> str:
-    """The value of `model` for a deployment: its served name, so that aliases and made-up names add no series."""
+    """The value of the label `model`: the served name, so that aliases and invented names add no series."""
     return pool.deployment.models[0]
 
 
@@ -95,7 +95,7 @@ class GatewayMetrics:
         registry.register(_Gauges(models))
 
     def key(self, name: str) -> str:
-        """The value of the label `key` for requests with an API key of that name; "" is a key without one."""
+        """The value of the label `key` for requests with an API key of that name; "" for a key without a name."""
         if not name:
             return "unnamed"
         if name not in self._keys:
@@ -105,22 +105,22 @@ class GatewayMetrics:
         return name
 
     def routed(self, pool: ModelPool, reservation: Reservation) -> None:
-        """Count a choice."""
+        """Count a routing choice."""
         model = label(pool)
         self._routed.labels(model, reservation.choice.reason).inc()
         if reservation.choice.against:
             self._against.labels(model).inc()
 
     def answered(self, pool: ModelPool, reservation: Reservation, *, prompt: int, cached: int | None) -> None:
-        """Compare the prompt tokens that were cached with what was predicted; None where the answer did not tell."""
+        """Count predicted and actual cached prompt tokens. `cached` is None if the answer did not report it."""
         if cached is not None:
             model = label(pool)
             for kind, tokens in (("all", prompt), ("predicted", reservation.matched), ("cached", cached)):
                 self._prefix.labels(model, kind).inc(tokens)
 
     def exposition(self) -> bytes:
-        """Prometheus text format."""
-        # From zero on: a counter that begins with its first event hides that event from `rate` and `increase`.
+        """All metrics in the Prometheus text format."""
+        # Create the series at zero: `rate` and `increase` miss the first event of a series that begins with it.
         for pool in self._models.pools():
             self.broken.labels(label(pool))
             self._against.labels(label(pool))

@@ -1,4 +1,4 @@
-"""The OpenAI surface the gateway itself speaks: error objects, the two fields it reads, the model list."""
+"""The part of the OpenAI API that the gateway implements itself: error objects, request fields, the model list."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import msgspec
 from octavo_gateway.discovery.endpoints import Deployment
 
 MAX_RETRY_AFTER = 120
-# Tokens; more than any pool holds.
+# Upper bound of a request's output tokens, larger than any pool.
 MOST_OUTPUT = 2**53
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
-    """An answer with an OpenAI error object. `retry_after` in seconds becomes an integer header of 1 to 120.
+    """An error response with an OpenAI error object. `retry_after` in seconds becomes an integer header of 1 to 120.
 
-    `headers` are those it has besides.
-    `close`: the connection ends with it, because what follows on it cannot be trusted.
+    `headers`: additional headers. `close`: close the connection, because further data on it cannot be trusted.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ _NOTHING = msgspec.Raw()
 
 
 class RequestHead(msgspec.Struct, frozen=True):
-    """All the gateway reads of a request body."""
+    """The fields of a request body that the gateway reads."""
 
     model: str
     stream: bool | None = None
-    # Whatever they are: what is wrong with them is for the replica to say.
+    # Any type is accepted: the replica validates these fields.
     priority: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
@@ -72,7 +71,7 @@ class RequestHead(msgspec.Struct, frozen=True):
     def text(self, *, chat: bool) -> bytes:
         """The prompt as JSON without its end, so that the text of a conversation's next turn begins with it.
 
-        Of the field that the route reads; null is none.
+        It comes from the field that the route reads; null counts as empty.
         """
         found = bytes(self.messages if chat else self.prompt)
         return b"" if found == b"null" else found[:-1].rstrip()
@@ -82,7 +81,7 @@ _decoder = msgspec.json.Decoder(RequestHead)
 
 
 def read_head(body: bytes) -> RequestHead:
-    """The model and whether the answer is streamed. Raises `ApiError` 400 naming the field when they are malformed."""
+    """Decode the fields of a request body. Raises `ApiError` 400, which names a malformed field."""
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -95,15 +94,15 @@ def read_head(body: bytes) -> RequestHead:
 
 
 def most_output(head: RequestHead) -> float | None:
-    """The most tokens that an answer may have, None when the request does not bound it."""
+    """Upper bound of the answer's tokens, None if the request sets none."""
     named = [most for most in (head.max_tokens, head.max_completion_tokens) if type(most) is int and most > 0]
     choices = head.n if type(head.n) is int and head.n > 0 else 1
-    # JSON's integers have no bound, floats do.
+    # JSON's integers are unbounded, floats are not.
     return float(min(MOST_OUTPUT, min(named) * choices)) if named else None
 
 
 def unknown_model(model: str) -> ApiError:
-    """404 for a model nobody serves, or not to this key: which of the two it is is not told."""
+    """Error 404 for an unknown model, or one that the key may not use; the error does not reveal which."""
     shown = model if len(model) <= 128 else model[:128] + "…"
     return ApiError(
         404,
@@ -114,7 +113,7 @@ def unknown_model(model: str) -> ApiError:
 
 
 def model_list(deployments: Iterable[Deployment]) -> bytes:
-    """`GET /v1/models`: every served name and alias of these."""
+    """`GET /v1/models`: every served name and alias of these deployments."""
     data = [_model(name, deployment) for deployment in deployments for name in deployment.models]
     return msgspec.json.encode({"object": "list", "data": data})
 

@@ -1,11 +1,11 @@
 """The CUDA backend: a decoder in Triton kernels and cuBLAS on one GPU.
 
-Where what is proven:
+Three kinds of tests cover it:
 
-- in Triton's interpreter, on tensors of the CPU (tests/kernels): every kernel, the decoder, the sampler, blocks to the
-  host and back, the whole engine token for token, launched ahead and through recorded graphs, the budget, and that
-  `rehearsal` needs no other tiles than serving;
-- by compiling for cards that are not there (tests/kernels/test_compiles.py): that kernels compile, fit a card's shared
-  memory and do not spill;
-- on a card only (`python -m bench.gpu check`): races, pinned and asynchronous copies, rounding of bfloat16, and speed.
+- Triton's interpreter, on CPU tensors (tests/kernels): every kernel, the decoder, the sampler, block transfers to the
+  host and back, and the memory budget. The whole engine is compared token for token, with steps launched ahead and
+  with graph replay. A test also checks that `rehearsal` needs the same tiles as serving.
+- Compilation for GPUs that are not present (tests/kernels/test_compiles.py): kernels compile, fit the GPU's shared
+  memory and do not spill.
+- A GPU (`python -m bench.gpu check`): races, pinned and asynchronous copies, bfloat16 rounding, and speed.
 """

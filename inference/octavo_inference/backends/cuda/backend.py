@@ -1,7 +1,7 @@
 """The CUDA backend: a copy of the row table, `Decoder` and `Sampler` behind the engine's protocol.
 
-Under TRITON_INTERPRET=1 the same code runs on the CPU, its kernels interpreted one program after the other: slow, and
-the proof that everything but the speed is right.
+With TRITON_INTERPRET=1 the same code runs on the CPU, and Triton interprets the kernels one program at a time. This is
+slow, and it checks everything except speed.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD = 256
 _NO_IDS = np.empty(0, np.int32)
 _NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
-"""A step of no sequences: filled up to a shape it computes as much as one, and leaves nothing behind."""
+"""A step without sequences. Padded to a graph's shape it computes as much as a full step, and stores nothing."""
 
 _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """A step on its way, of a backend that `check`s its device after an error."""
+    """A launched step. `check` tests the device after an error."""
 
     chosen: Chosen
     check: Callable[[], None]
 
     def collect(self) -> StepResult:
-        """Wait for it. Raises `DeviceLostError` when the GPU is gone."""
+        """Wait for the result. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self.check):
             return self.chosen.collect()
 
 
 class CudaBackend:
-    """`Backend` on one GPU. All its memory is allocated when it is made.
+    """`Backend` on one GPU. All its memory is allocated at creation.
 
-    `graphs` are those of decoding steps; None where every step is launched kernel by kernel.
+    `graphs` holds the CUDA graphs of decode steps; None where every step is launched kernel by kernel.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class CudaBackend:
         group: RankGroup = ALONE,
         capture: Capture | None = None,
     ) -> CudaBackend:
-        """Load the weights onto the device and allocate everything else there.
+        """Load the weights onto the device and allocate all other device memory.
 
-        Of a larger `group`, config and weights are the rank's shard: steps then wait for the other ranks to make them
-        too. `capture` records graphs (`graphs.CudaCapture`). `progress` is told the bytes of weights that are there and
-        that there will be. Raises `ModelError` and `SettingsError` for what the kernels or the card cannot do.
+        In a `group` of several ranks, config and weights are the rank's shard, and every step waits for the other
+        ranks. `capture` records graphs (`graphs.CudaCapture`). `progress` receives the bytes of weights loaded and
+        their total. Raises `ModelError` and `SettingsError` for requests that the kernels or the GPU do not support.
         """
         check(config, device, kv_dtype)
         if device.torch.type == "cuda":
-            # cuBLAS may else add parts of a sum in bfloat16.
+            # By default cuBLAS may add partial sums in bfloat16.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
@@ -170,7 +170,7 @@ class CudaBackend:
         return cls(device, decoder, rows, sampler, failpoints or Failpoints(""), capture)
 
     def warm_up(self) -> None:
-        """Have all kernels compiled and loaded, and graphs captured: the first requests are not to wait for that."""
+        """Compile and load all kernels and capture graphs, so that the first requests do not wait for that."""
         for step in rehearsal(self._decoder.limits):
             self.launch(step).collect()
         self.copy_blocks([(0, 1)])
@@ -180,7 +180,7 @@ class CudaBackend:
                 self.graphs.start()
 
     def launch(self, step: RowStep) -> CudaStep:
-        """Start a step; the ones before it are computed first. Raises `DeviceLostError` when the GPU is gone."""
+        """Launch a step; the device runs it after the earlier steps. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self._synchronize):
             self._failpoints.hit("gpu.step")
             self._rows.apply(step.changes)
@@ -194,13 +194,14 @@ class CudaBackend:
                 self.graphs.replay(shape)
             logits = self._decoder.logits(size.samples)
             if any(step.sample.penalties):
-                # A graph has no room for them: they change the logits it left, from which tokens are chosen once more.
+                # Graphs do not contain penalties. They are applied to the logits after replay, and tokens are sampled
+                # again.
                 self._sampler.penalize(logits, step.sample)
                 self._sampler.choose(logits, inputs)
             return CudaStep(self._sampler.send(logits, inputs, step.sample), self._synchronize)
 
     def logits(self, step: RowStep) -> Float32:
-        """The step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""
+        """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""
         with watched(self._synchronize):
             self._rows.apply(step.changes)
             size = _size(step)
@@ -210,7 +211,7 @@ class CudaBackend:
             return logits
 
     def idle(self) -> bool:
-        """Capture a graph more, if some are missing; whether there are others."""
+        """Capture one more missing graph; True while others are missing."""
         with watched(self._synchronize):
             return self.graphs is not None and self.graphs.idle()
 
@@ -230,25 +231,25 @@ class CudaBackend:
             ids = self._on_device(list(blocks))
             for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
                 if tensor is not None:
-                    # Bytes: torch fills no float8.
+                    # Viewed as bytes: torch cannot fill float8.
                     tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """A copy of whole blocks, all layers: [block, bytes]."""
+        """Copy whole blocks of all layers to the host: [block, bytes]."""
         with watched(self._synchronize):
             return self._transfer.to_host(blocks)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
-        """Copy rows of what `to_host` gave back into as many blocks."""
+        """Copy rows returned by `to_host` into as many blocks."""
         with watched(self._synchronize):
             self._transfer.from_host(saved, blocks)
 
     def _compute(self, inputs: Inputs) -> None:
-        """All that a graph records."""
+        """Run forward and sampling: the work that a graph records."""
         self._sampler.choose(self._decoder.forward(inputs), inputs)
 
     def _shape(self, step: RowStep) -> GraphShape | None:
-        """In which captured shape a step runs."""
+        """Return the captured shape that the step runs in; None where it is launched kernel by kernel."""
         if self.graphs is None:
             return None
         size, counts = _size(step), np.diff(step.query_start)
@@ -256,13 +257,16 @@ class CudaBackend:
         return self.graphs.choose(size.sequences, size.tokens, size.samples, uniform=uniform)
 
     def _agreed(self, ok: bool) -> bool:
-        """Whether all ranks say so. Waits for them."""
+        """Return True if `ok` holds on all ranks. Waits for them."""
         votes = torch.full((1,), float(ok), device=self._device)
         self._decoder.group.all_reduce(votes)
         return int(votes.item()) == self._decoder.group.size
 
     def _capture_failed(self, error: RuntimeError) -> None:
-        """Serve on without it, unless the device is gone, or other ranks wait in a step that this one has left."""
+        """Continue without the graph.
+
+        Raises when the device is lost, or when other ranks wait in a step that this one has left.
+        """
         self._synchronize()
         if self._decoder.group.size > 1:
             raise DeviceError(
@@ -271,7 +275,7 @@ class CudaBackend:
             ) from error
 
     def _on_device(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> Torch:
-        """Integers from pinned memory: a copy from other memory would wait for the steps on their way."""
+        """Copy integers to the device from pinned memory: a copy from pageable memory waits for the steps in flight."""
         host = torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return host.to(self._device, non_blocking=True)
 
@@ -292,9 +296,9 @@ def _size(step: RowStep) -> LaunchSize:
 
 
 def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Copies in order, in groups that may run at once: none writes what another of its group reads or writes.
+    """Copies in order, in groups that may run concurrently: no copy writes a block that another of its group uses.
 
-    A block that one copy reads may have been given away since, and be another's target.
+    A block that one copy reads may have been freed since, and may be the target of another copy.
     """
     group: list[tuple[int, int]] = []
     for source, target in pairs:
@@ -309,17 +313,17 @@ def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, in
 def limits_of(
     device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, ranks: int = 1
 ) -> StepLimits:
-    """The largest step of these settings."""
+    """Limits of the largest step with these settings."""
     return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, ranks)
 
 
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
-    """What K and V are kept as: "auto" is as activations are."""
+    """The type of K and V in the pool; "auto" is the activations' type."""
     return dtype if kv_dtype == "auto" else _KV_TYPES[kv_dtype]
 
 
 def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
-    """Refuse what the kernels or the card cannot do. Raises `ModelError` or `SettingsError`."""
+    """Refuse models and settings that the kernels or the GPU do not support. Raises `ModelError` or `SettingsError`."""
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
     if config.head_dim > _LARGEST_HEAD:
@@ -327,7 +331,7 @@ def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
             f"the model's heads have {config.head_dim} elements; the GPU kernels go up to {_LARGEST_HEAD}: compute on "
             "CPUs (--device cpu, resources.gpu.count 0)"
         )
-    # FP8 weights are unpacked by shifts and need nothing of the card; FP8 keys are read by its own instructions.
+    # FP8 weights are unpacked with shifts and run on any GPU. FP8 keys are read with the GPU's own instructions.
     if kv_dtype == "fp8" and device.torch.type == "cuda" and device.capability < FP8_CAPABILITY:
         raise SettingsError(
             f"kv_dtype fp8 needs a card of compute capability {dotted(FP8_CAPABILITY)} (L4, H100 and newer); "

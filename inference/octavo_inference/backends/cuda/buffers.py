@@ -1,4 +1,4 @@
-"""All memory a step works in, allocated once: a server that started cannot run out of it later."""
+"""Buffers of a step, allocated once: a running server cannot run out of memory for them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from octavo_inference.models.config import ModelConfig
 T = TypeVar("T")
 
 CHANGES = 1 << 16
-"""Integers of the row table that are sent to the device at a time."""
+"""Integers of the row table that one copy sends to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Largest step: query tokens, sequences (and sample rows); positions of a sequence, and the size of a block.
+    """Limits of the largest step: query tokens, sequences (and sample rows), positions of a sequence, block size.
 
-    `processors` is the device's number of multiprocessors, which decides how far decoding splits a sequence's keys.
-    `ranks` is over how many GPUs the model is spread.
+    `processors` is the device's number of multiprocessors. It determines how many segments split-KV decoding uses.
+    `ranks` is the number of GPUs that share the model.
     """
 
     tokens: int
@@ -44,21 +44,21 @@ class StepLimits:
         return -(-self.positions // self.block_size)
 
     def segments(self, config: ModelConfig, sequences: int) -> int:
-        """Into how many parts attention splits the keys of so many decoding sequences."""
+        """Number of segments into which attention splits the keys of this many decoding sequences."""
         longest = self.columns * self.block_size
         return segments_for(sequences=sequences, kv_heads=config.kv_heads, longest=longest, processors=self.processors)
 
 
 @dataclass(frozen=True, slots=True)
 class BufferShape:
-    """What a buffer takes."""
+    """Size of the buffer in bytes."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def bytes(self) -> int:
-        """Of the device's memory."""
+        """Bytes of device memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -66,8 +66,8 @@ class BufferShape:
 class StepBuffers(Generic[T]):
     """All buffers of a step: their shapes, or the tensors themselves.
 
-    `table`, `changes` and `inputs` are flat, in int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream
-    are float32. `fp8_activations` is empty where products are not made of fp8; `partial` holds results of attention's
+    `table`, `changes` and `inputs` are flat int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream are
+    float32. `fp8_activations` is empty where no product multiplies in fp8. `partial` holds the results of attention's
     segments, `gathered` the logits of all ranks.
     """
 
@@ -98,9 +98,9 @@ class StepBuffers(Generic[T]):
 def buffer_shapes(
     config: ModelConfig, limits: StepLimits, dtype: torch.dtype, *, fp8_activations: bool = False
 ) -> StepBuffers[BufferShape]:
-    """What each buffer takes. `dtype` is that of activations.
+    """Shape of each buffer. `dtype` is that of activations.
 
-    `fp8_activations`: they are multiplied in fp8, too (`device.multiplies_fp8`).
+    `fp8_activations`: activations are multiplied in fp8, too (`device.multiplies_fp8`).
     """
     tokens, rows = limits.tokens, limits.rows
     attended = config.heads * config.head_dim
@@ -138,14 +138,14 @@ def buffer_shapes(
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """Where in the table's buffer a part of it begins, and how wide its rows are."""
+    """A part of the table's buffer: its offset, and the width of its rows."""
 
     start: int
     width: int
 
 
 def table_places(limits: StepLimits) -> dict[TableField, TablePlace]:
-    """Where each part of the row table is: it has one row more than there may be sequences."""
+    """Offsets of the row table's parts. It has one row more than the maximum number of sequences, for padding."""
     widths: dict[TableField, int] = {"tokens": limits.positions, "blocks": limits.columns, "sampling": len(SAMPLING)}
     starts = itertools.accumulate((aligned((limits.rows + 1) * width) for width in widths.values()), initial=0)
     return {field: TablePlace(start, width) for (field, width), start in zip(widths.items(), starts, strict=False)}
@@ -153,7 +153,7 @@ def table_places(limits: StepLimits) -> dict[TableField, TablePlace]:
 
 @dataclass(frozen=True, slots=True)
 class InputPlaces:
-    """Where in its buffer each of a step's inputs begins (see `inputs.Inputs`), and how many integers it has."""
+    """Offset and length of each of a step's inputs in its buffer (see `inputs.Inputs`), in integers."""
 
     row: int
     query_start: int
@@ -166,7 +166,7 @@ class InputPlaces:
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
-    """Room for an integer of each kind per row, and one more for `query_start`."""
+    """Padded length for one integer of each kind per row, and one more for `query_start`."""
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
     starts = itertools.accumulate([one, more, one, one, one, one], initial=0)
     row, query_start, seq_len, query, sample_row, position, logprobs = starts
@@ -174,17 +174,17 @@ def input_places(limits: StepLimits) -> InputPlaces:
 
 
 def aligned(size: int) -> int:
-    """So many integers, and what is missing to 16 bytes: Triton makes a variant of a kernel for pointers without."""
+    """Round up to a multiple of 16 bytes: for unaligned pointers Triton compiles another variant of a kernel."""
     return -(-size // 4) * 4
 
 
 def shapes_bytes(shapes: StepBuffers[BufferShape]) -> int:
-    """What `allocate` will take."""
+    """Bytes that `allocate` allocates."""
     return sum(shape.bytes for shape in shapes)
 
 
 def allocate(shapes: StepBuffers[BufferShape], device: torch.device) -> StepBuffers[Torch]:
-    """The buffers, zeroed."""
+    """Allocate the buffers, filled with zeros."""
     return StepBuffers(*(torch.zeros(shape.shape, dtype=shape.dtype, device=device) for shape in shapes))
 
 

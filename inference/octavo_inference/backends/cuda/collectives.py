@@ -1,7 +1,7 @@
 """The collectives of a step: NCCL between GPUs, gloo between processes that interpret kernels on the CPU.
 
-A group of one does nothing. Larger ones take no memory and wait for nothing, so that a step with them can be recorded
-as a CUDA graph: their buffers are the decoder's.
+A group of one rank does nothing. Larger groups allocate nothing and never synchronize with the host, so that CUDA
+graphs can capture them: they work in the decoder's buffers.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from octavo_inference.models.shard import vocab_share
 
-# Ranks of a group are processes of one machine: what they say to find each other need not leave it.
+# All ranks are processes of one machine, so their rendezvous stays on the loopback interface.
 _INTERFACES = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
-# Torch's own watchdogs abort a process without a word. `ranks` watches the processes, and the server its engine.
+# Torch's own watchdogs abort a process without a message. `ranks` watches the processes, and the server its engine.
 _UNWATCHED = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
 }
-# How long a rank waits for the others to come.
+# How long a rank waits for the others to join.
 _PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Which of `size` ranks this process is. Of more than one, `join` has been called."""
+    """The rank of this process among `size` ranks. With more than one, `join` has been called."""
 
     rank: int = 0
     size: int = 1
 
     def all_reduce(self, x: Torch) -> None:
-        """Make x, contiguous, the sum of all ranks' x."""
+        """Replace contiguous x by the sum of all ranks' x."""
         if self.size > 1:
             dist.all_reduce(x)
 
     def share(self, logits: Torch, gathered: Torch) -> Torch:
-        """Where this rank writes its columns of `logits` [R, vocab]. `gathered` has `gathered_size` elements."""
+        """The columns of `logits` [R, vocab] that this rank writes. `gathered` has `gathered_size` elements."""
         return logits if self.size == 1 else self._shares(logits, gathered)[self.rank]
 
     def gather(self, logits: Torch, gathered: Torch) -> None:
-        """Fill `logits` from the shares of all ranks: the same bits everywhere."""
+        """Gather `logits` from the shards of all ranks: the same bits on every rank."""
         if self.size == 1:
             return
         shares = self._shares(logits, gathered)
@@ -71,12 +71,12 @@ ALONE = RankGroup()
 
 
 def gathered_size(vocab: int, rows: int, size: int) -> int:
-    """Elements that gathering so many rows of logits takes beside them."""
+    """Elements of the buffer that gathering this many rows of logits needs in addition to the logits."""
     return 0 if size == 1 else size * rows * vocab_share(vocab, size)
 
 
 def join(folder: Path, *, rank: int, size: int, device: torch.device) -> RankGroup:
-    """Become a rank: returns once all are there. `folder` is theirs alone and stays as long as they do."""
+    """Join the group as a rank; returns once all ranks joined. The group must own `folder` for as long as it exists."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     with _environment({_INTERFACES[backend]: "lo"} | _UNWATCHED):
         dist.init_process_group(
@@ -87,7 +87,7 @@ def join(folder: Path, *, rank: int, size: int, device: torch.device) -> RankGro
             timeout=_PATIENCE,
             device_id=device if backend == "nccl" else None,
         )
-        # Connections are made, and take their memory, when they are first used: short and long messages have their own.
+        # NCCL connects, and allocates its buffers, at first use. Short and long messages use separate connections.
         for elements in (1, 1 << 20):
             x = torch.ones(elements, device=device)
             dist.all_reduce(x)
@@ -100,7 +100,7 @@ def join(folder: Path, *, rank: int, size: int, device: torch.device) -> RankGro
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Generator[None]:
-    """Variables that nobody set, for as long as libraries read them: the process may be a user's own."""
+    """Set variables that are not set yet while libraries read them: the process may belong to a user's program."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

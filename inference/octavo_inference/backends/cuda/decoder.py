@@ -1,4 +1,4 @@
-"""The decoder op by op: Triton kernels and matrix products over buffers that are there already."""
+"""The decoder op by op: Triton kernels and matrix products over preallocated buffers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from octavo_inference.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model, or a rank's part of it (`models.shard`), on the device with its pool, row table and buffers.
+    """A model, or a rank's shard of it (`models.shard`), on the device with its pool, row table and buffers.
 
-    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` as `buffer_shapes` says.
+    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
     """
 
     config: ModelConfig
@@ -39,7 +39,7 @@ class Decoder:
     group: RankGroup = ALONE
 
     def forward(self, inputs: Inputs) -> Torch:
-        """Store K and V of all tokens; the `logits` of the sample rows."""
+        """Store K and V of all query tokens; return the `logits` of the sample rows."""
         config, weights, buffers, count = self.config, self.weights, self.buffers, inputs.tokens
         residual, normed, tokens = buffers.residual[:count], buffers.normed[:count], buffers.tokens[:count]
         prepare(
@@ -64,7 +64,7 @@ class Decoder:
         return self._logits(normed, inputs.query)
 
     def logits(self, count: int) -> Torch:
-        """Logits [count, vocab] in float32 of the last step's first sample rows, until the next `forward`."""
+        """Logits [count, vocab] in float32 of the last step's first sample rows, valid until the next `forward`."""
         return self.buffers.logits[:count]
 
     def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
@@ -83,7 +83,7 @@ class Decoder:
             kv,
             scales,
         )
-        # Decodes of a mixed step apart: one query token wants few rows a program, and its keys split.
+        # The decodes of a mixed step run apart: one query token needs few rows per program, and split-KV.
         decodes = inputs.decodes
         for first, last, end in ((0, decodes, decodes), (decodes, len(inputs.row), tokens)):
             if first == last:
@@ -108,7 +108,7 @@ class Decoder:
         return self._sum(layer.o(attended.view(tokens, -1), buffers.projected[:tokens]))
 
     def _partial(self, tokens: int) -> Partial | None:
-        """Where the keys of decoding sequences are split; prompts have programs enough."""
+        """Buffers for split-KV of decoding sequences; prompts have enough programs without it."""
         segments = self.limits.segments(self.config, tokens)
         if segments == 1:
             return None
@@ -122,7 +122,7 @@ class Decoder:
         return self._sum(layer.down(activated, buffers.projected[:tokens]))
 
     def _sum(self, x: Torch) -> Torch:
-        """Complete a product of which each rank has one term."""
+        """Sum the ranks' partial products."""
         self.group.all_reduce(x)
         return x
 

@@ -1,4 +1,4 @@
-"""Whether this process could use a GPU, without importing what uses one."""
+"""Detects whether this process can use a GPU, without importing GPU libraries."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def gpu_visible(devices: Path = Path("/dev")) -> bool:
-    """A device file of an NVIDIA GPU is there, and so are the libraries. `devices` is where such files are."""
+    """Return True if an NVIDIA GPU's device file and the libraries are present. `devices` is their folder."""
     return any(devices.glob("nvidia[0-9]*")) and not absent_libraries()
 
 
 def absent_libraries() -> list[str]:
-    """What the CUDA backend needs and is not installed."""
+    """Packages that the CUDA backend needs and that are not installed."""
     return [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]

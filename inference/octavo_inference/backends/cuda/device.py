@@ -1,6 +1,6 @@
-"""The GPU of this process: found and judged before anything is loaded, and asked after an error whether it still works.
+"""The GPU of this process: found and checked before the model loads, and checked again after errors.
 
-What can be wrong with a GPU is decided by `judge` from plain values, so that each sentence is tested without one.
+`judge` decides from plain values whether a GPU is usable, so that tests cover each of its messages without a GPU.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ INTERPRETER = "interpreter"
 
 # Values of CUresult (cuda.h).
 _SUCCESS, _NO_DEVICE, _MISMATCH, _COMPAT = 0, 100, 803, 804
-# Bytes that everything beside our own tensors takes: the context's growth, cuBLAS's workspace, loaded kernels.
+# Device memory outside our tensors: growth of the CUDA context, cuBLAS's workspace, loaded kernels.
 _RESERVE, _RESERVE_SHARE = 512 * 2**20, 0.02
-# What our own context may have of what is not free.
+# Upper bound of our own context's share of the memory in use.
 _CONTEXT = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device to compute on. Memory in bytes, `free` when the process had nothing there yet but its context."""
+    """A device to compute on. Memory is in bytes; `free` is as of when the process held only its CUDA context."""
 
     torch: torch.device
     name: str
@@ -42,13 +42,13 @@ class Device:
 
     @property
     def reserve(self) -> int:
-        """Bytes to leave alone."""
+        """Bytes of device memory that Octavo leaves unused."""
         return 0 if self.name == INTERPRETER else max(_RESERVE, int(self.total * _RESERVE_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What the driver says of itself: None without its library; CUresult of cuInit; 13020 is CUDA 13.2."""
+    """The driver's state: None without its library; CUresult of cuInit; 13020 is CUDA 13.2."""
 
     status: int
     version: int
@@ -56,14 +56,14 @@ class Driver:
 
 
 def multiplies_fp8(device: Device, quantization: Quantization, dtype: torch.dtype) -> bool:
-    """Whether products of fp8 weights are made of fp8 activations, where there are many: by tensor cores that can."""
+    """Return True if large products of fp8 weights also use fp8 activations, on tensor cores that support it."""
     return quantization == "fp8" and dtype == torch.bfloat16 and device.capability >= FP8_CAPABILITY
 
 
 def find_device(index: int = 0, *, count: int = 1) -> Device:
-    """One of `count` visible GPUs, or with TRITON_INTERPRET=1 the CPU, which then interprets kernels: for tests.
+    """Select one of `count` visible GPUs, or the CPU with TRITON_INTERPRET=1, which interprets kernels (for tests).
 
-    It becomes torch's current one. Raises `DeviceError` with one sentence for each thing that can be wrong.
+    The GPU becomes torch's current device. Raises `DeviceError` with one sentence for each problem.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return Device(torch.device("cpu"), INTERPRETER, MIN_CAPABILITY, 1, 0, 0)
@@ -78,7 +78,7 @@ def find_device(index: int = 0, *, count: int = 1) -> Device:
         raise DeviceError(str(error)) from error
     try:
         torch.cuda.set_device(index)
-        free, total = torch.cuda.mem_get_info(index)  # makes the context
+        free, total = torch.cuda.mem_get_info(index)  # creates the CUDA context
         properties = torch.cuda.get_device_properties(index)
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(explain(str(error))) from error
@@ -91,7 +91,7 @@ def find_device(index: int = 0, *, count: int = 1) -> Device:
 
 
 def judge(driver: Driver | None, wheel: str | None) -> str | None:
-    """Why this driver cannot run a torch built for CUDA `wheel` ("13.2"), None when it can."""
+    """The reason why this driver cannot run a torch built for CUDA `wheel` ("13.2"), None when it can."""
     if wheel is None:
         return (
             "torch was built without CUDA, so it cannot use a GPU: use the image octavo-server, or install torch's "
@@ -121,7 +121,7 @@ def judge(driver: Driver | None, wheel: str | None) -> str | None:
 
 
 def judge_count(found: int, count: int) -> str | None:
-    """Why a model cannot be spread over `count` GPUs, None when it can."""
+    """The reason why a model cannot be sharded over `count` GPUs, None when it can."""
     if found >= count:
         return None
     return (
@@ -132,7 +132,7 @@ def judge_count(found: int, count: int) -> str | None:
 
 
 def judge_capability(name: str, capability: tuple[int, int]) -> str | None:
-    """Why the kernels cannot run on this card, None when they can."""
+    """The reason why the kernels cannot run on this GPU, None when they can."""
     if capability >= MIN_CAPABILITY:
         return None
     return (
@@ -142,7 +142,7 @@ def judge_capability(name: str, capability: tuple[int, int]) -> str | None:
 
 
 def explain(message: str) -> str:
-    """One sentence for what torch says when it cannot begin on a GPU that is there."""
+    """One sentence for torch's error when it cannot initialize a GPU that is present."""
     first = (message.strip().splitlines() or ["no reason given"])[0]
     if "busy or unavailable" in first:
         return (
@@ -155,7 +155,7 @@ def explain(message: str) -> str:
 
 
 def require_room(device: Device, needed: int, *, kv_memory: int | None = None) -> None:
-    """Refuse a model that does not fit before any of it is loaded. Bytes; `kv_memory` of them were asked for.
+    """Refuse a model that does not fit, before loading any of it. Bytes; `kv_memory` is the requested pool.
 
     Raises `DeviceError` with the numbers.
     """
@@ -180,10 +180,11 @@ def require_room(device: Device, needed: int, *, kv_memory: int | None = None) -
 
 @contextmanager
 def watched(check: Callable[[], object]) -> Generator[None, None, None]:
-    """Tell errors of a request from the end of the device.
+    """Distinguish a request's error from the loss of the device.
 
-    After an error `check` waits for the device. Errors such as an illegal address or an uncorrectable bit stay: then
-    this fails too, and so would every later step. Raises `DeviceLostError` in that case, else what was raised.
+    After an error `check` synchronizes with the device. Errors such as an illegal address or an uncorrectable ECC error
+    persist: `check` fails too, and so would every later step. Raises `DeviceLostError` in that case, else the original
+    error.
     """
     try:
         yield
@@ -217,7 +218,7 @@ def _version(number: int) -> str:
 
 
 def dotted(capability: tuple[int, int]) -> str:
-    """A compute capability as it is written: 8.9."""
+    """Format a compute capability: 8.9."""
     return ".".join(map(str, capability))
 
 

@@ -1,4 +1,4 @@
-"""A decoder on the GPU: what it needs there, and the backend itself."""
+"""Builds a decoder on the GPU: its memory budget, and the backend itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from octavo_inference.models.weights import Weights
 
 log = logging.getLogger(__name__)
 
-# torch hands memory out in pieces of 2 MB and of 20 MB: a simulation of its allocator lost 1 to 6 % of the weights.
+# torch allocates in segments of 2 MB and of 20 MB: a simulation of its allocator lost 1 to 6 % of the weights' bytes.
 _ROUNDING, _MOST_ROUNDING = 0.06, 512 * 2**20
 _REPORTS = 10
 
@@ -39,7 +39,7 @@ _REPORTS = 10
 def build_rank(
     settings: EngineSettings, model: LoadedModel, device: Device, group: RankGroup, sizes: CacheSizes
 ) -> CudaBackend:
-    """A rank's part of a model, for sizes that rank 0 settled. Ends its warm-up with the other ranks."""
+    """Build a rank's shard of a model, for sizes that rank 0 decided. Ends its warm-up with the other ranks."""
     config, weights = shard(model.config, model.weights, rank=group.rank, size=group.size)
     return create(
         settings, memory_needs(settings, config, weights, device, group), weights, sizes, group, model.text.name
@@ -91,10 +91,10 @@ def create(
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Bytes that a model takes on a device: `weights`, a `block` of KV over all layers, and what depends on the step.
+    """Device memory of a model in bytes: `weights`, a `block` of KV over all layers, and buffers of a step.
 
-    `margin` is what torch's allocator may round up, and what the device's other users (cuBLAS, the context) need.
-    `graphs`: decoding steps are recorded, which takes room of its own.
+    `margin` covers the rounding of torch's allocator and the device's other users (cuBLAS, the context). `graphs`:
+    decode steps are captured, which needs memory of its own.
     """
 
     config: ModelConfig
@@ -110,7 +110,7 @@ class MemoryNeeds:
     graphs: bool
 
     def working(self, rows: int, tokens: int) -> int:
-        """Buffers, row table, sampler, transfers and rotary tables for steps of so many sequences and tokens."""
+        """Buffers, row table, sampler, transfers and rotary tables for steps of this many sequences and tokens."""
         config = self.config
         fp8_activations = multiplies_fp8(self.device, self.quantization, self.dtype)
         limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
@@ -123,7 +123,7 @@ class MemoryNeeds:
         )
 
     def beside_pool(self, rows: int, tokens: int) -> int:
-        """All but the pool."""
+        """All memory except the pool."""
         limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
         return self.weights + self.working(rows, tokens) + self.margin + (graph_room(limits) if self.graphs else 0)
 
@@ -131,7 +131,7 @@ class MemoryNeeds:
 def memory_needs(
     settings: EngineSettings, config: ModelConfig, weights: Weights, device: Device, group: RankGroup
 ) -> MemoryNeeds:
-    """What a rank's part of the model, `config` and `weights`, takes on `device`."""
+    """Device memory on `device` for a rank's shard of the model, `config` and `weights`."""
     dtype = _dtype(settings, interpreted=device.name == INTERPRETER)
     quantization = _quantization(settings)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
@@ -165,12 +165,12 @@ def _dtype(settings: EngineSettings, *, interpreted: bool) -> torch.dtype:
 
 
 def _quantization(settings: EngineSettings) -> Quantization:
-    """A float type that is asked for holds for the weights too, whatever the file has."""
+    """A requested float type applies to the weights too, whatever type the file has."""
     return "dense" if settings.quantization == "auto" and settings.dtype != "auto" else settings.quantization
 
 
 def _report(name: str) -> Callable[[int, int], None]:
-    """Tell every tenth of a load."""
+    """Log the progress of loading, in steps of a tenth."""
     told = 0
 
     def report(done: int, total: int) -> None:

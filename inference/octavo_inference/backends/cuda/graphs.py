@@ -1,8 +1,9 @@
-"""CUDA graphs of decoding steps: forward and sampling of a fixed shape, recorded once and launched as one thing.
+"""CUDA graphs of decode steps: forward and sampling of a fixed shape, captured once and replayed with one launch.
 
-A step whose sequences have as many query tokens each runs in the smallest captured shape that holds it. What fills the
-shape up has no tokens, stores nothing, and samples into the row table's last row, which is nobody's. All a graph reads
-that changes from step to step lies in buffers at fixed places: the row table and `Stage`'s inputs.
+A step runs in a graph if its sequences have equally many query tokens: in the smallest captured shape that holds it.
+Padding rows fill the shape up. They have no tokens, store nothing, and sample into the row table's last row, which
+belongs to no sequence. All of a graph's inputs that change from step to step are in buffers at fixed addresses: the row
+table and `Stage`'s inputs.
 """
 
 from __future__ import annotations
@@ -21,44 +22,44 @@ from octavo_inference.backends.cuda.inputs import LaunchSize
 log = logging.getLogger(__name__)
 
 _ROUND = 8
-# Kernels and arguments that the driver keeps of a graph, and a workspace of cuBLAS for the stream of captures.
+# A graph's kernels and arguments in the driver, and cuBLAS's workspace for the capture stream.
 _GRAPH_BYTES, _WORKSPACE_BYTES = 4 * 2**20, 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphShape:
-    """Decoding steps of up to so many sequences, each with so many query tokens: 1, and more to verify guesses."""
+    """Decode steps of up to this many sequences with this many query tokens each: 1, or more to verify drafts."""
 
     sequences: int
     queries: int = 1
 
     @property
     def size(self) -> LaunchSize:
-        """What kernels are launched for: any query token may be sampled from."""
+        """The size that kernels are launched for: every query token may be a sample row."""
         tokens = self.sequences * self.queries
         return LaunchSize(self.sequences, tokens, tokens, self.sequences if self.queries == 1 else 0)
 
 
 class Graph(Protocol):
-    """Launches that were recorded."""
+    """A captured graph."""
 
     @property
     def bytes(self) -> int:
-        """Of the device's memory, taken for them."""
+        """Bytes of device memory that capture allocated."""
         ...
 
     def replay(self) -> None:
-        """Launch them again, over what the same memory holds now."""
+        """Replay the graph over the current contents of the same memory."""
         ...
 
 
 Capture = Callable[[Callable[[], object]], Graph]
-"""Records what a function launches, without running it. Raises RuntimeError when the device cannot."""
+"""Records a function's launches without running it. Raises RuntimeError when capture fails."""
 
 
 @dataclass(slots=True)
 class Captured:
-    """A graph, the seconds its capture took, and how often it was used."""
+    """A graph, the seconds that its capture took, and the number of its replays."""
 
     graph: Graph
     seconds: float
@@ -67,12 +68,12 @@ class Captured:
 
 @dataclass(slots=True)
 class Graphs:
-    """Which shapes are captured and which are to be, in that order: `first` at the start, `later` in idle moments.
+    """Captured shapes, and those still to capture, in this order: `first` at the start, `later` in idle moments.
 
-    `record` captures a shape. Once they have `room` bytes, or a capture fails, no more is captured: what has no graph
-    is launched kernel by kernel. `agreed` tells whether all ranks of a group say yes: they capture the same, or their
-    collectives would be of different sizes. `failed` is told of an error, and raises what ends more than
-    graphs.
+    `record` captures a shape. Capture stops when the graphs use `room` bytes or a capture fails; shapes without a graph
+    are launched kernel by kernel. `agreed` returns True if all ranks of a group agree: ranks must capture the same
+    shapes, or the sizes of their collectives would differ. `failed` receives an error, and raises if it affects more
+    than graphs.
     """
 
     record: Callable[[GraphShape], Graph]
@@ -84,19 +85,19 @@ class Graphs:
     captured: dict[GraphShape, Captured] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Capture the shapes of the start, largest first: all share the memory that the largest needs."""
+        """Capture the shapes of the start, largest first: all graphs share the memory that the largest needs."""
         for shape in sorted(self.first, reverse=True):
             if not self._capture(shape):
                 break
 
     def idle(self) -> bool:
-        """Capture one shape more, the largest that is missing; whether there are others."""
+        """Capture the largest missing shape; True while others are missing."""
         if self.later:
             self._capture(self.later.pop(0))
         return bool(self.later)
 
     def choose(self, sequences: int, tokens: int, samples: int, *, uniform: bool) -> GraphShape | None:
-        """The smallest captured shape that holds a step; None where there is none."""
+        """Choose the smallest captured shape that holds a step; None where there is none."""
         queries = tokens // sequences
         if not uniform or samples > tokens:
             return None
@@ -104,7 +105,7 @@ class Graphs:
         return min(fitting, default=None)
 
     def replay(self, shape: GraphShape) -> None:
-        """Launch a captured shape."""
+        """Replay the graph of a captured shape."""
         captured = self.captured[shape]
         captured.replays += 1
         captured.graph.replay()
@@ -118,7 +119,7 @@ class Graphs:
             )
         try:
             graph = self.record(shape)
-        except RuntimeError as error:  # torch's OutOfMemoryError is one
+        except RuntimeError as error:  # includes torch's OutOfMemoryError
             caught = error
         else:
             self.captured[shape] = Captured(graph, time.perf_counter() - began)
@@ -138,12 +139,12 @@ class Graphs:
 
 
 def first_line(error: RuntimeError) -> str:
-    """What torch says before it explains at length."""
+    """The first line of torch's message; the others explain at length."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def shapes(limits: StepLimits) -> tuple[list[GraphShape], list[GraphShape]]:
-    """Shapes for the start, in powers of two and the most there can be, and multiples of 8 between them for later."""
+    """Shapes for the start: powers of two and the maximum. Shapes for later: the multiples of 8 between them."""
     most = min(limits.rows, limits.tokens)
     first = {2**i for i in range(most.bit_length())} | {most}
     later = set(range(_ROUND, most, _ROUND)) - first
@@ -151,17 +152,17 @@ def shapes(limits: StepLimits) -> tuple[list[GraphShape], list[GraphShape]]:
 
 
 def graph_room(limits: StepLimits) -> int:
-    """Bytes to leave for the graphs of all shapes.
+    """Bytes to reserve for the graphs of all shapes.
 
-    Our kernels and products write into buffers that are there already, so that a graph holds no activations: what is
-    left is the driver's, and one workspace of the matrix library. An estimate that no card has confirmed yet; `Graphs`
-    captures no more once it is used up.
+    Our kernels and products write into preallocated buffers, so a graph holds no activations. The driver's memory and
+    one workspace of the matrix library remain. The estimate has not been confirmed on a GPU yet; `Graphs` stops
+    capturing once it is used up.
     """
     return _WORKSPACE_BYTES + _GRAPH_BYTES * sum(map(len, shapes(limits)))
 
 
 class CudaCapture:
-    """Captures on a stream of its own, into one pool of memory."""
+    """Captures graphs on its own stream, with one memory pool for all."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -169,7 +170,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], object]) -> CudaGraph:
-        """Run the work once, so that whatever is set up at first use is there, and record it. Raises RuntimeError."""
+        """Run the work once, for lazy initialization, then record it. Raises RuntimeError."""
         torch.cuda.empty_cache()
         before, _ = torch.cuda.mem_get_info(self._device)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -177,7 +178,7 @@ class CudaCapture:
             work()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may speak to the device meanwhile.
+        # Other threads of the process may call the device during capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         torch.cuda.synchronize(self._device)
@@ -193,5 +194,5 @@ class CudaGraph:
     bytes: int
 
     def replay(self) -> None:
-        """Launch it on the current stream."""
+        """Replay the graph on the current stream."""
         self.graph.replay()

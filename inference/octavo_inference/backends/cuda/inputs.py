@@ -1,4 +1,4 @@
-"""A step's inputs other than the row table's changes, in one copy to the device."""
+"""A step's inputs other than the row table's changes, sent in one copy to the device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from octavo_inference.core.model_input import Int32, RowStep
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaunchSize:
-    """How many sequences, query tokens and sample rows kernels are launched for; a step may have fewer of each.
+    """Numbers of sequences, query tokens and sample rows that kernels are launched for; a step may have fewer of each.
 
-    The first `decodes` of the sequences have one query token each.
+    The first `decodes` sequences have one query token each.
     """
 
     sequences: int
@@ -27,11 +27,11 @@ class LaunchSize:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Views in int32 of one device buffer, at the same places for every step.
+    """Views in int32 of one device buffer, at the same addresses for every step.
 
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs` [R] of
-    sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in `LaunchSize`.
-    What the tokens are follows from the row table.
+    sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in `LaunchSize`. The
+    token ids follow from the row table.
     """
 
     row: Torch
@@ -55,7 +55,7 @@ class Stage:
         self._nobody = limits.rows
 
     def load(self, step: RowStep, size: LaunchSize) -> None:
-        """Send a step, filled up to a size: with sequences that have no tokens, and samples of nobody's row."""
+        """Send a step, padded to a size: padding sequences have no tokens, padding samples use the padding row."""
         half: Int32 = self._staging.fill().view(np.int32)
         at, sample, sequences, samples = self._places, step.sample, size.sequences, size.samples
         _put(half[at.row :], step.row, sequences, self._nobody)
@@ -68,7 +68,7 @@ class Stage:
         self._staging.copy(self._buffer)
 
     def inputs(self, size: LaunchSize) -> Inputs:
-        """Where the kernels of a size find what was loaded."""
+        """The loaded inputs, as views for kernels of a size."""
         at, buffer, sequences, samples = self._places, self._buffer, size.sequences, size.samples
         return Inputs(
             row=buffer[at.row :][:sequences],
@@ -84,6 +84,6 @@ class Stage:
 
 
 def _put(place: Int32, values: Int32, count: int, filler: int) -> None:
-    """Write values, and fill up to `count`."""
+    """Write values, and pad up to `count`."""
     place[: len(values)] = values
     place[len(values) : count] = filler

@@ -1,4 +1,4 @@
-"""Matrices on the device: products with activations, and rows of the embedding."""
+"""Matrices on the device: products with activations, and embedding lookup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo_inference.backends.cuda.packing import Form, Layout
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
 RULES = Tiles()
-"""Nothing measured."""
+"""Launch configurations without measurements: the rules alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,23 @@ class DeviceMatrix:
 
     @property
     def rows(self) -> int:
-        """How many outputs it gives."""
+        """Number of outputs: rows of the matrix."""
         return self.values.shape[0]
 
     @property
     def form(self) -> Stored:
-        """What the kernels call its layout."""
+        """The kernels' name for its layout."""
         return _STORED[self.layout.form]
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x @ weights.T + bias. Matrices in `parts` lie below each other; each has the layout that is smallest for it.
+    """y = x @ weights.T + bias. The matrices of `parts` are stacked by rows; each has its smallest layout.
 
-    `biases` are those of the parts: in the weights' type beside dense ones, else float32. `workspace` is shared by all
-    layers of a model: they run one after the other. So is `fp8_activations` (uint8, elements of the largest x), where
-    the card multiplies float8 and the weights are: x is then rounded to it, too, once it has `LINEAR8_ROWS` rows.
+    `biases` are those of the parts: in the weights' type with dense ones, else float32. All layers of a model share
+    `workspace`, because they run one after the other. They also share `fp8_activations` (uint8, elements of the largest
+    x), where the GPU multiplies float8 and the weights are float8. x is then quantized to float8, too, from
+    `LINEAR8_ROWS` rows on.
     """
 
     parts: tuple[DeviceMatrix, ...]
@@ -60,16 +61,16 @@ class Linear:
 
     @property
     def rows(self) -> int:
-        """Outputs of all parts."""
+        """Number of outputs of all parts."""
         return sum(part.rows for part in self.parts)
 
     def __call__(self, x: Torch, out: Torch | None = None) -> Torch:
-        """[M, K] to [M, rows] in the type of `out`, of x where none is given. Rows of `out` may be at a distance."""
+        """[M, K] to [M, rows] in the type of `out`, or of x without `out`. Rows of `out` may have any stride."""
         if out is None:
             out = torch.empty((len(x), self.rows), dtype=x.dtype, device=x.device)
         scales = None
         if self.fp8_activations is not None and len(x) >= LINEAR8_ROWS:
-            # No sum is cut then, so the workspace is free.
+            # The sum has one part here, so the workspace is free.
             wide, x, scales = x, self.fp8_activations[: x.numel()].view(x.shape), self.workspace[: len(x)]
             quantize(wide, x, scales)
         start = 0
@@ -81,7 +82,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """A table of rows by token."""
+    """An embedding table with one row per token id."""
 
     table: DeviceMatrix
 
@@ -128,8 +129,8 @@ def _product(
         else:
             torch.addmm(bias, x, weights, out=out)
     else:
-        # Dense weights come here for outputs of another type: logits are float32, and no library gives them so
-        # everywhere.
+        # Dense weights take this path for outputs of another type: logits are float32, and libraries do not return
+        # float32 everywhere.
         linear(
             x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero, x_scales=x_scales,
             tile=None if x_scales is not None else tiles.for_linear(part.form, len(x), part.values, x.dtype),

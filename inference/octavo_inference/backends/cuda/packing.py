@@ -1,16 +1,17 @@
-"""Canonical weights into what the device holds, in numpy: floats as they are, GGUF blocks as planes of integers.
+"""Packs canonical weights into the device's layouts, in numpy: floats unchanged, GGUF blocks as integer planes.
 
-A GGUF block keeps scales and values together, which no GPU reads well. On the device they lie apart, row by row:
+A GGUF block interleaves scales and values, which prevents aligned, coalesced GPU loads. On the device they are separate
+planes, row by row:
 
-    int4  values uint8 [rows, cols / 2]: of each group the low nibbles are the first half of its columns, the high ones
-          the second, so that a kernel multiplies both with columns of x that lie together, in their lanes
+    int4  values uint8 [rows, cols / 2]: in each group the low nibbles are the first half of its columns, the high ones
+          the second, so that a kernel multiplies both with adjacent columns of x, in their lanes
     int8  values uint8 [rows, cols]
     both  scales fp16 [rows, cols / group], and minimums of the same shape where the format has them:
           weight = (value - zero) * scale + minimum
 
-Exact for q4_0, q4_1, q5_0, q5_1 and q8_0. The k formats keep scales in two steps, whose product fp16 rounds by up to
-1 / 2048: a quarter of what bfloat16 would lose of the weights themselves. Form fp8 (float8_e4m3fn values with one
-float32 scale per row) is made on the device, by `linear.quantize_rows`.
+Exact for q4_0, q4_1, q5_0, q5_1 and q8_0. K formats store scales in two steps, whose product fp16 rounds by up to 1 /
+2048: a quarter of the error of bfloat16 weights. The fp8 layout (float8_e4m3fn values with one float32 scale per row)
+is computed on the device, by `linear.quantize_rows`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PlaneType = Literal["f32", "bf16", "f16", "u8"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a matrix lies on the device. `group` is how many columns share a scale, 0 for floats and fp8 (the row)."""
+    """A matrix's layout on the device. `group` is how many columns share a scale, 0 for floats and fp8 (the row)."""
 
     form: Form
     group: int = 0
@@ -41,7 +42,7 @@ class Layout:
 
     @property
     def zero(self) -> int:
-        """The stored value that stands for nothing but the minimum."""
+        """The stored value whose weight is the minimum alone."""
         if self.group == 0 or self.minimum:
             return 0
         return 8 if self.form == "int4" else 128
@@ -61,13 +62,13 @@ LAYOUTS: dict[Format, Layout] = {
 
 
 def layout_of(tensor: Tensor, dense: Dense, quantization: Quantization) -> Layout:
-    """Floats become `dense`, or fp8 where that is asked for. Quantised tensors stay so, but for "dense"."""
+    """The layout of a tensor: `dense` or fp8 for floats; quantized tensors keep theirs, except with "dense"."""
     kept = None if quantization == "dense" else LAYOUTS.get(tensor.format)
     return kept or Layout("fp8" if quantization == "fp8" else dense)
 
 
 def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneType, tuple[int, ...]]]:
-    """Type and shape of all that is kept for a matrix, by name."""
+    """Type and shape of each plane of a matrix, by name."""
     if layout.form in ("f32", "bf16"):
         return {"values": (layout.form, (rows, cols))}
     if layout.form == "fp8":
@@ -80,7 +81,7 @@ def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneT
 
 
 def pack(tensor: Tensor, layout: Layout) -> Planes:
-    """The planes of a matrix in a layout of `layout_of`, but fp8; bfloat16 as bits. Views where nothing changes."""
+    """Pack a matrix into the planes of a `layout_of` layout except fp8; bfloat16 as bits. Unchanged ones are views."""
     if tensor.format == layout.form:
         return {"values": tensor.data}
     if layout.form == "f32":

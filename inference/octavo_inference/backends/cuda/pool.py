@@ -16,12 +16,12 @@ _SCALE_BYTES = 4
 class KvPool:
     """K and V of all blocks of all layers.
 
-    `data` [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim] in one of `KV_TYPES`;
-    `scales` [layers, num_blocks, 2, kv_heads, block_size] in float32 for 8-bit types: what a token's head was divided
-    by when it was stored (its largest magnitude over the type's); None for the others.
+    `data` [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim] in one of `KV_TYPES`; `scales` [layers,
+    num_blocks, 2, kv_heads, block_size] in float32 for 8-bit types: the divisor of a token's head when it was stored
+    (its largest magnitude over the type's); None for other types.
 
-    A head's tokens of a block lie together: what a kernel reads for one head is one run of memory per block, and a
-    block is one run for copies, swap and hand-off.
+    A head's tokens of a block are contiguous: a kernel reads one run of memory per block and head. A block of a layer
+    is contiguous for copies, swap and KV transfer.
     """
 
     data: Torch
@@ -33,7 +33,7 @@ class KvPool:
 
 
 def block_bytes(*, layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, scales included: `allocate_pool` takes as many per block."""
+    """Bytes of one block over all layers, scales included: `allocate_pool` allocates as many per block."""
     scale = _SCALE_BYTES if dtype in _SCALED else 0
     return layers * 2 * kv_heads * block_size * (head_dim * dtype.itemsize + scale)
 
@@ -48,7 +48,7 @@ def allocate_pool(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KvPool:
-    """A pool of zeros. Raises ValueError for a type that is not in `KV_TYPES`."""
+    """Allocate a pool of zeros. Raises ValueError for a type that is not in `KV_TYPES`."""
     if dtype not in KV_TYPES:
         raise ValueError(f"dtype of the KV pool is {dtype}; expected one of {', '.join(map(str, KV_TYPES))}")
     shape = (layers, num_blocks, 2, kv_heads, block_size)

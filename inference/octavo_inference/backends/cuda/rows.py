@@ -1,7 +1,6 @@
-"""The row table on the device: each running sequence's tokens, block table and sampling parameters.
+"""The row table on the device: tokens, block table and sampling parameters of each running sequence.
 
-The host's table (core/input_batch.py) says what changed; tokens that were chosen are written here by the sampler
-itself.
+The host's table (core/input_batch.py) sends its changes; the sampler writes sampled tokens directly on the device.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _HEADER = 4
 class DeviceRowTable:
     """Views in int32: `tokens` [rows + 1, positions], `blocks` [rows + 1, columns], `sampling` [rows + 1, 6].
 
-    Sampling parameters as in `core.model_input.SAMPLING`. The last row belongs to no sequence: what a step has only to
-    fill a graph's shape chooses its token into it.
+    Sampling parameters are as in `core.model_input.SAMPLING`. The last row belongs to no sequence: padding rows of a
+    graph write their sampled tokens there.
     """
 
     tokens: Torch
@@ -47,7 +46,7 @@ class DeviceRowTable:
 
 @dataclass(slots=True)
 class _Runs:
-    """Runs of integers that go to the device together: none of them writes where another does."""
+    """Runs of integers that one copy sends to the device; their destinations do not overlap."""
 
     headers: list[tuple[int, int, int]] = field(default_factory=list)
     values: list[Int32] = field(default_factory=list)
@@ -56,9 +55,9 @@ class _Runs:
 
 
 class DeviceRows:
-    """Keeps a table in the flat `buffer` as the host's is, by way of `staged`, both int32 on the device.
+    """Mirrors the host's table in the flat `buffer` by way of `staged`, both int32 on the device.
 
-    Changes of any size pass through `staged`, as much at a time as it holds.
+    Changes of any size pass through `staged`, in pieces of at most its size.
     """
 
     def __init__(self, buffer: Torch, staged: Torch, limits: StepLimits) -> None:
@@ -69,7 +68,7 @@ class DeviceRows:
         self._places = table_places(limits)
 
     def apply(self, changes: Iterable[RowChange]) -> None:
-        """Make the changes, in order, before whatever is launched next."""
+        """Apply the changes, in order, before later launches."""
         for runs in _together(changes, self._places, len(self._staged)):
             self._write(runs)
 
@@ -86,7 +85,7 @@ class DeviceRows:
 
 
 def _together(changes: Iterable[RowChange], places: dict[TableField, TablePlace], room: int) -> Iterator[_Runs]:
-    """Changes cut into runs, and put together as far as they may be made at once and `room` integers hold them."""
+    """Cut changes into runs, and merge runs that may be written concurrently and fit into `room` integers."""
     runs = _Runs()
     for change in changes:
         base, width = places[change.field].start, places[change.field].width

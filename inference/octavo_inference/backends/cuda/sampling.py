@@ -1,8 +1,8 @@
 """The sampler on the device: the rule of core/sampling.py, row by row, in kernels.
 
-Parameters and histories are read from the row table, and chosen tokens are written there. What rows ban takes a copy a
-group of them; one copy brings the tokens back, and one more the log-probabilities where some were asked for. Nothing
-waits for the device before `collect`.
+Parameters and histories come from the row table, and sampled tokens are written there. Each group of rows with bans
+needs one copy of the banned ids. One copy returns the tokens, and one more the log-probabilities where requested. Only
+`collect` waits for the device.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from octavo_inference.backends.cuda.rows import DeviceRowTable
 from octavo_inference.backends.cuda.staging import Ring, Staging
 from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, StepResult
 
-_GROUP = 32  # rows whose penalties are applied at once: each takes a count per id
+_GROUP = 32  # rows whose penalties are applied in one launch: each needs a count per id
 _HEADERS = aligned(_GROUP * HEADER)
-_FLIGHTS = 4  # steps whose results the host has room for: two on their way, one being read, and one to spare
+_FLIGHTS = 4  # steps whose results fit into host memory: two in flight, one being read, and one spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Chosen:
     done: torch.cuda.Event | None
 
     def collect(self) -> StepResult:
-        """Wait for the device, and only for this step. Raises what the device raised since the last wait."""
+        """Wait for this step on the device. Raises device errors since the last wait."""
         if self.done is not None:
             self.done.synchronize()
         rows = len(self.wanted)
@@ -56,9 +56,9 @@ class Chosen:
 
 
 class Sampler:
-    """Chooses tokens for up to `max_rows` rows of a row table, with up to `max_logprobs` alternatives each.
+    """Samples tokens for up to `max_rows` rows of a row table, with up to `max_logprobs` alternatives each.
 
-    All device memory is taken at once, `sampler_bytes` of it. Kernels and copies go to the current stream.
+    The constructor allocates all device memory, `sampler_bytes`. Kernels and copies run on the current stream.
     """
 
     def __init__(self, table: DeviceRowTable, *, vocab: int, max_rows: int, max_logprobs: int) -> None:
@@ -74,14 +74,15 @@ class Sampler:
         self._weights = empty(max_rows, vocab, dtype=torch.float32)
         self._counts = empty(_GROUP, vocab, dtype=torch.int32).zero_()
         self._adjustments = empty(_HEADERS + vocab, dtype=torch.int32)
-        # The report of a row: rank and log-probability of its token, then ids and log-probabilities of the best.
+        # The report of a row: rank and log-probability of its token, then ids and log-probabilities of the
+        # alternatives.
         self._integers = empty(max_rows, 1 + max_logprobs, dtype=torch.int32)
         self._floats = empty(max_rows, 1 + max_logprobs, dtype=torch.float32)
         self._staging = Staging(self._adjustments.nbytes, device)
         self._rings = [Ring(_FLIGHTS, part.nbytes, device) for part in (self._chosen, self._integers, self._floats)]
 
     def choose(self, logits: Torch, inputs: Inputs) -> None:
-        """A token for each row of logits [R, vocab] in float32, on the device alone."""
+        """Sample a token for each row of logits [R, vocab] in float32, on the device alone."""
         choose(
             logits,
             self._weights,
@@ -102,7 +103,7 @@ class Sampler:
             penalize(logits, headers, self._table.tokens, adjustments[_HEADERS:], self._counts)
 
     def send(self, logits: Torch, inputs: Inputs, sample: RowSamples) -> Chosen:
-        """Start what brings the chosen tokens to the host. Two more steps may be launched before they are read."""
+        """Start copying the sampled tokens to the host. At most two more steps may be launched before they are read."""
         count = len(sample.row)
         tokens = self._chosen[:count]
         tokens_home, integers_home, floats_home = self._rings
@@ -120,7 +121,7 @@ class Sampler:
 
 
 def sampler_bytes(*, vocab: int, max_rows: int, max_logprobs: int) -> int:
-    """Device memory that a `Sampler` takes, in bytes."""
+    """Device memory of a `Sampler` in bytes."""
     scratch = (max_rows + _GROUP) * vocab + _HEADERS + vocab
     return 4 * (scratch + max_rows * (1 + 2 * (1 + max_logprobs)))
 
@@ -145,7 +146,7 @@ def _groups(penalties: Sequence[Penalty | None], capacity: int) -> Iterator[_Num
 
 
 def _pack(group: _Numbered, rows: Int32) -> Int32:
-    """Headers, then banned ids, as `penalize` reads them. What a penalty does not look at is left out of its range."""
+    """Headers, then banned ids, as `penalize` reads them. A row's range excludes tokens that its penalties ignore."""
     packed = np.zeros(_HEADERS + sum(len(penalty.banned) for _, penalty in group), np.int32)
     at = 0
     for header, (number, penalty) in zip(packed[: len(group) * HEADER].reshape(-1, HEADER), group, strict=True):

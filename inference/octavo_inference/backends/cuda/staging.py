@@ -1,4 +1,4 @@
-"""Host memory that things pass through on their way to the device."""
+"""Staging buffers in host memory for copies to and from the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 
 
 class Staging:
-    """Two halves of `size` bytes each, pinned for a GPU: while one is being copied the other is filled."""
+    """Two staging buffers of `size` bytes each, pinned for a GPU: one is filled while the other is copied."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         gpu = device.type == "cuda"
@@ -18,7 +18,7 @@ class Staging:
         self._next = 0
 
     def fill(self) -> NDArray[np.uint8]:
-        """The half to fill next. Waits until what was copied from it last, two copies ago, is on the device."""
+        """Return the buffer to fill next. Waits until its last copy, two copies ago, has reached the device."""
         copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()
@@ -26,9 +26,9 @@ class Staging:
         return half
 
     def copy(self, target: Torch) -> None:
-        """Copy the front of the half that was filled into a contiguous tensor.
+        """Copy the front of the filled buffer into a contiguous tensor.
 
-        The tensor holds the values once the device has caught up with the current stream.
+        The tensor holds the values once the current stream reaches the copy.
         """
         half, copied = self._halves[self._next], self._copied[self._next]
         self._next = 1 - self._next
@@ -37,16 +37,17 @@ class Staging:
             copied.record()
 
     def send(self, array: NDArray[np.generic], target: Torch) -> None:
-        """Copy the bytes of an array into a contiguous tensor as large; `array` may be changed as soon as this returns.
+        """Copy the bytes of an array into a contiguous tensor of the same size.
 
-        The tensor holds the values once the device has caught up with the current stream.
+        `array` may change as soon as this returns. The tensor holds the values once the current stream reaches the
+        copy.
         """
         np.copyto(self.fill()[: target.nbytes].view(array.dtype).reshape(array.shape), array)
         self.copy(target)
 
 
 class Ring:
-    """Host memory that results come back to: `count` pieces of `size` bytes in turns, pinned for a GPU."""
+    """Host memory for results from the device: `count` buffers of `size` bytes in turns, pinned for a GPU."""
 
     def __init__(self, count: int, size: int, device: torch.device) -> None:
         gpu = device.type == "cuda"
@@ -54,9 +55,9 @@ class Ring:
         self._next = 0
 
     def receive(self, values: Torch) -> Torch:
-        """Start copying a contiguous tensor of the device: its values on the host, once the device has caught up.
+        """Start copying a contiguous tensor to the host; the values are valid once the device has reached the copy.
 
-        They last until as many others as there are pieces were received.
+        They last until `count` further tensors have been received.
         """
         piece = self._pieces[self._next]
         self._next = (self._next + 1) % len(self._pieces)

@@ -1,4 +1,4 @@
-"""KV blocks to the host and back, through a device buffer of fixed size."""
+"""Transfers KV blocks to the host and back through a device buffer of fixed size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Transfer:
         ]
 
     def to_host(self, blocks: Sequence[int]) -> Bytes:
-        """Bytes of the blocks, [block, bytes]."""
+        """Copy blocks to the host as bytes, [block, bytes]."""
         saved = np.empty((len(blocks), sum(map(_block_bytes, self._pools))), np.uint8)
         for first in range(0, len(blocks), self._count):
             ids = self._ids(blocks[first : first + self._count])
@@ -58,7 +58,7 @@ class Transfer:
 
 
 def pieces(block_bytes: int) -> int:
-    """How many blocks move at a time."""
+    """Blocks that one transfer moves."""
     return max(1, _BUFFER_BYTES // block_bytes)
 
 

@@ -1,7 +1,7 @@
-"""Steps that need every kernel a server will need, run before it is ready: Triton compiles at the first launch.
+"""Warm-up steps that launch every kernel variant of a server before it is ready: Triton compiles at the first launch.
 
-Which variant of a kernel runs depends on how many tokens, sequences and sample rows a step has: the tiles of products
-change at 16, 32 and 64 rows, and the segments of decoding attention at powers of two.
+The variant depends on a step's numbers of tokens, sequences and sample rows. The tiles of products change at 16, 32 and
+64 rows, and the segments of split-KV decoding at powers of two.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PROMPTS = (16, 32, 64)
 
 
 def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
-    """Decodes of one sequence up to all, prompts of few tokens up to a whole step, and each kind of sampling.
+    """Decodes from one sequence to all, prompts from a few tokens to a whole step, and each kind of sampling.
 
-    All sequences write to block 0: no request has a block yet.
+    All sequences write to block 0: no request owns a block yet.
     """
     yield _step([1], limits, "all")
     rows = min(limits.rows, limits.tokens)
@@ -30,13 +30,13 @@ def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
 
 
 def _cut(tokens: int, limits: StepLimits) -> list[int]:
-    """Lengths of the fewest sequences that have so many tokens, as far as rows go."""
+    """Lengths of the fewest sequences with this many tokens in total, as far as rows suffice."""
     whole, rest = divmod(tokens, limits.positions)
     return ([limits.positions] * whole + [rest] * (rest > 0))[: limits.rows]
 
 
 def _step(lengths: list[int], limits: StepLimits, sampling: str) -> RowStep:
-    """One sequence of each length, from its first token on, in the rows from 0 on."""
+    """A step with one sequence of each length, from its first token on, in the rows from 0 on."""
     rows, seq_len = np.arange(len(lengths), dtype=np.int32), np.array(lengths, np.int32)
     query_start = np.cumsum([0, *lengths], dtype=np.int32)
     greedy, everything = sampling == "greedy", sampling == "all"

@@ -1,4 +1,4 @@
-"""Weights from mapped files to the device, some rows at a time: the host never holds a copy of the whole."""
+"""Uploads weights from mapped files to the device, some rows at a time: the host never holds a full copy."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _DENSE: dict[torch.dtype, Dense] = {torch.float32: "f32", torch.bfloat16: "bf16"
 _FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 _NORMS = ("input_norm", "post_norm")
 _OPTIONAL_NORMS = ("q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
-# Weights packed at a time: unpacking takes some bytes of working memory for each.
+# Weights packed at a time: unpacking needs some bytes of working memory for each.
 _PIECE = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLayer:
-    """A layer: `qkv` has the rows of q, k and v below each other, `gate_up` those of gate and up. Norms in float32."""
+    """A layer: `qkv` stacks the rows of q, k and v, `gate_up` those of gate and up. Norms are float32."""
 
     qkv: Linear
     o: Linear
@@ -77,7 +77,7 @@ class DeviceWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A matrix of the device: `sources` of one layout below each other, `biases` one for each, or None."""
+    """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None."""
 
     layout: Layout
     sources: tuple[Tensor, ...]
@@ -93,7 +93,7 @@ class _Part:
 
     @property
     def bias_type(self) -> torch.dtype | None:
-        # Libraries want a bias in the type of their weights; our kernels add it to float32 sums.
+        # Libraries expect a bias in the type of their weights; our kernels add it to float32 sums.
         if all(bias is None for bias in self.biases):
             return None
         return torch.bfloat16 if self.layout.form == "bf16" else torch.float32
@@ -107,7 +107,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What will be allocated: the parts of each layer's matrices by name; `head` may be rows of the embedding."""
+    """The planned allocations: the parts of each layer's matrices by name; `head` may be rows of the embedding."""
 
     embedding: _Part
     layers: tuple[dict[str, tuple[_Part, ...]], ...]
@@ -127,7 +127,7 @@ class _Plan:
 def device_bytes(
     config: ModelConfig, weights: Weights, *, dtype: torch.dtype, quantization: Quantization = "auto"
 ) -> int:
-    """Bytes that `upload` will allocate on the device and keep. Reads no weight. Raises SettingsError as it does."""
+    """Bytes that `upload` allocates on the device and keeps. Reads no weights. Raises SettingsError like `upload`."""
     return _plan(config, weights, dtype, quantization).nbytes + 4 * WORKSPACE
 
 
@@ -142,13 +142,13 @@ def upload(
     fp8_activations: Torch | None = None,
     tiles: Tiles = RULES,
 ) -> DeviceWeights:
-    """All weights of a decoder on the device, `device_bytes` in all; some tens of MB on the host while it goes on.
+    """Upload all weights of a decoder, `device_bytes` in all; needs some tens of MB on the host meanwhile.
 
-    Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", embedding and lm_head excepted: they
-    are read by the row, or decide between words. Quantised tensors stay so, but become `dtype` with "dense".
-    `fp8_activations` is the buffer for them, as in `Linear`; `tiles` are those of the card.
-    `progress` is told the bytes done, and all of them, after each piece. Pages of mapped files are given back once
-    read. Raises SettingsError for another dtype.
+    Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", except embedding and lm_head: the
+    first is read by row, the second determines the tokens. Quantized tensors keep their layout, but become `dtype` with
+    "dense". `fp8_activations` is the buffer for them, as in `Linear`; `tiles` are those of the GPU. `progress` receives
+    the bytes done and the total after each piece. Pages of mapped files are released after they are read. Raises
+    SettingsError for another dtype.
     """
     plan = _plan(config, weights, dtype, quantization)
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
@@ -222,10 +222,10 @@ def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantizatio
 def _parts(
     tensors: Sequence[Tensor], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
 ) -> tuple[_Part, ...]:
-    """Neighbours of one layout become one matrix.
+    """Merge neighbours of one layout into one matrix.
 
-    Others stay apart, although each costs a launch: no layout holds both what Q4_K_M files keep of q and k and what
-    they keep of v without growing the first by three quarters.
+    Others stay separate, although each costs a launch. Q4_K_M files keep q and k in one format and v in another, and a
+    layout for both would grow q and k by three quarters.
     """
     pairs = zip(tensors, biases, strict=True)
     return tuple(
@@ -235,10 +235,10 @@ def _parts(
 
 
 class _Sender:
-    """Allocates what a plan says and fills it, piece by piece. `done` counts the bytes on the device."""
+    """Allocates the planned memory and fills it piece by piece. `done` counts the bytes on the device."""
 
     def __init__(self, plan: _Plan, device: torch.device, progress: Progress | None) -> None:
-        # Before fp8 is made of them on the device, weights are at most float32.
+        # Before the device quantizes them to fp8, weights are at most float32.
         widest = max(max(_PIECE, part.cols) for part in plan.parts) * 4
         self._staging = Staging(widest, device)
         self._device = device
@@ -263,7 +263,7 @@ class _Sender:
                 release(piece.data)
                 start += piece.shape[0]
                 self._count(*rows.values())
-            # Once more in one piece: pages that two pieces share are in none of them.
+            # Release the whole again: pages that two pieces share are in none of them.
             release(source.data)
         return DeviceMatrix(part.layout, part.cols, **planes)
 
@@ -300,7 +300,7 @@ class _Sender:
 
 
 def _rows_within(whole: Tensor, part: Tensor) -> slice | None:
-    """Which rows of a matrix another one is, if it has no memory of its own: a tied head, or a rank's share of it."""
+    """Rows of `whole` that `part` is a view of, None with memory of its own: a tied head, or a rank's shard of it."""
     pitch = whole.data.strides[0]
     first, rest = divmod(part.data.ctypes.data - whole.data.ctypes.data, pitch)
     end = first + part.shape[0]

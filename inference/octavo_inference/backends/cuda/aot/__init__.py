@@ -1,1 +1,1 @@
-"""Kernels compiled ahead of time: the cache, and what stands in for a GPU where there is none."""
+"""Kernels compiled ahead of time: their cache, and substitutes for a GPU where there is none."""

@@ -1,11 +1,11 @@
 """Triton's driver stub, compiled when an image is built, because pods have no compiler.
 
-Triton speaks to the CUDA driver through a small extension of Python, `cuda_utils`, which it compiles from a driver.c of
-its own when a process first needs it: with gcc and Python's headers, a third of a gigabyte that no inference image
-should carry. The image's build compiles it instead (`python driver_stub.py FROM TO`, with no GPU and no driver at
-hand), and `prepare` has Triton take it where it would compile (`triton.knobs.build.impl`, its own hook for this).
+Triton calls the CUDA driver through a small Python extension, `cuda_utils`. A process compiles it from Triton's
+driver.c at first use, with gcc and Python's headers: a third of a gigabyte that no inference image should carry.
+Instead, the image's build compiles it (`python driver_stub.py FROM TO`), without a GPU or a driver. `prepare` makes
+Triton load it instead of compiling (`triton.knobs.build.impl`, Triton's hook for this).
 
-Only the standard library is imported at the top: the file is run before anything is installed.
+Only the standard library is imported at the top: the file runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import tempfile
 from pathlib import Path
 
 NAME = "cuda_utils"
-# Where the image has it: below the environment that the server runs in.
+# Location in the image: below the environment that the server runs in.
 FOLDER = Path(sys.prefix) / "lib" / "octavo"
 _DRIVER = "libcuda.so.1"
 
 
 class CompilerMissingError(RuntimeError):
-    """Neither a compiled stub nor what compiles one; the message says what to install."""
+    """Neither a compiled stub nor a compiler is present; the message names the package to install."""
 
 
 def file_name(source: bytes) -> str:
-    """Name of the stub compiled from `source` (driver.c) for this Python: another Triton or Python needs another."""
+    """Name of the stub compiled from `source` (driver.c) for this Python: each Triton and Python needs its own."""
     return f"{NAME}-{hashlib.sha256(source).hexdigest()[:16]}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
@@ -46,7 +46,7 @@ def build(backend: Path, folder: Path) -> Path:
     target = folder / file_name(source.read_bytes())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        # The driver comes with the node. An empty library of its name is enough to say that it will be needed.
+        # The node provides the driver. An empty library of its name is enough to link against.
         empty = Path(scratch, "empty.c")
         empty.touch()
         shared = [compiler, "-shared", "-fPIC"]
@@ -59,9 +59,9 @@ def build(backend: Path, folder: Path) -> Path:
 
 
 def prepare(folder: Path = FOLDER) -> None:
-    """Have Triton take the stub in `folder` instead of compiling one; without a stub, see that it can compile.
+    """Make Triton load the stub in `folder` instead of compiling one; without a stub, check that it can compile.
 
-    To be called before the first kernel runs. Raises CompilerMissingError.
+    Must be called before the first kernel runs. Raises CompilerMissingError.
     """
     import triton  # noqa: PLC0415 - not there when an image's build runs this file
 
@@ -79,7 +79,7 @@ def prepare(folder: Path = FOLDER) -> None:
 
 
 class _Stub:
-    """What Triton calls in place of a compiler."""
+    """The function that Triton calls in place of a compiler."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

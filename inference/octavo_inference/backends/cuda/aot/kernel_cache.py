@@ -1,10 +1,10 @@
-"""Kernels compiled when the image was built, below those that a pod compiles itself.
+"""Kernels compiled when the image was built: a read-only layer below the cache of kernels that a pod compiles itself.
 
-Triton keeps what it compiled in folders named by a key: a hash over Triton's own files, the kernel's source with the
-line it begins at, the types, constants and divisibilities of its arguments, options, the card's compute capability and
-the version of ptxas. The card itself is no part of it, so what `octavo_inference.tools.precompile` makes without one is
-what a server on one looks for. Folders of the image cannot be written to: what they lack goes to TRITON_CACHE_DIR as
-ever.
+Triton stores compiled kernels in folders named by a key. The key is a hash over Triton's own files, the kernel's source
+and first line number, the types, constants and divisibilities of its arguments, options, the GPU's compute capability
+and the version of ptxas. The key does not contain the GPU itself, so `octavo_inference.tools.precompile` can fill the
+cache without one, and a server on a GPU finds the kernels. The image's folders are read-only: kernels missing there go
+to TRITON_CACHE_DIR, as usual.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 import triton
 from triton.runtime.cache import FileCacheManager
 
-# Where the image has them: below the environment that the server runs in, beside the driver's stub.
+# Location in the image: below the environment that the server runs in, next to the driver stub.
 FOLDER = Path(sys.prefix) / "lib" / "octavo" / "kernels"
 _GROUP = "__grp__"
 
 
 @dataclass(slots=True)
 class CacheUse:
-    """Kernels that a process needed: `ready` were compiled before, `compiled` were not, for `seconds` in all."""
+    """Kernels that a process needed: `ready` were compiled before, `compiled` were not, and took `seconds` in all."""
 
     ready: int = 0
     compiled: int = 0
     seconds: float = 0.0
 
     def __call__(self, *, times: Any, cache_hit: bool, **_: object) -> None:
-        """Triton's listener, after each kernel that it looked for."""
+        """Triton's compilation listener, called after each kernel lookup."""
         self.ready += cache_hit
         self.compiled += not cache_hit
         self.seconds += 0 if cache_hit else times.total / 1e6
@@ -42,7 +42,7 @@ class CacheUse:
 
 @contextmanager
 def watched() -> Generator[CacheUse, None, None]:
-    """Count the kernels that are looked for inside."""
+    """Count the kernel lookups inside the block."""
     found, before = CacheUse(), triton.knobs.compilation.listener
     triton.knobs.compilation.listener = found
     try:
@@ -52,15 +52,15 @@ def watched() -> Generator[CacheUse, None, None]:
 
 
 def prepare(folder: Path = FOLDER) -> None:
-    """Have Triton look into `folder` first, where there is one. To be called before the first kernel runs."""
+    """Make Triton search `folder` first, where it exists. Must be called before the first kernel runs."""
     if folder.is_dir():
         triton.knobs.cache.manager_class = _layered(folder)
 
 
 def trim(folder: Path) -> None:
-    """Take out of a cache what no server reads, and make it one that can be moved.
+    """Remove files from a cache that no server reads, and make it relocatable.
 
-    Groups name their files by absolute paths, and keep the source that Triton parsed beside the machine code.
+    Groups name their files by absolute paths, and keep the source that Triton parsed next to the machine code.
     """
     for group in folder.glob(f"*/{_GROUP}*"):
         names = [name for name in json.loads(group.read_text())["child_paths"] if not name.endswith(".source")]
@@ -70,7 +70,7 @@ def trim(folder: Path) -> None:
 
 
 def _layered(folder: Path) -> type[FileCacheManager]:
-    """A cache manager (Triton wants a class) that reads from `folder` what is there, and is Triton's own beside it."""
+    """A cache manager class, as Triton requires, that reads from `folder` first and else behaves as Triton's own."""
 
     class Layered(FileCacheManager):  # type: ignore[misc]  # Triton has no types
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
@@ -91,7 +91,7 @@ def _layered(folder: Path) -> type[FileCacheManager]:
 
 
 def _group(folder: Path | None, filename: str) -> dict[str, str] | None:
-    """The files that belong together, wherever the folder lies now; None unless all are there."""
+    """The files of a group, wherever the folder is now; None unless all exist."""
     listed = folder and folder / f"{_GROUP}{filename}"
     if not (folder and listed and listed.is_file()):
         return None

@@ -1,7 +1,7 @@
-"""Shapes of models whose kernels are compiled ahead: what their `config.json` says, cut to the fewest layers.
+"""Shapes of models whose kernels are compiled ahead: their `config.json`, reduced to the fewest layers.
 
-Which variants of kernels a model needs follows from its heads, their size, the power of two above its width, and its
-flags (norms of Q and K, windows): a few shapes stand for many models. A layer of each kind is enough.
+A model's kernel variants depend on its heads, their size, its width rounded up to a power of two, and its flags (norms
+of Q and K, windows): a few shapes cover many models. A layer of each kind is enough.
 """
 
 from __future__ import annotations

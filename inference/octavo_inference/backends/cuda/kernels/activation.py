@@ -1,4 +1,4 @@
-"""The gated activation between the two products of an MLP.
+"""The gated activation between the two matrix products of an MLP.
 
 Source: Shazeer 2020, "GLU variants improve transformer".
 """
@@ -31,9 +31,9 @@ def _gated(gate_up, out, gate_up_stride, out_stride, width, GELU: tl.constexpr, 
 
 
 def gated(gate_up: Torch, out: Torch, activation: Literal["silu", "gelu_tanh"]) -> None:
-    """Activate the gate and multiply by the other half: out = activation(gate) * up.
+    """Apply the activation to the gate and multiply by the other half: out = activation(gate) * up.
 
-    gate_up [T, 2 I] (gate, then up), out [T, I], of any float type; rows may lie apart, elements of a row not.
+    gate_up [T, 2 I] (gate, then up), out [T, I], of any float type; rows may have any stride, elements are contiguous.
     """
     rows, width = out.shape
     if rows:

@@ -11,7 +11,7 @@ from octavo_inference.backends.cuda.kernels.paged_indexing import bend, find_seq
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, reduce_segments
 
 
-# What differs from step to step must not choose another variant: that would compile while requests wait.
+# Arguments that vary between steps must not be specialized: a new variant would compile while requests wait.
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride", "tree_width"],
     do_not_specialize_on_alignment=["row", "query_start", "seq_len", "positions", "top_out", "total_out"],
@@ -143,16 +143,16 @@ def attend(
     """Attention of a step's query tokens over their sequences' keys in the pool, the step's own included.
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16); kv [num_blocks, 2, kv_heads, block_size, head_dim] and
-    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`; block_table [rows, columns],
-    row [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. The first row of q is token query_start[0],
-    so that some of a step's sequences can be attended to apart. Rows of `out` for tokens at or behind query_start[B]
-    stay as they are; sequences without query tokens are skipped, whatever their length says.
+    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`; block_table [rows, columns], row
+    [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. The first row of q is token query_start[0], so
+    that a subset of a step's sequences can run apart. Rows of `out` for tokens from query_start[B] on stay unchanged.
+    Sequences without query tokens are skipped, whatever their seq_len.
 
-    A token sees `window` tokens, itself included (None: all before it). A softcap c bends a score x to c * tanh(x / c).
-    sinks [heads]: a logit per head that takes its share of the softmax and gives nothing.
-    tree [T, width] uint8: 1 where the token sees the j-th query token of its own sequence; keys before the step's
-    tokens are seen by all. With a window, positions [T] int32 say how far the tree's tokens are from each other.
-    partial: results of segments, where the keys are to be split (`segments_for`); joined before this returns.
+    A token sees `window` tokens, itself included (None: all before it). A softcap c maps a score x to c * tanh(x / c).
+    sinks [heads]: a logit per head that adds to the softmax's denominator and has no value. tree [T, width] uint8: 1
+    where the token sees the j-th query token of its own sequence; all tokens see the keys before the step's tokens.
+    With a window, positions [T] int32 give the distances between the tree's tokens. partial: buffers for split-KV
+    results, where the keys are to be split (`segments_for`); reduced before this returns.
 
     Sources: PagedAttention (Kwon et al. 2023); FlashAttention-2 (Dao 2023) for the online softmax; one kernel for
     prefill and decode over query blocks of tokens x group: vLLM's unified Triton attention.

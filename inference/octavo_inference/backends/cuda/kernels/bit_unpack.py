@@ -1,7 +1,7 @@
-"""Words of weights and of x, taken apart in the registers of the thread that loaded them. Helpers of `gemv`.
+"""Unpacks words of weights and of x in the registers of the thread that loaded them. Helpers of `gemv`.
 
-Tuples hold tensors of the same shape, one for each column that a thread has of a chunk: sums over them are chains of
-multiply-adds, where a reduction along an axis would multiply first and add in pairs.
+Tuples hold tensors of the same shape, one for each column of a chunk that a thread holds. Sums over them are chains of
+fused multiply-adds, where a reduction along an axis would multiply first and add in pairs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grammar bitmasks: what a grammar does not allow next gets no chance."""
+"""Grammar bitmasks: tokens that the grammar does not allow get logit -inf."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _apply_bitmask(logits, mask, logits_stride, mask_stride, vocab, TILE: tl.con
 
 
 def apply_bitmask(logits: Torch, mask: Torch) -> None:
-    """Set the logits of ids whose bit is not set to -inf.
+    """Set the logits of ids whose bit is 0 to -inf.
 
     logits [R, vocab] float32, changed in place; mask [R, ceil(vocab / 32)] int32, id 0 is bit 0 of word 0 (the layout
     of llguidance and xgrammar).

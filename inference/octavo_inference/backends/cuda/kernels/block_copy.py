@@ -1,6 +1,6 @@
-"""Whole KV blocks of all layers: copied within the pool, gathered out of it, scattered into it.
+"""Whole KV blocks of all layers: copied within the pool, gathered from it, scattered into it.
 
-A block is bytes here, so every type of pool is served, and the scales of a quantised one by a second call.
+Blocks are copied as bytes, for every type of pool; a second call copies the scales of a quantized pool.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _move(
 def copy_blocks(pool: Torch, pairs: Torch) -> None:
     """Copy blocks within the pool.
 
-    pool [layers, num_blocks, ...], a block of a layer in one piece; pairs [n, 2] (source, target) integers. All are
-    copied at once: no target is another pair's source or target.
+    pool [layers, num_blocks, ...], a block of a layer contiguous; pairs [n, 2] (source, target) integers. The copies
+    run concurrently: no target is another pair's source or target.
     """
     _launch(pool, pairs[:, 0], pool, pairs[:, 1])
 
@@ -51,19 +51,19 @@ def copy_blocks(pool: Torch, pairs: Torch) -> None:
 def gather_blocks(pool: Torch, ids: Torch, out: Torch) -> None:
     """Copy blocks out of the pool.
 
-    pool [layers, num_blocks, ...], a block of a layer in one piece; ids [n] integers; out [n, layers, ...] of the same
+    pool [layers, num_blocks, ...], a block of a layer contiguous; ids [n] integers; out [n, layers, ...] of the same
     type.
     """
     _launch(pool, ids, out.transpose(0, 1), None)
 
 
 def scatter_blocks(saved: Torch, ids: Torch, pool: Torch) -> None:
-    """Copy what `gather_blocks` gave into blocks: saved [n, layers, ...], ids [n] without repeats, pool as there."""
+    """Copy the output of `gather_blocks` into blocks: saved [n, layers, ...], ids [n] distinct, pool as there."""
     _launch(saved.transpose(0, 1), None, pool, ids)
 
 
 def _launch(source: Torch, source_ids: Torch | None, target: Torch, target_ids: Torch | None) -> None:
-    """Both sides as [layers, blocks, ...]."""
+    """Both tensors as [layers, blocks, ...]."""
     ids = source_ids if source_ids is not None else target_ids
     if ids is None or not len(ids):
         return
@@ -87,7 +87,7 @@ def _launch(source: Torch, source_ids: Torch | None, target: Torch, target_ids: 
 
 
 def _words(blocks: Torch) -> Torch:
-    """[layers, blocks, words] in 32 bits where a block's size allows it, else in bytes."""
-    flat = blocks.view(*blocks.shape[:2], -1)  # raises where it would have to copy
+    """View as [layers, blocks, words]: 32-bit words where a block's size is a multiple, else bytes."""
+    flat = blocks.view(*blocks.shape[:2], -1)  # raises where a view is impossible without a copy
     word = torch.int32 if flat.shape[2] * flat.element_size() % 4 == 0 else torch.uint8
     return flat.view(word)

@@ -1,8 +1,8 @@
-"""Stored bytes of weights to float32, in registers. Helpers of `linear` and `embedding`.
+"""Dequantizes stored bytes of weights to float32, in registers. Helpers of `linear` and `embedding`.
 
-Converting an integer costs a GPU several times what an addition does, so small integers are written into the mantissa
-of 2**23, which is then subtracted: exact, in two cheap operations. float8_e4m3fn has float32's order of bits with a
-shorter exponent: shifted into place it is the number times 2**-120. Neither needs a card that knows the type.
+An integer conversion costs a GPU several times an addition. So small integers are written into the mantissa of 2**23,
+which is then subtracted: exact, in two cheap operations. float8_e4m3fn has float32's order of bits with a shorter
+exponent: shifted into place it is the number times 2**-120. Neither requires a GPU that supports the type.
 """
 
 from __future__ import annotations

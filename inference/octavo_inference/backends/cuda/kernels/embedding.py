@@ -1,4 +1,4 @@
-"""Rows of a table of any layout, unpacked: the embedding, which need not lie on the device in floats."""
+"""Embedding lookup in a table of any layout, dequantized row by row: the table need not be in a float type."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def embed(
     zero: int = 0,
     factor: float = 1.0,
 ) -> None:
-    """Write rows of the table by token, times `factor`, to `out`.
+    """Write the table's rows for the tokens, times `factor`, to `out`.
 
     tokens [T] int32 or int64, each a row of the table; out [T, hidden] float32, contiguous; the table as in
     `linear.linear`.

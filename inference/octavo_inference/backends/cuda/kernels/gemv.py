@@ -1,17 +1,17 @@
-"""Products of very few rows: each weight is read once, in runs of 16 bytes, and multiplied in float32 as it comes.
+"""GEMV: products of very few rows. Each weight is read once, in runs of 16 bytes, and multiplied in float32 at once.
 
-What a kernel may spend on a weight follows from the card. An H200 reads 4.8e12 bytes a second, and 132 processors x
-4 schedulers x 1.98e9 issue 33.5e12 instructions of a lane: 7 a byte, so 3.5 for a weight of four bits, 7 for one of
-eight and 14 for one of sixteen, or memory waits for arithmetic. Hence what is here:
+The GPU sets the instruction budget per weight. An H200 reads 4.8e12 bytes a second. Its 132 multiprocessors x 4
+schedulers x 1.98e9 issue 33.5e12 instructions per lane: 7 per byte, so 3.5 for a 4-bit weight, 7 for an 8-bit one and
+14 for a 16-bit one. More instructions than that leave memory bandwidth idle. Hence:
 
 - An integer becomes a float in place: shifted to the top of a mantissa, under an exponent that makes it 16 + v or
-  256 + v, in one operation for the mask and the exponent. What that adds to the sum is the constant times the sum of x,
-  subtracted once for a group: float32 loses 2**-19 of a sum by it, where bfloat16's x has lost 2**-9.
+  256 + v, in one operation for the mask and the exponent. The sum's excess is the constant times the sum of x, which is
+  subtracted once per group: float32 loses 2**-19 of a sum by it, where bfloat16's x has lost 2**-9.
 - A group's scale multiplies its sum, not its weights; the bits of float8 are read as a float 2**-120 too small.
 - x is unpacked once for all rows of weights of a program, and weights once for all rows of x.
 
-Each further row of x costs another multiplication a weight, while tensor cores take 16 for the price of one: `tiles`
-says up to how many this is for. A thread adds up its own columns, then threads do: shapes alone decide in what order.
+Each further row of x costs another multiplication per weight, while tensor cores take 16 rows for the price of one:
+`launch_configs` has the limit. A thread adds up its own columns, then threads do: shapes alone decide the order.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _gemv(x, w, scales, minimums, bias, y, m, n, words, groups, x_stride, y_stri
 
 
 def suits(x: Torch, values: Torch, form: Stored, group: int) -> bool:
-    """Whether `gemv` can take these: dense weights in bfloat16, and rows of whole words of 32 or 64 bits."""
+    """Return True if `gemv` supports these: dense weights in bfloat16, and rows of whole words of 32 or 64 bits."""
     starts = (x.shape[1], x.stride(0), x.storage_offset())
     aligned = x.dtype != torch.bfloat16 or all(int(start) % 4 == 0 for start in starts)
     whole = values.shape[1] % 4 == 0 and (form != "dense" or values.dtype == torch.bfloat16)
@@ -136,7 +136,7 @@ def gemv(
     zero: int = 0,
     tile: GemvTile | None = None,
 ) -> None:
-    """Write x @ weights.T + bias to `out`, as `linear.linear` does, for few rows of x that `suits` says yes to.
+    """Write x @ weights.T + bias to `out`, as `linear.linear` does, for few rows of x that `suits` accepts.
 
     x [M, K], out [M, N], values [N, K] or [N, K / 2], scales, minimums, bias as there. Weights are not rounded to the
     type of x, products are float32.

@@ -1,4 +1,4 @@
-"""Tile sizes and the type of matrix products: the one table that a faster card would change."""
+"""Launch configurations: tile sizes and operand types of matrix products, the one table to change for a faster GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import triton.language as tl
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
-_PROGRAMS = 256  # about two for each multiprocessor of a large card
+_PROGRAMS = 256  # about two for each multiprocessor of a large GPU
 _LEAST_STEPS = 4
 
 WORKSPACE = _PROGRAMS * 64 * 64
-"""Floats that partial sums of any `linear.linear` need at most."""
+"""Upper bound of the floats that partial sums of any `linear.linear` need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ def attention_tile(
 ) -> AttentionTile:
     """The tile for `tokens` query tokens of `sequences` sequences whose heads share keys in groups of `group`.
 
-    Decides by shapes alone: a batch with no more tokens than sequences has one token each and wants few rows; a longer
-    one wants many, as each program reads all keys anew. Trees are small, and their mask takes registers. float32 has no
-    tensor core, so its products take registers too: small tiles keep them from spilling. The interpreter pays for
-    operations, not elements. All fit the 99 KiB of shared memory of the smallest card.
+    Decides by shapes alone. A batch with no more tokens than sequences has one token each and needs few rows. A longer
+    one needs many, as each program reads all keys again. Trees have small tiles, because their mask uses registers.
+    float32 has no tensor cores, so its products use registers too: small tiles avoid spilling. The interpreter's time
+    depends on the number of operations, not of elements. All tiles fit the 99 KiB of shared memory of the smallest GPU.
     """
     least = max(_MMA_ROWS, triton.next_power_of_2(group))
     if triton.knobs.runtime.interpret:
@@ -52,10 +52,10 @@ def attention_tile(
 def segments_for(
     *, sequences: int, kv_heads: int, longest: int, processors: int, keys_per_segment: int = 256, most: int = 32
 ) -> int:
-    """Into how many parts to split each sequence's keys so that a batch of decodes fills the card: a power of two.
+    """Number of segments per sequence with which a batch of decodes fills the GPU: a power of two.
 
-    `longest` is the most keys a sequence may have (the block table's width in tokens), `processors` the card's
-    multiprocessors. A part has at least `keys_per_segment` keys, as its result is written and read once more.
+    `longest` is the most keys a sequence may have (the block table's width in tokens), `processors` the GPU's
+    multiprocessors. A segment has at least `keys_per_segment` keys, as its result is written and read once more.
     """
     wanted = min(2 * processors // max(1, sequences * kv_heads), longest // keys_per_segment, most)
     return 1 << (max(1, wanted).bit_length() - 1)
@@ -63,7 +63,7 @@ def segments_for(
 
 @dataclass(frozen=True, slots=True)
 class LinearTile:
-    """Rows of x, rows of weights and columns of bytes at a time of one program; into how many parts sums are cut."""
+    """Rows of x, rows of weights and columns of bytes per iteration of one program; number of split-K parts."""
 
     rows: int
     outputs: int
@@ -76,23 +76,24 @@ class LinearTile:
 def linear_tile(m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
     """The tile for `m` rows of x in `dtype` and weights of `n` rows of `width` values, or bytes of two.
 
-    Few rows make few programs, while time goes by the bytes of the weights: sums are cut so that many programs read.
-    Their number is a constant, so that sums are cut alike on every card. Sized for 99 KiB of shared memory.
+    Few rows make few programs, while the weights' bytes determine the time: split-K makes many programs read. The
+    target number of programs is a constant, so that sums are split alike on every GPU. Tiles fit 99 KiB of shared
+    memory.
     """
     rows = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
     outputs, step, warps, stages = (64, 128, 4, 3) if rows == 16 else (64, 64, 4, 3) if rows <= 64 else (128, 32, 8, 3)
-    if dtype == torch.float32:  # multiplied without tensor cores, out of registers
+    if dtype == torch.float32:  # multiplied without tensor cores, in registers
         rows, outputs, step, warps, stages = min(rows, 64), 64, 32, 4 if rows <= 32 else 8, 2
     parts = min(_PROGRAMS // triton.cdiv(n, outputs), width // (step * _LEAST_STEPS)) if m <= 64 else 1
     return LinearTile(rows, outputs, step, max(1, parts), warps, stages)
 
 
 LINEAR8_ROWS = 65
-"""From so many rows of x on it is multiplied in fp8 where weights are and the card can. Below, reading decides."""
+"""Fewest rows of x that are multiplied in fp8, with fp8 weights and GPU support. Below, reading weights dominates."""
 
 
 def linear8_tile() -> LinearTile:
-    """The tile of products of 8 bits by 8: always whole sums, as there are at least `LINEAR8_ROWS` rows."""
+    """The tile of products of 8 bits by 8: never split-K, as there are at least `LINEAR8_ROWS` rows."""
     if triton.knobs.runtime.interpret:
         return LinearTile(rows=128, outputs=64, step=128, split=1, warps=4, stages=1)
     return LinearTile(rows=128, outputs=128, step=128, split=1, warps=8, stages=3)
@@ -107,11 +108,11 @@ class GemvTile:
 
 
 def gemv_rows(form: Stored) -> int:
-    """Up to how many rows of x `gemv.gemv` is for: beyond, its multiplications cost more than those of tensor cores.
+    """Most rows of x for `gemv.gemv`: beyond, its multiplications cost more than those of tensor cores.
 
-    By the code compiled for 9.0, instructions a weight at 1 and 2 rows: int4 3.4 and 5.0, int8 4.3 and 5.6, fp8 4.4 and
-    5.5, dense 3.0 and 4.2, at 4 rows 7.5; `linear.linear` has 7.0 to 7.7 for what is packed at up to 16 rows. Not
-    measured on a card.
+    By the code compiled for 9.0, instructions per weight at 1 and 2 rows: int4 3.4 and 5.0, int8 4.3 and 5.6, fp8 4.4
+    and 5.5, dense 3.0 and 4.2, at 4 rows 7.5; `linear.linear` has 7.0 to 7.7 for packed weights at up to 16 rows. Not
+    measured on a GPU.
     """
     return 4 if form == "dense" else 2
 
@@ -119,7 +120,7 @@ def gemv_rows(form: Stored) -> int:
 def gemv_tile(m: int, n: int, width: int) -> GemvTile:
     """The tile for `m` rows of x and weights of `n` rows of `width` bytes.
 
-    Where there are programs enough, one warp each: then no sum crosses warps.
+    With enough programs, each has one warp: then no sum crosses warps.
     """
     outputs = 8 if m <= 2 and n >= _PROGRAMS * 8 else 4
     warps = 1 if n >= 8 * _PROGRAMS * outputs else min(4, triton.next_power_of_2(triton.cdiv(width, 512)))

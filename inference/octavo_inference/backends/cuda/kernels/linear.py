@@ -1,4 +1,4 @@
-"""Weight-only products: activations times a packed matrix, unpacked in registers on the way to the tensor cores."""
+"""Weight-only quantized GEMM: activations times a packed matrix, dequantized in registers before the tensor cores."""
 
 from __future__ import annotations
 
@@ -119,17 +119,17 @@ def linear(
     x_scales: Torch | None = None,
     tile: LinearTile | None = None,
 ) -> None:
-    """Write x @ weights.T + bias to `out`, for weights of rows [N, K] as `backends.cuda.packing` lays them out.
+    """Write x @ weights.T + bias to `out`, for weights of rows [N, K] in the layouts of `backends.cuda.packing`.
 
-    x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any distance; bias [N] float32.
-    Dense `values` [N, K] in a float type. int4: uint8 [N, K / 2], low nibbles of a group before its high ones;
-    int8: uint8 [N, K]; weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16.
-    fp8: uint8 [N, K], the bits of float8_e4m3fn, `scales` [N] float32. Weights are rounded to the type of x and
-    multiplied in it, sums are float32. `workspace`: `tiles.WORKSPACE` floats for sums that are cut, which a second
-    launch adds in order: results depend on the shapes alone.
+    x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any stride; bias [N] float32. Dense
+    `values` [N, K] in a float type. int4: uint8 [N, K / 2], low nibbles of a group before its high ones; int8: uint8
+    [N, K]; weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16. fp8: uint8 [N,
+    K], the bits of float8_e4m3fn, `scales` [N] float32. Weights are rounded to the type of x and multiplied in it, sums
+    are float32. `workspace`: `launch_configs.WORKSPACE` floats for split-K partial sums. A second launch adds them in
+    order: results depend on the shapes alone.
 
-    With x_scales [M] float32, x is uint8, the bits of float8_e4m3fn (`quantize`), the weights are fp8, and sums are not
-    cut; on a GPU that takes compute capability 8.9.
+    With x_scales [M] float32, x is uint8, the bits of float8_e4m3fn (`quantize`), the weights are fp8, and there is no
+    split-K; on a GPU that requires compute capability 8.9.
     """
     (m, k), (n, width) = x.shape, values.shape
     if m == 0:

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens and of the best alternatives: step 2 of the rule in core/sampling.py."""
+"""Log-probabilities of sampled tokens and of the top alternatives: step 2 of the rule in core/sampling.py."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def _log_probabilities(
 def log_probabilities(
     logits: Torch, tokens: Torch, wanted: Torch, integers: Torch, floats: Torch, *, tile: int | None = None
 ) -> None:
-    """Report on the chosen token of each row that asks.
+    """Report on the sampled token of each row that requests it.
 
     logits [R, vocab] float32, adjusted; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for no
-    report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows that ask and have a token:
+    report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token:
     first its rank and log-probability, then id and log-probability of `wanted` alternatives, at most W and vocab.
     """
     rows, vocab = logits.shape

@@ -1,6 +1,6 @@
 """RMSNorm of rows, alone and fused with the addition to the residual stream.
 
-Source: Zhang and Sennrich 2019. The residual stream is float32; what is normed may be narrower.
+Source: Zhang and Sennrich 2019. The residual stream is float32; inputs and outputs may be narrower.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def _add_rms_norm(
 
 
 def rms_norm(x: Torch, weight: Torch, eps: float, out: Torch) -> None:
-    """Norm each row: out = x / sqrt(mean(x**2) + eps) * weight.
+    """Normalize each row: out = x / sqrt(mean(x**2) + eps) * weight.
 
-    x [T, H], weight [H], out [T, H], each of any float type; rows may lie apart, elements of a row not.
+    x [T, H], weight [H], out [T, H], each of any float type; rows may have any stride, elements are contiguous.
     """
     rows, hidden = x.shape
     if rows:
@@ -70,10 +70,10 @@ def rms_norm(x: Torch, weight: Torch, eps: float, out: Torch) -> None:
 def add_rms_norm(
     residual: Torch, x: Torch, scale: float, weight: Torch, eps: float, out: Torch, x_weight: Torch | None = None
 ) -> None:
-    """Add to the residual stream, then norm it: residual += scale * x; out = norm(residual) * weight.
+    """Add to the residual stream, then normalize it: residual += scale * x; out = norm(residual) * weight.
 
     residual [T, H] float32, changed in place; x, out [T, H] and weight [H] of any float type. With x_weight [H], x is
-    normed by it before it is added (`output_norms` of the model).
+    normalized with it before the addition (`output_norms` of the model).
     """
     rows, hidden = x.shape
     if rows:
@@ -97,6 +97,6 @@ def add_rms_norm(
 
 
 def _sizes(hidden: int) -> tuple[int, int]:
-    """One tile holds a row: its size and the number of warps, at most 16 elements a thread up to 8192."""
+    """Size and warps of the tile, which holds one row: at most 16 elements per thread up to 8192."""
     block = triton.next_power_of_2(hidden)
     return block, max(1, min(16, block // 512))

@@ -1,4 +1,4 @@
-"""What kernels over the paged pool share: whose work a program has, and where a key lies."""
+"""Shared by kernels over the paged pool: the sequence of a program, and the address of a key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Penalties and bans: step 1 of the rule in core/sampling.py, in place on the logits.
 
-How often an id occurred is counted by atomics into scratch memory of one row's width. Whoever then takes an id's count
-out, by exchanging it for zero, applies it: each id is changed once, and the scratch is clean again without a pass.
+Atomics count the occurrences of an id in scratch memory of one row's width. The thread that takes an id's count, by
+exchanging it for zero, applies it: each id is changed once, and the scratch is zero again without another pass.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 HEADER = 10
-"""Integers that describe one row's changes."""
+"""Number of integers in the header of one row's changes."""
 
 _TILE = 1024
 
 
-# How long a row of history is differs between servers, whose kernels are compiled ahead once for all.
+# The length of a history row differs between servers, whose kernels are compiled ahead once for all.
 @triton.jit(do_not_specialize=["history_stride"])
 def _penalize(logits, rows, history, banned, counts, logits_stride, history_stride, counts_stride, TILE: tl.constexpr):
     number = tl.program_id(0).to(tl.int64)
@@ -56,13 +56,13 @@ def _penalize(logits, rows, history, banned, counts, logits_stride, history_stri
 
 
 def penalize(logits: Torch, rows: Torch, history: Torch, banned: Torch, counts: Torch) -> None:
-    """Change some rows of logits by what was said before and by what is banned.
+    """Apply penalties and bans to some rows of logits.
 
-    logits [R, vocab] float32, changed in place. rows [G, `HEADER`] int32 are those to change: the row of logits and
-    that of history; where in it the prompt begins, where the output does, and where this ends; where in `banned` [n]
-    int32 the row's ids begin and end; the bits of its float32 repetition (neutral: 1), frequency and presence penalties
-    (neutral: 0). history [rows, positions] int32 has the tokens; one of -1 counts for nothing. counts [>= G, vocab]
-    int32 is scratch, zero before and after.
+    logits [R, vocab] float32, changed in place. rows [G, `HEADER`] int32, one for each row to change: its row of logits
+    and of history; the offsets in the latter of the prompt's start, the output's start and the output's end; the
+    offsets of its ids' start and end in `banned` [n] int32; the bits of its float32 repetition (neutral: 1), frequency
+    and presence penalties (neutral: 0). history [rows, positions] int32 has the tokens; -1 is ignored. counts [>= G,
+    vocab] int32 is scratch, zero before and after.
     """
     if len(rows):
         _penalize[(len(rows),)](

@@ -1,4 +1,4 @@
-"""Batch preparation: what each query token is, where it stands and where its K and V go, read from the row table."""
+"""Batch preparation: id, position and KV slot of each query token, read from the row table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 _TILE = 128
 
 
-# What changes from step to step makes no variants of the kernel.
+# Arguments that vary between steps are not specialized: they make no variants of the kernel.
 @triton.jit(do_not_specialize=["sequences", "count", "history_stride", "table_stride", "steps"])
 def _prepare(
     row,
@@ -61,7 +61,7 @@ def prepare(
     positions: Torch,
     slots: Torch,
 ) -> None:
-    """Find token, position and slot of each query token.
+    """Write token, position and slot of each query token.
 
     row [B] (of the table), query_start [B+1] and seq_len [B] (tokens after the step) in int32; history [rows,
     positions] (tokens) and block_table [rows, columns] in int32, the row table; tokens [T] and positions [T] in int32

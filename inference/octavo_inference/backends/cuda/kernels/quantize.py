@@ -1,4 +1,4 @@
-"""Rows of activations as float8_e4m3fn, for products on tensor cores that take 8 bits."""
+"""Quantizes rows of activations to float8_e4m3fn, for products on tensor cores with 8-bit operands."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _quantize(x, values, scales, x_stride, width, COLUMNS: tl.constexpr):
 
 
 def quantize(x: Torch, values: Torch, scales: Torch) -> None:
-    """Write x as bits of float8_e4m3fn to `values`, and what they are to be multiplied with to `scales`.
+    """Write x as bits of float8_e4m3fn to `values`, and its row scales to `scales`.
 
-    x [M, K] of a float type, its rows at any distance; values [M, K] uint8, contiguous; scales [M] float32: a row's
-    largest magnitude becomes 448, so its elements are off by a sixteenth at most, those below 2**-6 of 1 / 448 of the
-    largest by 2**-10 of that.
+    x [M, K] of a float type, its rows at any stride; values [M, K] uint8, contiguous; scales [M] float32: a row's
+    largest magnitude becomes 448. The relative error of an element is at most a sixteenth; for elements below 2**-6 of
+    1 / 448 of the largest, the error is at most 2**-10 of that.
     """
     rows, width = x.shape
     if rows:

@@ -1,4 +1,4 @@
-"""From the projection's output to rotated queries and stored keys and values, in one launch."""
+"""Fused RoPE and KV cache write: from the QKV projection to rotated queries and stored K and V, in one launch."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def rope_store(
     kv: Torch,
     scales: Torch | None,
 ) -> None:
-    """Norm and turn the heads of q and k, give q, store k and v in the pool (quantised where it has scales).
+    """Normalize and rotate the heads of q and k, write q, store k and v in the pool (quantized where it has scales).
 
-    qkv [T, (heads + 2 * kv_heads) * head_dim], rows apart by any stride; positions [T], slots [T] integers: slot =
-    block * block_size + offset, -1 for a padding row, which leaves everything as it was. table [positions, rotary]
-    float32, cosines then sines, or None: no rotation; elements i and i + rotary/2 of a head are a pair. q_norm, k_norm
-    [head_dim], both or neither: RMSNorm over each head before the rotation. q_out [T, heads, head_dim]; kv
-    [num_blocks, 2, kv_heads, block_size, head_dim] and scales [num_blocks, 2, kv_heads, block_size]: a layer of
-    `KvPool`. Float types are float32, bfloat16 or float16 throughout; sums are float32.
+    qkv [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; positions [T], slots [T] integers: slot = block *
+    block_size + offset, -1 for a padding row, which changes nothing. table [positions, rotary] float32, cosines then
+    sines, or None: no rotation; elements i and i + rotary/2 of a head are a pair. q_norm, k_norm [head_dim], both or
+    neither: RMSNorm over each head before the rotation. q_out [T, heads, head_dim]; kv [num_blocks, 2, kv_heads,
+    block_size, head_dim] and scales [num_blocks, 2, kv_heads, block_size]: a layer of `KvPool`. Float types are
+    float32, bfloat16 or float16 throughout; sums are float32.
 
     Sources: RoFormer (Su et al. 2021); scales per token and head as in KIVI's values (Liu et al. 2024).
     """

@@ -1,4 +1,4 @@
-"""The row table's changes: runs of integers from one staged copy to their places in the table."""
+"""Applies the row table's changes: scatters runs of integers from one staging copy into the table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 LONGEST = 1024
-"""Integers that one run may have: a program writes it at once."""
+"""Maximum length of a run: one program writes it at once."""
 
 
 @triton.jit
@@ -25,8 +25,8 @@ def _write(table, runs, values, TILE: tl.constexpr):
 def write_rows(table: Torch, runs: Torch, values: Torch) -> None:
     """Write runs of integers into a table.
 
-    table [n] int32, changed in place. runs [R, 4] int32: where in the table a run goes (the low and the high half of 64
-    bits), where it begins in `values` [m] int32, and how many integers it has, at most `LONGEST`. No two overlap.
+    table [n] int32, changed in place. runs [R, 4] int32: a run's offset in the table (the low and the high half of 64
+    bits), its offset in `values` [m] int32, and its length, at most `LONGEST`. Runs do not overlap.
     """
     if len(runs):
         _write[(len(runs),)](table, runs, values, TILE=LONGEST)

@@ -1,8 +1,8 @@
-"""Choosing a token per row: steps 3 to 8 of the rule in core/sampling.py, without sorting the vocabulary.
+"""Samples a token per row: steps 3 to 8 of the rule in core/sampling.py, without sorting the vocabulary.
 
-The bits of a positive float32, read as an integer, are in the order of the floats. So the k-th largest weight, and the
-one at which the nucleus is full, are found exactly by halving a range of integers: each probe counts and sums the
-weights that are not below it, and moves an end of the range to the next weight there is. Ties at the edge of the
+The bits of a positive float32, read as an integer, are in the order of the floats. So a binary search over integers
+finds the k-th largest weight, and the weight at which the nucleus is full, exactly. Each probe counts and sums the
+weights that are not below it, and moves an end of the range to the next existing weight. Ties at the edge of the
 nucleus are cut by id.
 
 Sources: the pivots of FlashInfer's sampler (Ye et al. 2025); SplitMix64 (Steele et al. 2014).
@@ -16,7 +16,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.vocab_reductions import best, first_past, split
 
-_TILE = 4096  # more does not fit into the registers of the 16 warps that read it
+_TILE = 4096  # more exceeds the registers of the 16 warps that read it
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: 
     return low.to(tl.float32, bitcast=True), count, mass, count_above, mass_above
 
 
-# How long a row of history is differs between servers, whose kernels are compiled ahead once for all.
+# The length of a history row differs between servers, whose kernels are compiled ahead once for all.
 @triton.jit(do_not_specialize=["history_stride"])
 def _sample(
     logits,
@@ -139,11 +139,11 @@ def choose(
     history: Torch,
     tile: int | None = None,
 ) -> None:
-    """Choose a token for each row of adjusted logits, and write it into the row table.
+    """Sample a token for each row of adjusted logits, and write it into the row table.
 
-    logits [R, vocab] float32; weights [>= R, vocab] float32, scratch; chosen [R] int32, written, -1 for a row whose
-    logits are no numbers. row [R] and position [R] int32: where in history [rows, positions] int32 the token is
-    written, too (a place named twice gets one of the tokens). sampling [rows, 6] int32 as in `run.batch.SAMPLING`.
+    logits [R, vocab] float32; weights [>= R, vocab] float32, scratch; chosen [R] int32, written, -1 for a row with NaN
+    logits. row [R] and position [R] int32: the destination of the token in history [rows, positions] int32 (of several
+    tokens with one destination, one is written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.
     """
     rows, vocab = logits.shape
     if rows:

@@ -1,4 +1,4 @@
-"""Joins what attention computed of a sequence's keys in segments."""
+"""Reduces the results of split-KV attention over a sequence's segments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor as Torch
 class Partial(NamedTuple):
     """Results of segments, float32: `acc` [T, heads, segments, head_dim], `top` and `total` [T, heads, segments].
 
-    `top` is the largest score in powers of two, `total` the sum of 2 ** (score - top), `acc` the values weighted so.
-    `acc` of a segment with no keys (total 0) is arbitrary.
+    `top` is the largest score in powers of two, `total` the sum of 2 ** (score - top), `acc` the sum of the values with
+    these weights. `acc` of a segment with no keys (total 0) is arbitrary.
     """
 
     acc: Torch
@@ -22,7 +22,7 @@ class Partial(NamedTuple):
 
 
 def partial_size(*, tokens: int, heads: int, head_dim: int, segments: int) -> int:
-    """float32 elements that `partial_views` takes of a buffer."""
+    """Number of float32 elements of `partial_views`."""
     return tokens * heads * segments * (head_dim + 2)
 
 
@@ -60,7 +60,7 @@ def _reduce(
 
 
 def reduce_segments(partial: Partial, query_start: Torch, out: Torch) -> None:
-    """Join `partial` into out [T, heads, head_dim], any float type; rows for tokens at or behind query_start[-1] stay.
+    """Reduce `partial` into out [T, heads, head_dim], any float type; rows from query_start[-1] on stay unchanged.
 
     query_start [B + 1] int32. Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
     """

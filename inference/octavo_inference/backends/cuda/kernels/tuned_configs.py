@@ -1,7 +1,8 @@
-"""Tiles measured on a card, in a file for each: `python -m bench.gpu tiles` writes it, nothing does at run time.
+"""Tiles measured on a GPU, one file per GPU. `python -m bench.gpu tiles` writes them; a server only reads them.
 
-A shape that a file does not name has the tile of the rules in `tiles`. Which tile a product has depends on its shape
-and the card alone, and changes with the number of rows where that of the rules does: what is rehearsed is all there is.
+A shape that the file does not name uses the tile of the rules in `launch_configs`. The tile of a product depends on its
+shape and the GPU alone. It changes with the number of rows where that of the rules does, so that warm-up covers all
+tiles.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 TABLES = Path(__file__).with_name("tables")
 ROW_STEPS = (16, 32, 64, 128)
-"""Products of up to so many rows have one tile each; the last stands for all beyond."""
+"""Row counts up to which products have one tile each; the last is for all larger counts."""
 
 Shape = tuple[str, int, int, int]
-"""Form, rows and width (values, or bytes of two) of the weights, and the most rows of x."""
+"""Layout, rows and width (values, or bytes of two) of the weights, and the most rows of x."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles on a `card`, "" where nothing was measured.
+    """Tiles on a `card`, "" without measurements.
 
-    `gemv_rows` says by form up to how many rows `gemv` is for. Attention's are by head dim, heads that share keys, and
-    whether each sequence has one token.
+    `gemv_rows` maps a layout to the most rows of x for `gemv`. Attention's keys are head dim, heads that share keys,
+    and one token per sequence or more.
     """
 
     card: str = ""
@@ -50,7 +51,7 @@ class Tiles:
     attention: Mapping[tuple[int, int, bool], AttentionTile] = field(default_factory=dict)
 
     def few(self, form: Stored) -> int:
-        """Up to how many rows of x are multiplied by `gemv`."""
+        """The most rows of x that are multiplied by `gemv`."""
         return self.gemv_rows.get(form, gemv_rows(form))
 
     def for_gemv(self, form: Stored, m: int, values: torch.Tensor) -> GemvTile:
@@ -73,28 +74,28 @@ class Tiles:
 
 
 def power_of_two(m: int) -> int:
-    """The next one."""
+    """The next of `ROW_STEPS`."""
     return 1 << (m - 1).bit_length()
 
 
 def row_step(m: int) -> int:
-    """Which of `ROW_STEPS` a product of m rows belongs to."""
+    """The one of `ROW_STEPS` that a product of m rows belongs to."""
     return next((step for step in ROW_STEPS if m <= step), ROW_STEPS[-1])
 
 
 def find_tiles(card: str, folder: Path = TABLES) -> Tiles:
-    """Those of the card's file, or the rules where there is none. Raises ValueError for a file that cannot be."""
+    """Tiles of the card's file, or the rules without one. Raises ValueError for an invalid file."""
     path = folder / file_name(card)
     return read_tiles(path) if path.exists() else Tiles()
 
 
 def file_name(card: str) -> str:
-    """Of a card's table: "NVIDIA H200" has nvidia-h200.json."""
+    """File name of a card's table: "NVIDIA H200" has nvidia-h200.json."""
     return re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-") + ".json"
 
 
 def read_tiles(path: Path) -> Tiles:
-    """A file as `python -m bench.gpu tiles` writes it. Raises ValueError with what is wrong."""
+    """Parse a file that `python -m bench.gpu tiles` wrote. Raises ValueError with the problem."""
     table = json.loads(path.read_text(encoding="utf-8"))
     try:
         linear = {_shape(row): LinearTile(**row["tile"]) for row in table["linear"]}
@@ -120,7 +121,7 @@ def read_tiles(path: Path) -> Tiles:
 
 
 def fits(tile: LinearTile, rows: int, n: int) -> bool:
-    """Whether its partial sums have room; products of any number of rows are not cut."""
+    """Return True if its partial sums fit; products without a row limit are never split-K."""
     return tile.split == 1 or (rows < ROW_STEPS[-1] and tile.split * rows * n <= WORKSPACE)
 
 

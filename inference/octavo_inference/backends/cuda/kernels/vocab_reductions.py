@@ -1,4 +1,4 @@
-"""Passes over one row of the vocabulary, tile by tile: what the sampler and the log-probabilities are made of.
+"""Reductions over one row of the vocabulary, tile by tile: used by the sampler and the log-probabilities.
 
 Weights are the rule's (core/sampling.py): float32 from 0 to 1. Their sums are float64.
 """

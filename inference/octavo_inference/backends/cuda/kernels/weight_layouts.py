@@ -1,4 +1,4 @@
-"""What the kernels call the layouts of weights."""
+"""The kernels' names for weight layouts."""
 
 from __future__ import annotations
 

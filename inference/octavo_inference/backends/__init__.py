@@ -1,1 +1,1 @@
-"""Backends: how a step is computed on a device. Nothing outside this package knows what the device is."""
+"""Backends: each computes a step on one kind of device. Code outside this package is independent of the device."""

@@ -1,10 +1,10 @@
-"""The oracle: a decoder in plain float32 torch, op by op, and exactly the same whatever the batch.
+"""The reference backend: a decoder in plain float32 torch, op by op, bitwise independent of the batch.
 
 A matrix product's bits depend on its shape and on the row's place in it: libraries block large and small products
-differently. So every row-wise op here runs on tiles of one fixed shape, and the token at position p is always row
-p % TILE of its tile (the other rows belong to other sequences or are zero). Attention runs token by token, with shapes
-that depend on the position alone. A token's result is then the same bits whether its prompt was computed at once, in
-chunks, after a prefix hit, after a preemption, or next to whom. Slow, and not meant to be fast.
+differently. So every row-wise op here runs on tiles of one fixed shape, and the token at position p is always row p %
+TILE of its tile (the other rows belong to other sequences or are zero). Attention runs token by token, with shapes that
+depend on the position alone. A token's result then has the same bits in every schedule: prompt computed at once, in
+chunks, after a prefix hit or after a preemption, with any other sequences in the batch. Slow by design.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KV_ELEMENT_BYTES = 4
 
 
 class _Layer:
-    """One layer's weights in float32; q, k and v and gate and up stacked. None where the model has no such thing."""
+    """One layer's weights in float32; q, k and v stacked, gate and up stacked. None: the model has none."""
 
     def __init__(self, weights: LayerWeights) -> None:
         self.input_norm = _torch(weights.input_norm)
@@ -69,7 +69,7 @@ class ReferenceBackend:
         self._values = torch.zeros(pool)
 
     def launch(self, step: RowStep) -> CompletedStep:
-        """Gather a step and compute it."""
+        """Gather a step and run it."""
         return CompletedStep(self.step(gather(step)))
 
     def idle(self) -> bool:
@@ -82,7 +82,7 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Float32:
-        """Logits [R, vocab] of the sample rows; K and V of all query tokens are stored."""
+        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens."""
         tiles, places = _tile(batch.positions)
         x = torch.zeros(tiles * TILE, self._config.hidden)
         x[places] = self._embedding[_index(batch.tokens)] * self._config.embedding_scale
@@ -109,14 +109,14 @@ class ReferenceBackend:
             self._by_block(pool)[:, list(blocks)] = 0
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """A copy of whole blocks, all layers: [block, key or value, layer, token, head, dim]."""
+        """Copy whole blocks of all layers: [block, key or value, layer, token, head, dim]."""
         pools = torch.stack(
             [self._by_block(self._keys)[:, list(blocks)], self._by_block(self._values)[:, list(blocks)]]
         )
         return pools.permute(2, 0, 1, 3, 4, 5).numpy().copy()
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
-        """Copy rows of what `to_host` gave back into as many blocks."""
+        """Copy rows returned by `to_host` into as many blocks."""
         for number, pool in enumerate((self._keys, self._values)):
             self._by_block(pool)[:, list(blocks)] = torch.from_numpy(saved[:, number].copy()).transpose(0, 1)
 
@@ -174,7 +174,7 @@ class ReferenceBackend:
 
 
 def _rotate(x: Torch, table: Torch) -> Torch:
-    """Rotary positions in half-split order: pair (i, i + dim/2) of the first `dim` elements turns by its angle.
+    """RoPE in half-split order: each pair (i, i + dim/2) of the first `dim` elements rotates by its angle.
 
     x [tokens, heads, head_dim], table [tokens, dim] with cosines, then sines.
     """
@@ -189,7 +189,7 @@ def _softcap(x: Torch, cap: float | None) -> Torch:
 
 
 def _tile(positions: Int32) -> tuple[int, Torch]:
-    """Number of tiles and each token's row in them: row p % TILE of the first tile where that row is unused."""
+    """Number of tiles, and each token's row in them: row p % TILE of the first tile where that row is free."""
     used = np.zeros(TILE, np.int64)
     places = np.empty(len(positions), np.int64)
     for i, residue in enumerate((positions % TILE).tolist()):
@@ -199,7 +199,7 @@ def _tile(positions: Int32) -> tuple[int, Torch]:
 
 
 def _tiled(function: Callable[[Torch], Torch], x: Torch) -> Torch:
-    """Apply a row-wise function tile by tile, each tile in memory of its own so that alignment is the same too."""
+    """Apply a row-wise function tile by tile. Each tile is copied to memory of its own, for equal alignment."""
     return torch.cat([function(tile.clone()) for tile in x.chunk(len(x) // TILE)]) if len(x) else function(x)
 
 
@@ -222,5 +222,5 @@ def _given(*tensors: Tensor | None) -> Torch | None:
 
 
 def _torch(tensor: Tensor) -> Torch:
-    # Copied: the loader's arrays are read-only views of a file.
+    # Copy: the loader's arrays are read-only views of a file.
     return torch.from_numpy(dequantize(tensor).copy())

@@ -1,4 +1,4 @@
-"""The CPU backend: a step is one native call; Python hands over flat arrays by address."""
+"""The CPU backend: one native call runs a step; Python passes flat arrays by address."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from octavo_inference.models.weights import Weights
 
 DEFAULT_BLOCK_SIZE = 32
 
-_CHUNK = 32  # keys the attention kernel takes at a time
+_CHUNK = 32  # keys per iteration of the attention kernel
 _QUANTIZED = 32  # activations that share a scale
-_STEP = 16  # widest vector of any variant
+_STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,8 +41,8 @@ def kv_element_bytes(dtype: str) -> int:
 class CpuBackend:
     """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
 
-    `profile` sums the seconds each part of the steps took; `weight_bytes`, `kv_bytes` and `working_bytes` are what is
-    allocated for packed weights, KV pool and buffers; the embedding's bytes are mostly those of a mapped file.
+    `profile` sums the seconds of each part of the steps. `weight_bytes`, `kv_bytes` and `working_bytes` are the memory
+    allocated for packed weights, KV pool and buffers. The embedding's bytes are mostly those of a mapped file.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CpuBackend:
             "qkv": _zeros((tokens, first.qkv.rows), np.dtype(np.float32)),
             "projected": _zeros((tokens if config.output_norms else 0, first.output.rows), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
-            # The final norm writes one row per sample row, of which there may be more than query tokens.
+            # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, config.heads * config.head_dim), act),
             "activated": _zeros((tokens, config.intermediate), act),
@@ -154,11 +154,12 @@ class CpuBackend:
         threads: int | None = None,
         kernels: Kernels | None = None,
     ) -> CpuBackend:
-        """Pack the weights and allocate the pool; KV pages are touched when first used.
+        """Pack the weights and allocate the pool; KV pages become resident at first use.
 
-        `threads` defaults to the cores this process may use, `kernels` to the best variant the machine can run.
+        `threads` defaults to the cores that this process may use, `kernels` to the best variant that the machine
+        supports.
 
-        Raises NativeUnavailableError (kernels not built), ModelError (sizes the kernels cannot run), SettingsError.
+        Raises NativeUnavailableError (kernels not built), ModelError (sizes without kernel support), SettingsError.
         """
         _check(config, block_size)
         kernels, format_ = kernels or load(), _float_format(dtype)
@@ -180,7 +181,7 @@ class CpuBackend:
         )
 
     def launch(self, step: RowStep) -> CompletedStep:
-        """Gather a step and compute it."""
+        """Gather a step and run it."""
         return CompletedStep(self.step(gather(step)))
 
     def idle(self) -> bool:
@@ -194,7 +195,7 @@ class CpuBackend:
         return sampling.result()
 
     def logits(self, batch: Batch) -> Float32:
-        """The step without sampling: logits [R, vocab] of the sample rows."""
+        """Run the step without sampling: logits [R, vocab] of the sample rows."""
         count = len(batch.sample.row)
         self._run(batch, abi.SamplingArgs(row=address(batch.sample.row), count=count), choose=False)
         return self._logits[:count, : self.vocab_size].copy()
@@ -209,11 +210,11 @@ class CpuBackend:
         self._kv[:, list(blocks)] = 0
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """A copy of whole blocks, all layers: [block, layer, bytes]."""
+        """Copy whole blocks of all layers: [block, layer, bytes]."""
         return np.ascontiguousarray(self._kv[:, list(blocks)].swapaxes(0, 1))
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
-        """Copy rows of what `to_host` gave back into as many blocks."""
+        """Copy rows returned by `to_host` into as many blocks."""
         self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
 
     def _run(self, batch: Batch, sampling: abi.SamplingArgs, *, choose: bool) -> None:

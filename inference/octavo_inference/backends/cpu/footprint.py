@@ -1,7 +1,7 @@
-"""How much memory a model takes, from the heads of its files: no weight is read.
+"""Computes a model's memory from the headers of its files: no weight is read.
 
-The same sums as `build` makes of loaded weights and `CpuBackend` allocates, in terms that somebody can multiply who
-knows nothing of decoders.
+The sums are those of `build` over loaded weights and of `CpuBackend`'s allocations. Their terms can be multiplied
+without knowledge of decoders.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from octavo_inference.models.weights import Tensor
 _FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
 _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
 _QUANTIZED_BLOCK = 48  # Int8Block of int8.h
-_PANEL = 32  # the widest of any variant
+_PANEL = 32  # the widest of all variants
 _NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes. `weights` by dtype, the embedding included; `token` and `row` are working memory for one of each.
+    """Sizes in bytes. `weights` by dtype, with the embedding; `token` and `row` are working memory for one of each.
 
-    A thread takes as much as a row.
+    A thread needs as much as a row.
     """
 
     parameters: int
@@ -46,7 +46,7 @@ class Footprint:
 
 
 def measure(path: str, config: ModelConfig) -> Footprint:
-    """The size of the model at `path`, which `config` describes. Raises `ModelError` for damaged files."""
+    """Measure the model at `path`, which `config` describes. Raises `ModelError` for damaged files."""
     source = find_model(path)
     if source.is_file():
         parameters, weights = _gguf(read_gguf(source), config)
@@ -56,7 +56,7 @@ def measure(path: str, config: ModelConfig) -> Footprint:
 
 
 def count_elements(folder: Path) -> int:
-    """Numbers in the weights of a safetensors folder."""
+    """Number of elements in the weights of a safetensors folder."""
     return sum(math.prod(tensor.shape) for tensor in read_checkpoint(folder).tensors.values())
 
 
@@ -84,7 +84,7 @@ def _folder(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, dict[str,
 
 
 def _stored(embedding: RawTensor) -> int:
-    # Half precision is kept as it is only where nothing of it would be lost.
+    # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
     return 2 * embedding.data.nbytes if embedding.dtype == "F16" else embedding.data.nbytes
 
 
@@ -107,8 +107,8 @@ def _by_dtype(groups: Iterable[list[Tensor]], embedding: int) -> dict[str, int]:
 def _working(config: ModelConfig) -> tuple[int, int]:
     """Buffers of the CPU backend for one token of a step, and for one running request or thread.
 
-    Which variant of the kernels a pod will run shows when it starts, so this is the most that any takes: activations
-    in float32 (AVX-512 BF16 keeps them in half of that) and rounded rows even where no weight is quantised.
+    The variant of the kernels is known only when a pod starts, so this is the maximum over all variants: activations in
+    float32 (AVX-512 BF16 needs half of that), and quantized rows even where no weight is quantized.
     """
     attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
@@ -118,5 +118,5 @@ def _working(config: ModelConfig) -> tuple[int, int]:
 
 
 def _padded(rows: int) -> int:
-    """The rows of a packed matrix."""
+    """Rows of a packed matrix, padded to whole panels."""
     return math.ceil(rows / _PANEL) * _PANEL

@@ -1,4 +1,4 @@
-"""The structures of abi.h, field by field."""
+"""The structures of abi.h as ctypes, field by field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Fields = list[tuple[str, Any]]
 
 
 class Info(ctypes.Structure):
-    """What a variant was built for."""
+    """Build parameters of a variant."""
 
     _fields_: ClassVar[Fields] = [
         (name, c_int32)
@@ -47,7 +47,7 @@ class Info(ctypes.Structure):
 
 
 class StoredMatrix(ctypes.Structure):
-    """A tensor as the file has it."""
+    """A tensor as stored in the file."""
 
     _fields_: ClassVar[Fields] = [
         ("data", c_void_p),
@@ -59,7 +59,7 @@ class StoredMatrix(ctypes.Structure):
 
 
 class PackedMatrix(ctypes.Structure):
-    """A packed matrix; rows are padded to the panel."""
+    """A packed matrix; rows are padded to whole panels."""
 
     _fields_: ClassVar[Fields] = [
         ("data", c_void_p),
@@ -148,7 +148,7 @@ class DecoderArgs(ctypes.Structure):
 
 
 class BatchArgs(ctypes.Structure):
-    """One step's work; see core/gather.py."""
+    """The inputs of one step; see core/gather.py."""
 
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table")],
@@ -157,7 +157,7 @@ class BatchArgs(ctypes.Structure):
 
 
 class Adjust(ctypes.Structure):
-    """Changes to one row of logits."""
+    """Adjustments of one row of logits."""
 
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("prompt", "output", "banned")],
@@ -167,7 +167,7 @@ class Adjust(ctypes.Structure):
 
 
 class SamplingArgs(ctypes.Structure):
-    """How to choose from rows of logits, and where the choices go."""
+    """Sampling parameters for rows of logits, and the output arrays."""
 
     _fields_: ClassVar[Fields] = [
         *[

@@ -1,7 +1,7 @@
-"""Compile the native kernels: one shared object per instruction set, cached by content outside the clone.
+"""Compiles the native kernels: one shared object per instruction set, cached by content outside the clone.
 
-`python -m octavo_inference.backends.cpu.native.build` builds by hand; the wheel's build hook (hatch_build.py) calls
-`build`. Only the standard library is used, because the hook runs before anything is installed.
+`python -m octavo_inference.backends.cpu.native.build` builds manually; the wheel's build hook (hatch_build.py) calls
+`build`. The module uses only the standard library, because the hook runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ COMMON_FLAGS = (
     "-O3",
     # Not -ffast-math: linked into a shared object it would switch off denormals in the whole process.
     "-fno-math-errno",
-    # The compiler would choose which product of a sum to fuse, differently in each tile. The kernels write fma() where
-    # they fuse, so that a row's result does not depend on the tile that computes it.
+    # By default the compiler chooses which products of a sum to fuse, differently in each tile. The kernels write fma()
+    # where they fuse, so that a row's result does not depend on the tile that computes it.
     "-ffp-contract=off",
     "-fPIC",
     "-shared",
@@ -32,7 +32,7 @@ COMMON_FLAGS = (
     "-Wall",
     "-Wextra",
     "-Wno-psabi",
-    # The runtime image has libc and libm, and needs nothing else.
+    # The runtime image contains libc and libm only.
     "-static-libstdc++",
     "-static-libgcc",
 )
@@ -52,7 +52,7 @@ class CompilerMissingError(RuntimeError):
 
 
 def variants() -> dict[str, tuple[str, ...]]:
-    """Variant name → compiler flags for this kind of machine."""
+    """Map variant name to compiler flags for this architecture."""
     return X86_VARIANTS if platform.machine() in {"x86_64", "AMD64"} else OTHER_VARIANTS
 
 
@@ -65,7 +65,7 @@ def compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where built objects are kept between clones: $OCTAVO_CACHE, $XDG_CACHE_HOME/octavo or ~/.cache/octavo."""
+    """Cache folder of built objects, for all clones: $OCTAVO_CACHE, $XDG_CACHE_HOME/octavo or ~/.cache/octavo."""
     if own := os.environ.get("OCTAVO_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
@@ -77,7 +77,7 @@ def object_name(variant: str) -> str:
 
 
 def build(target: Path = HERE, names: tuple[str, ...] = (), say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Build (or copy from the cache) the shared objects into `target`; the paths.
+    """Build the shared objects into `target`, or copy them from the cache; their paths.
 
     Raises CompilerMissingError, or CalledProcessError with the compiler's message in `stderr`.
     """
@@ -85,7 +85,7 @@ def build(target: Path = HERE, names: tuple[str, ...] = (), say: Callable[[str],
     def one(variant: str) -> Path:
         compiled = compile_object(object_name(variant), variants()[variant], say)
         result = target / object_name(variant)
-        # A running server may have the old object mapped: replace the name, never write into the file.
+        # A running server may have mapped the old object: replace the file, never write into it.
         partial = result.with_suffix(f".{os.getpid()}")
         shutil.copyfile(compiled, partial)
         partial.replace(result)
@@ -96,12 +96,12 @@ def build(target: Path = HERE, names: tuple[str, ...] = (), say: Callable[[str],
 
 
 def uncached() -> list[str]:
-    """The variants that `build` would compile. Raises CompilerMissingError."""
+    """Names of the variants that `build` would compile. Raises CompilerMissingError."""
     return [name for name, flags in variants().items() if not _cached(object_name(name), flags).exists()]
 
 
 def compile_object(name: str, flags: tuple[str, ...], say: Callable[[str], None] = lambda _: None) -> Path:
-    """The kernels compiled with the common and these flags: path in the cache, compiled when it is not there."""
+    """Compile the kernels with the common and these flags, unless cached; the path in the cache."""
     command = compiler()
     result = _cached(name, flags)
     if not result.exists():
@@ -119,7 +119,7 @@ def compile_object(name: str, flags: tuple[str, ...], say: Callable[[str], None]
 
 
 def _cached(name: str, flags: tuple[str, ...]) -> Path:
-    """Where the object is, or will be: by compiler, C library, flags and sources."""
+    """Path of the object in the cache: keyed by compiler, C library, flags and sources."""
     version = subprocess.run([compiler(), "--version"], check=True, capture_output=True, text=True).stdout
     digest = hashlib.sha256("\0".join((version, *platform.libc_ver(), *COMMON_FLAGS, *flags)).encode())
     for source in sorted((*HERE.glob("*.h"), *HERE.glob("*.cpp"))):
@@ -128,7 +128,7 @@ def _cached(name: str, flags: tuple[str, ...]) -> Path:
 
 
 def main() -> int:
-    """Build all variants beside this file."""
+    """Build all variants into this file's folder."""
     try:
         for path in build(say=lambda line: print(line, flush=True)):
             print(path)

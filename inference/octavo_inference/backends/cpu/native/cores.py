@@ -1,4 +1,4 @@
-"""How many threads this process may really run at once."""
+"""Number of cores that this process may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores of the affinity mask, or fewer when a cgroup quota (a container's CPU limit) allows fewer."""
+    """Cores of the affinity mask, or fewer when a cgroup quota (a container's CPU limit) is lower."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))

@@ -1,4 +1,4 @@
-"""The native kernels: choose the variant this machine can run, load it, call it.
+"""Loads the native kernels: selects the variant for this machine and declares its functions.
 
 Set OCTAVO_CPU_VARIANT to a variant's name to force it.
 """
@@ -17,11 +17,12 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.build import HERE, object_name
 from octavo_inference.common.errors import OctavoError
 
-# Intel's dot product of bf16 pairs takes longer than the two float32 multiply-adds that it stands for: a prompt takes
-# 1.5 times as long as with exact activations. AMD's is faster than they are.
+# On Intel the dot product of bf16 pairs takes longer than the two float32 multiply-adds that it replaces: a prompt
+# takes 1.5 times as long as with exact activations. On AMD it is faster than they are.
 SLOW_ON = {"avx512bf16": "GenuineIntel"}
 
-# Best first, with what /proc/cpuinfo must list. The kernel lists only what it also saves on a context switch.
+# Best first, each with its required flags in /proc/cpuinfo. Linux lists only those whose state it saves on a context
+# switch.
 NEEDS: dict[str, frozenset[str]] = {
     "avx512bf16": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}),
     "avx512vnni": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
@@ -32,7 +33,7 @@ NEEDS: dict[str, frozenset[str]] = {
 
 
 class NativeUnavailableError(OctavoError):
-    """The native kernels cannot be used here; the message says why and what to do."""
+    """The native kernels are unavailable; the message names the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def cpu_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> str:
-    """The best built variant these flags allow, or the forced one. Raises NativeUnavailableError."""
+    """Select the best built variant that these flags support, or the forced one. Raises NativeUnavailableError."""
     if not built:
         raise NativeUnavailableError(
             "the native CPU kernels are not built: install a C++ compiler (Debian, Ubuntu: apt-get install g++) "
@@ -74,7 +75,7 @@ def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> 
 
 
 def available() -> tuple[str, ...]:
-    """Variants that are built and that this machine can run, best first."""
+    """Variants that are built and that this machine supports, best first."""
     built, flags = _built(), machine_flags()
     return tuple(name for name, needs in NEEDS.items() if name in built and needs <= flags)
 
@@ -87,7 +88,7 @@ def load(variant: str | None = None) -> Kernels:
 
 
 def open_library(variant: str, path: Path | None = None) -> Kernels:
-    """Open one shared object and declare its functions. Raises NativeUnavailableError on another ABI version."""
+    """Open a shared object and declare its functions. Raises NativeUnavailableError on another ABI version."""
     library = ctypes.CDLL(str(path or HERE / object_name(variant)))
     signatures: dict[str, tuple[list[object], object]] = {
         "octavo_team_create": ([c_int32], c_void_p),
@@ -131,5 +132,5 @@ def machine_flags() -> frozenset[str]:
     try:
         return cpu_flags(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
     except OSError:
-        # Without /proc only the baseline of the architecture is certain.
+        # Without /proc only the architecture's baseline is certain.
         return frozenset({platform.machine()})

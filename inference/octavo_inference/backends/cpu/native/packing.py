@@ -1,4 +1,4 @@
-"""Canonical weights into the kernels' layout, in C, in parallel."""
+"""Packs canonical weights into the kernels' layout, in C, in parallel."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _PACKED: dict[Format, abi.PackedFormat] = {
     "q6_k": "int6",
     "q8_0": "int8",
 }
-# What `dtype` means for weights: with "auto" quantised ones stay as they are, and all others become bf16.
+# Weight formats of `dtype`: with "auto" quantized weights keep their format, and all others become bf16.
 WeightFormat = Literal["auto", "bf16", "f32"]
 WEIGHT_FORMATS: dict[Dtype, WeightFormat] = {"auto": "auto", "bfloat16": "bf16", "float32": "f32"}
-# Bits of a packed weight, its share of the scales included (panels.h).
+# Bits per packed weight, including its share of the scales (panels.h).
 BITS: dict[abi.PackedFormat, float] = {"f32": 32, "bf16": 16, "int8": 8.5, "int6": 8, "int4": 5}
 
 
 @dataclass(slots=True)
 class Packed:
-    """Weights the kernels can run. `keep` owns the memory that the structures point into.
+    """Packed weights for the kernels. `keep` owns the memory that the structures point into.
 
-    `size` is the bytes of all matrices but the embedding; `quantized` says whether any of them is.
+    `size` is the bytes of all matrices except the embedding; `quantized` is True if any of them is quantized.
     """
 
     layers: list[abi.Layer] = field(default_factory=list)
@@ -54,12 +54,12 @@ class Packed:
 
 
 def address(array: NDArray[np.generic]) -> int:
-    """Where an array's elements start."""
+    """Address of an array's elements."""
     return array.ctypes.data
 
 
 def source(tensor: Tensor) -> abi.StoredMatrix:
-    """A stored matrix as the kernels read it."""
+    """A stored matrix as the kernels' structure."""
     data = tensor.data
     return abi.StoredMatrix(
         address(data), tensor.shape[0], tensor.shape[1], data.strides[0], abi.FORMATS[tensor.format]
@@ -67,10 +67,9 @@ def source(tensor: Tensor) -> abi.StoredMatrix:
 
 
 def packed_format(tensors: Sequence[Tensor], wanted: WeightFormat) -> abi.PackedFormat:
-    """The format of a matrix fused of `tensors`: with "auto" one that holds them as they are, else bf16.
+    """The format of a matrix fused of `tensors`: with "auto" one that holds them exactly, else bf16.
 
-    Formats of up to six bits fit together (Q4_K_M files store V in Q6_K beside Q and K in Q4_K), bytes only among
-    themselves.
+    Formats of up to six bits fuse (Q4_K_M files store V in Q6_K and Q and K in Q4_K), int8 only with itself.
     """
     if wanted != "auto":
         return wanted
@@ -82,7 +81,7 @@ def packed_format(tensors: Sequence[Tensor], wanted: WeightFormat) -> abi.Packed
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Packs matrices with a team of threads: to floats, or with "auto" to what keeps quantised tensors so."""
+    """Packs matrices with a team of threads: to floats, or with "auto" keeping quantized tensors quantized."""
 
     kernels: Kernels
     team: int
@@ -95,7 +94,7 @@ class Packer:
         arrangement: int = abi.CONCATENATED,
         biases: Sequence[Tensor | None] = (),
     ) -> abi.PackedMatrix:
-        """One packed matrix of the tensors' rows, padded with zero rows to whole panels."""
+        """Pack the tensors' rows into one matrix, padded with zero rows to whole panels."""
         panel = self.kernels.info.panel
         rows = -(-sum(t.shape[0] for t in tensors) // panel) * panel
         cols = tensors[0].shape[1]
@@ -109,14 +108,14 @@ class Packer:
         sources = (abi.StoredMatrix * len(known))(*map(source, known))
         self.kernels.library.octavo_pack(self.team, result, sources, len(known), arrangement)
         for tensor in tensors:
-            release(tensor.data)  # or the file's pages and their packed copy would be resident together
+            release(tensor.data)  # else the file's pages and their packed copy would be resident together
         self.own(data)
         self.into.size += data.nbytes
         self.into.quantized |= format_ not in ELEMENT_BYTES
         return result
 
     def bias(self, values: Sequence[NDArray[np.float32]], rows: int, arrangement: int) -> NDArray[np.float32]:
-        """One value per packed row, arranged as the rows are."""
+        """One value per packed row, in the order of the rows."""
         result = np.zeros(rows, np.float32)
         if arrangement == abi.INTERLEAVED:
             halves = result.reshape(-1, 2, self.kernels.info.panel // 2)
@@ -129,7 +128,7 @@ class Packer:
         return result
 
     def vector(self, tensor: Tensor | None) -> int | None:
-        """Address of a float32 vector, None where there is none."""
+        """Address of a float32 vector, None without one."""
         return None if tensor is None else self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
 
     def own(self, array: NDArray[np.generic]) -> int:
@@ -139,7 +138,7 @@ class Packer:
 
 
 def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
-    """Bytes that `pack` will allocate for matrices, less the padding of their last panels."""
+    """Bytes that `pack` allocates for matrices, without the padding of their last panels."""
     fused = [m for la in weights.layers for m in ((la.q, la.k, la.v), (la.o,), (la.gate, la.up), (la.down,))]
     bits = sum(
         math.prod(tensor.shape) * BITS[packed_format(tensors, wanted)]
@@ -150,7 +149,7 @@ def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
 
 
 def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
-    """All weights of a decoder. The embedding is read where it lies (a mapped file, usually), unless it is f16."""
+    """Pack all weights of a decoder. The embedding is read in place (usually a mapped file), unless it is f16."""
     packed = Packed()
     packer = Packer(kernels, team, wanted, packed)
     norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")

@@ -1,4 +1,4 @@
-"""Sample rows as the kernels take them, and their choices as the engine takes them."""
+"""Converts sample rows to the kernels' structures, and sampled tokens to the engine's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUTPUTS = ("tokens", "logprob", "rank", "top_ids", "top_logprobs")
 
 @dataclass(frozen=True, slots=True)
 class NativeSampling:
-    """The structure for one call; the arrays it points into live as long as this does."""
+    """The structure for one call. It must outlive the call, because it owns the arrays."""
 
     structure: abi.SamplingArgs
     rows: SampleRows
@@ -31,7 +31,7 @@ class NativeSampling:
     top_logprobs: Float32
 
     def result(self) -> StepResult:
-        """What the call chose."""
+        """The sampled tokens and their log-probabilities."""
         wanted = self.rows.logprobs
         top: list[tuple[Int32, Float32] | None] = [None] * len(wanted)
         for i in np.flatnonzero(wanted >= 0):

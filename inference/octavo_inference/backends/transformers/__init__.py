@@ -1,1 +1,1 @@
-"""Models computed by transformers, over our paged KV."""
+"""The transformers backend: models of the transformers library over the paged KV pool."""

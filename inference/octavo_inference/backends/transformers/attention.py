@@ -1,9 +1,9 @@
-"""Octavo's attention inside transformers' models: K and V go to a paged pool, each sequence sees its own blocks.
+"""Paged attention inside transformers' models: K and V go to a paged pool, each sequence sees its own blocks.
 
-A model that calls transformers' attention interface is run over a ragged batch, all query tokens of all sequences as
-one row. Everything in it works token by token, except attention, which comes here. The masks that the model asks
-transformers for come here too: as rules over positions, so that whatever pattern a layer has (sliding, chunked) is
-followed by construction.
+A model that calls transformers' attention interface runs over a ragged batch: all query tokens of all sequences form
+one row. Every op works token by token, except attention, which is implemented here. The masks that the model requests
+from transformers are built here too, as rules over positions. So every pattern of a layer (sliding, chunked) applies by
+construction.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from octavo_inference.core.gather import Batch
 from octavo_inference.core.model_input import Int32
 
 NAME = "octavo"
-# Scores of one tile of queries: heads * queries * keys elements at most.
+# Scores of one tile of queries: at most this many heads * queries * keys elements.
 _TILE_ELEMENTS = 1 << 24
-# Sequences that decode are padded to the longest of their group, which is at most this much longer.
+# Decoding sequences are padded to the longest of their group, which is longer by at most this factor.
 _PADDING = 1.25
 
 Rule = Callable[[int, int, Tensor, Tensor], Tensor]
@@ -37,7 +37,7 @@ Rule = Callable[[int, int, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Which keys a query sees: `rule(0, 0, query position, key position)`; none further back than `reach` tokens."""
+    """The keys that a query sees: `rule(0, 0, query position, key position)`; at most `reach` tokens back."""
 
     rule: Rule
     reach: int | None
@@ -45,7 +45,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one call of attention stores of a token: K [heads, key_dim] and V [heads, value_dim]."""
+    """What one attention call stores per token: K [heads, key_dim] and V [heads, value_dim]."""
 
     heads: int
     key_dim: int
@@ -53,13 +53,13 @@ class KvShape:
 
     @property
     def elements(self) -> int:
-        """Numbers a token takes."""
+        """Elements per token."""
         return self.heads * (self.key_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Sequences attended together: B of them with q query tokens each, contexts padded to L tokens.
+    """Sequences that attend together: B of them with q query tokens each, contexts padded to L tokens.
 
     `rows` [B * q] are their query tokens in the batch, `positions` [B, q], `context` [B, L] the slots of their tokens.
     """
@@ -71,9 +71,9 @@ class AttentionGroup:
 
 @dataclass(slots=True)
 class ForwardPass:
-    """One forward pass. `pools` holds K and V [slots, heads, dim] by the order in which layers call for attention.
+    """One forward pass. `pools` holds K and V [slots, heads, dim], in the order of the layers' attention calls.
 
-    With no pools (a probe) the batch is one sequence from its start, and `shapes` notes what the calls would store.
+    Without pools (a probe) the batch is one sequence from its start, and `shapes` records what the calls would store.
     """
 
     groups: list[AttentionGroup]
@@ -89,7 +89,7 @@ _STEP: ContextVar[ForwardPass] = ContextVar("octavo step")
 
 @contextmanager
 def running(step: ForwardPass) -> Iterator[ForwardPass]:
-    """Attention calls inside belong to `step`."""
+    """Attention calls inside the block use `step`."""
     token = _STEP.set(step)
     try:
         yield step
@@ -98,19 +98,19 @@ def running(step: ForwardPass) -> Iterator[ForwardPass]:
 
 
 def register() -> None:
-    """Make Octavo's attention known to transformers as `NAME`."""
+    """Register Octavo's attention with transformers as `NAME`."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, describe_mask)
 
 
 def probe_step(tokens: int) -> ForwardPass:
-    """A step of one new sequence that keeps nothing."""
+    """A forward pass of one new sequence that stores nothing."""
     everything = torch.arange(tokens)
     return ForwardPass([AttentionGroup(everything, everything[None], everything[None])], everything, None)
 
 
 def paged_step(batch: Batch, block_size: int, pools: list[tuple[Tensor, Tensor]]) -> ForwardPass:
-    """The step of a batch: sequences with one query token are grouped by length, the others stand alone."""
+    """The forward pass of a batch: decodes are grouped by length, every other sequence is its own group."""
     counts = np.diff(batch.query_start)
     lengths = batch.seq_len
     decoding = np.flatnonzero(counts == 1)
@@ -129,7 +129,7 @@ def _group(batch: Batch, block_size: int, chosen: NDArray[np.intp], queries: int
     rows = batch.query_start[chosen][:, None] + np.arange(queries)
     lengths = batch.seq_len[chosen]
     at = np.arange(int(lengths.max()))
-    # Behind a shorter sequence's end its own first token is repeated: no other sequence's memory is even read.
+    # A shorter sequence is padded with its own first token: no sequence reads another's memory.
     at = np.where(at < lengths[:, None], at, 0)
     table = batch.block_table[chosen]
     context = np.take_along_axis(table, at // block_size, axis=1) * block_size + at % block_size
@@ -137,7 +137,7 @@ def _group(batch: Batch, block_size: int, chosen: NDArray[np.intp], queries: int
 
 
 def describe_mask(*, mask_function: Rule, local_size: int | None = None, use_vmap: bool = False, **_: Any) -> Mask:
-    """What transformers calls to make a mask. Raises `UnsupportedModelError` for rules that depend on the content."""
+    """Called by transformers to make a mask. Raises `UnsupportedModelError` for rules that depend on the content."""
     if use_vmap:
         raise UnsupportedModelError("its attention mask depends on more than positions")
     return Mask(mask_function, local_size)
@@ -160,7 +160,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of a layer: query [1, heads, T, dim], key and value [1, kv_heads, T, dim] -> [1, T, heads, dim].
 
-    `s_aux` are attention sinks, one logit a head. Raises `UnsupportedModelError` for what it cannot follow.
+    `s_aux` are attention sinks, one logit per head. Raises `UnsupportedModelError` for arguments without support.
     """
     if is_causal is False or position_bias is not None:
         raise UnsupportedModelError("its attention is not causal or adds a bias to the scores")
@@ -170,7 +170,7 @@ def attend(
     keys, values = _store(step, key[0].transpose(0, 1), value[0].transpose(0, 1))
     heads, dim = query.shape[1], query.shape[3]
     scale = dim**-0.5 if scaling is None else float(scaling)
-    # Where the model asked for a mask, that has the window; where it did not, the window is all there is to know.
+    # A mask that the model requested includes the window. Without a mask, the window is the only restriction.
     rule = attention_mask or sliding_window
     result = torch.empty(query.shape[2], heads, value.shape[3], dtype=query.dtype)
     for number, group in enumerate(step.groups):
@@ -191,7 +191,7 @@ def attend(
 
 
 def _store(step: ForwardPass, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Put a layer's new K and V [T, heads, dim] where they belong; the pool to read from."""
+    """Store a layer's new K and V [T, heads, dim] in their slots; the pool to read from."""
     number = step.calls
     step.calls += 1
     if step.pools is None:
@@ -204,7 +204,7 @@ def _store(step: ForwardPass, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def _allowed(step: ForwardPass, number: int, rule: Mask | int | None) -> Tensor:
-    """Which of a group's last keys each query sees, [B, q, keys]; the same for all layers with that rule."""
+    """The keys that each query of a group sees, of the group's last keys: [B, q, keys]. Cached by rule."""
     cached = step.masks.get((number, rule))
     if cached is not None:
         return cached
@@ -228,7 +228,7 @@ def _softmax_product(
     """softmax(q k') v of q [B, heads, q, dim] over k, v [B, kv_heads, L, dim] -> [B, heads, q, value dim]."""
     batch, heads, queries, dim = q.shape
     shared = heads // k.shape[1]
-    # Heads that share a K become more queries of it, so that K is never repeated.
+    # Heads that share a K become additional queries of it, so that K is never repeated.
     grouped = q.reshape(batch, k.shape[1], shared * queries, dim).to(k.dtype)
     mask = allowed[:, None, None].expand(-1, -1, shared, -1, -1).reshape(batch, 1, shared * queries, -1)
     if softcap is None and sinks is None:

@@ -1,4 +1,4 @@
-"""The transformers backend: a torch module over the paged KV pool. Slower than native kernels, and far more models."""
+"""The transformers backend: a torch module over the paged KV pool. Slower than native kernels, with far more models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_BLOCK_SIZE = 32
 
 
 class TransformersBackend:
-    """`Backend` over a module of transformers. `shapes` are what its attention calls store, in order."""
+    """`Backend` over a transformers module. `shapes` are the KV shapes of its attention calls, in order."""
 
     def __init__(
         self, name: str, module: Any, shapes: Sequence[KvShape], *, vocab: int, num_blocks: int, block_size: int
@@ -44,7 +44,7 @@ class TransformersBackend:
         ]
 
     def launch(self, step: RowStep) -> CompletedStep:
-        """Gather a step and compute it."""
+        """Gather a step and run it."""
         return CompletedStep(self.step(gather(step)))
 
     def idle(self) -> bool:
@@ -57,7 +57,7 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Float32:
-        """Logits [R, vocab] of the sample rows; K and V of all query tokens are stored."""
+        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens."""
         rows = torch.from_numpy(batch.sample.row.astype(np.int64))
         step = attention.paged_step(batch, self.block_size, self._pools)
         positions = torch.from_numpy(batch.positions.astype(np.int64))[None]
@@ -82,7 +82,7 @@ class TransformersBackend:
             pool.view(self.num_blocks, -1)[list(blocks)] = 0
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """A copy of whole blocks, all layers: [block, bytes]."""
+        """Copy whole blocks of all layers: [block, bytes]."""
         parts = [
             pool.view(self.num_blocks, -1)[list(blocks)].view(torch.uint8) for pair in self._pools for pool in pair
         ]
@@ -90,7 +90,7 @@ class TransformersBackend:
         return saved
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
-        """Copy rows of what `to_host` gave back into as many blocks."""
+        """Copy rows returned by `to_host` into as many blocks."""
         start = 0
         for pool in (tensor for pair in self._pools for tensor in pair):
             by_block = pool.view(self.num_blocks, -1)
@@ -102,7 +102,7 @@ class TransformersBackend:
 def forward(module: Any, tokens: Int32, **arguments: Tensor) -> Tensor:
     """Logits [rows, tokens, width] of token ids [rows, tokens] or [tokens]."""
     ids = torch.from_numpy(np.atleast_2d(tokens).astype(np.int64))
-    # The mask says "no padding": without it transformers would look for sequences in the positions by itself.
+    # The mask means "no padding": without it transformers derives sequence boundaries from the positions.
     result = module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **arguments)
     logits: Tensor = result.logits
     return logits

@@ -1,6 +1,6 @@
-"""Any decoder that transformers knows and whose attention can be ours, built from safetensors alone.
+"""Loads every decoder that transformers supports through its attention interface, from safetensors alone.
 
-No code comes with a model, nothing is unpickled, nothing is fetched.
+Never runs code from the model's files, never unpickles, never downloads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> Any:
-    """The model as a torch module with all its weights, for inference.
+    """Load the model as a torch module with all its weights, for inference.
 
     Raises `ModelError` when transformers has no such decoder, when it keeps state of another kind than K and V, or when
     configuration and weights disagree.
@@ -52,7 +52,7 @@ def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> A
             attn_implementation="eager",
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in the report, with the missing ones
+            ignore_mismatched_sizes=True,  # reported together with the missing ones
             **local,
         )
     except Exception as error:
@@ -62,7 +62,7 @@ def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> A
 
 
 def _check_weights(folder: Path, report: dict[str, Any]) -> None:
-    """Transformers fills with random numbers what it does not find."""
+    """Refuse incomplete weights: transformers initializes missing tensors with random numbers."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(str(key) for key in report["mismatched_keys"])
     if missing or mismatched or report.get("error_msgs"):
         parts = [

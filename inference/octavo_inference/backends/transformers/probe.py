@@ -1,4 +1,4 @@
-"""What a module stores and whether it can be served: its logits over paged KV against its own."""
+"""Probes a module: the KV shapes it stores, and whether its logits over paged KV match its own."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from octavo_inference.common.errors import ModelError
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.core.model_input import Float32, Int32
 
-# Of the norm of the logits, per data type. What is wrong in kind is wrong by its whole size.
+# Relative to the norm of the logits, per data type. A systematic error is as large as the logits themselves.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 _PROBE_TOKENS = 40
 _PROBE_BLOCK = 8
 
 
 def prepare(module: Any, config: ForeignConfig, folder: Path) -> tuple[ForeignConfig, list[KvShape]]:
-    """Put Octavo's attention into a module and find what its calls store; the description with that.
+    """Install Octavo's attention in a module and find the KV shapes of its calls; returns the completed description.
 
-    The paged path is compared with the module's own. Raises `ModelError` when they differ, so that what this backend
-    cannot follow is refused and not served wrong.
+    Compares the paged path with the module's own. Raises `ModelError` when they differ, so that this backend refuses a
+    model that it would compute wrongly.
     """
     try:
         shapes = _probe(module, config.vocab, config.max_positions)
@@ -39,7 +39,7 @@ def prepare(module: Any, config: ForeignConfig, folder: Path) -> tuple[ForeignCo
 
 @torch.inference_mode()
 def _probe(module: Any, vocab: int, max_positions: int) -> list[KvShape]:
-    """Two sequences, one of them in two chunks, against the same without a cache."""
+    """Compare two sequences, one of them in two chunks, with the same sequences without a cache."""
     count = min(_PROBE_TOKENS, max_positions)
     tokens = np.random.default_rng(0).integers(0, vocab, (2, count)).astype(np.int32)
     try:
@@ -76,7 +76,7 @@ def _paged_logits(module: Any, shapes: Sequence[KvShape], vocab: int, tokens: In
     backend = TransformersBackend(
         "probe", module, shapes, vocab=vocab, num_blocks=2 * per_sequence, block_size=_PROBE_BLOCK
     )
-    # Interleaved, so that a context is nowhere one piece of the pool.
+    # Interleaved, so that no context is contiguous in the pool.
     table = np.arange(2 * per_sequence, dtype=np.int32).reshape(per_sequence, 2).T[:, ::-1]
     half = count // 2
     first = backend.logits(_probe_batch(tokens, table, [(0, 0, half)]))
@@ -85,7 +85,7 @@ def _paged_logits(module: Any, shapes: Sequence[KvShape], vocab: int, tokens: In
 
 
 def _probe_batch(tokens: Int32, table: Int32, parts: list[tuple[int, int, int]]) -> Batch:
-    """Tokens [start, end) of the sequences named, all of them sampled."""
+    """Tokens [start, end) of the given sequences, all of them sample rows."""
     positions = np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in parts])
     owners = np.concatenate([np.full(end - start, i, np.int32) for i, start, end in parts])
     rows = len(positions)

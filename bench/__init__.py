@@ -1,1 +1,1 @@
-"""Benchmarks: programs that measure Octavo and put it next to other systems."""
+"""Benchmarks: programs that measure Octavo and compare it with other systems."""

@@ -1,1 +1,1 @@
-"""Octavo's gateway next to other proxies: `python -m bench.gateway`."""
+"""Octavo's gateway compared with other proxies: `python -m bench.gateway`."""

@@ -1,7 +1,7 @@
-"""Octavo's gateway beside vllm-router, nginx and no proxy at all: python -m bench.gateway [--quick] [--only NAME ...].
+"""Compares Octavo's gateway with vllm-router, nginx and no proxy: python -m bench.gateway [--quick] [--only NAME ...].
 
-Ways take turns within a round, so that a busy machine is busy for all. Ratios of one run count; times are for
-orientation. The table goes to standard output and, with a plot, beside the result file.
+Proxies take turns within a round, so that other load on the machine affects all of them. Only ratios within one run are
+comparable; times are for orientation. The table goes to standard output and, with a plot, next to the result file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUICK = Sizes(
 
 def main() -> None:
     given = arguments()
-    # A stream is two connections of a proxy and one of the client.
+    # A stream needs two connections of a proxy and one of the client.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     versions = {name: version(name) for name in PROXIES}
@@ -88,7 +88,7 @@ def say(record: dict[str, Any]) -> None:
 
 
 def publish(report: dict[str, Any], output: Path) -> None:
-    """The result file, its table and its plot."""
+    """Write the result file, its table and its plot."""
     save(output, report)
     text = table(report)
     output.with_suffix(".md").write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
-"""A light HTTP client for loads: connections are kept, answers are timed and counted, nothing is parsed.
+"""A light HTTP load generator: keeps connections alive, times and counts responses, parses nothing.
 
-Open loop: a request is due at its time, whether or not others have been answered, and its latency counts from then.
+Open loop: each request has a due time, regardless of responses to others, and its latency counts from then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class Answers:
-    """Milliseconds to the first byte of the body and to the end of each good answer."""
+    """Milliseconds to the first byte of the body and to the end of each successful response."""
 
     first: list[float] = field(default_factory=list)
     total: list[float] = field(default_factory=list)
@@ -36,9 +36,9 @@ class Answers:
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection, one request at a time. `text` is the answer's body, without its framing once it is whole.
+    """A keep-alive connection, one request at a time. `text` is the response body, without its framing once complete.
 
-    `first` is when the body held what `mark` looks for: anything, if it is None.
+    `first` is the time when the body first matched `mark`: any content, if it is None.
     """
 
     def __init__(self) -> None:
@@ -53,16 +53,16 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready for a request."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        """Store the transport; the connection can send requests."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """An answer that was being waited for does not come."""
+        """Fail the pending request."""
         self.closing = True
         self._finish(well=False)
 
     async def ask(self, request: bytes, mark: re.Pattern[bytes] | None) -> bool:
-        """Send a request and wait for the end of its answer; False when the connection broke."""
+        """Send a request and wait for the end of its response; False when the connection broke."""
         if self.transport is None or self.closing:
             return False
         self.status, self.first, self.text, self._left, self._head = 0, 0.0, b"", -1, b""
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         return await self._done
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Parse the received bytes of the response."""
         if not self.status:
             self._head += data
             head, mark, data = self._head.partition(b"\r\n\r\n")
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Connections to one address, kept for the next request."""
+    """A pool of keep-alive connections to one address."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -107,7 +107,7 @@ class Client:
     async def call(
         self, request: bytes, answers: Answers, due: float, *, stream: bool, mark: re.Pattern[bytes] | None = None
     ) -> str:
-        """One request, due at a time of `perf_counter`; the text of a good answer, else nothing."""
+        """Send one request, due at a time of `perf_counter`; the body of a successful response, else empty."""
         answers.at_once += 1
         answers.most_at_once = max(answers.most_at_once, answers.at_once)
         try:
@@ -128,7 +128,7 @@ class Client:
         return text
 
     async def at_rate(self, request: bytes, rate: float, seconds: float, answers: Answers, *, stream: bool) -> None:
-        """The same request at a fixed rate for some seconds, and all answers to it."""
+        """Send the same request at a fixed rate for some seconds, and wait for all responses."""
         began = time.perf_counter()
         async with asyncio.TaskGroup() as calls:
             for number in range(max(1, int(rate * seconds))):
@@ -138,7 +138,7 @@ class Client:
                 calls.create_task(self.call(request, answers, due, stream=stream))
 
     async def flat_out(self, request: bytes, connections: int, seconds: float, answers: Answers) -> None:
-        """As many as are answered, so many at a time."""
+        """Send requests back to back with this many in flight."""
         end = time.perf_counter() + seconds
 
         async def one() -> None:
@@ -150,7 +150,7 @@ class Client:
                 calls.create_task(one())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for connection in self._idle:
             if connection.transport is not None:
                 connection.transport.close()
@@ -161,7 +161,7 @@ class Client:
 
 
 def unchunked(framed: bytes) -> bytes:
-    """The body that came in chunks."""
+    """The body without its chunked framing."""
     body, at = b"", 0
     while (end := framed.find(b"\r\n", at)) > at:
         size = int(framed[at:end].partition(b";")[0], 16)
@@ -171,7 +171,7 @@ def unchunked(framed: bytes) -> bytes:
 
 
 def request(body: dict[str, object], path: str = "/v1/chat/completions") -> bytes:
-    """The bytes of a POST."""
+    """The bytes of a POST request."""
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"

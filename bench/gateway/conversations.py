@@ -1,7 +1,7 @@
-"""Conversations over three real servers: how much of the prompts a way to choose finds in the pods' caches.
+"""Conversations over three real servers: the share of prompt tokens that each routing finds in the pods' prefix caches.
 
-Every conversation begins with one of a few system prompts and goes on by whole turns, so that what one pod has computed
-is worth nothing on another. Servers stay up, their caches are emptied before each way; the proxy is started anew.
+Every conversation begins with one of a few system prompts and grows by whole turns, so that a prefix computed on one
+pod saves nothing on another. Servers stay up, and their caches are emptied before each proxy; each proxy is restarted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONTENT = re.compile(r"^data: (\{.*\})\r?$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """How conversations are: `gap` seconds between their beginnings, `pause` between an answer and the next turn."""
+    """Shape of the conversations: `gap` seconds between their starts, `pause` between a response and the next turn."""
 
     pods: int = 3
     kv_memory: str = "128Mi"
@@ -52,14 +52,14 @@ class Talk:
 
 @dataclass(slots=True)
 class Script:
-    """What one client says."""
+    """The turns of one client."""
 
     system: str
     turns: list[str] = field(default_factory=list)
 
 
 def scripts(talk: Talk, seed: int) -> list[Script]:
-    """All conversations of a round; another seed, other words."""
+    """All conversations of a round; another seed gives other texts."""
     chance = random.Random(seed)
 
     def words(count: int) -> str:
@@ -73,7 +73,7 @@ def scripts(talk: Talk, seed: int) -> list[Script]:
 
 @contextlib.contextmanager
 def servers(count: int, kv_memory: str) -> Iterator[list[Pod]]:
-    """Ready `octavo-server`s with the weights of SmolLM2, a thread each."""
+    """Ready `octavo-server` processes with the weights of SmolLM2, one thread each."""
     flags = ["--model", "smollm2", "--threads", "1", "--kv-memory", kv_memory]
     started: list[Server] = []
     try:
@@ -105,7 +105,7 @@ def forget(pods: Sequence[Pod]) -> None:
 
 
 async def converse(client: Client, script: Script, talk: Talk, answers: Answers) -> None:
-    """One conversation: each turn carries all that was said before."""
+    """Run one conversation: each turn sends the whole history."""
     messages = [{"role": "system", "content": script.system}]
     for turn in script.turns:
         messages.append({"role": "user", "content": turn})
@@ -119,13 +119,13 @@ async def converse(client: Client, script: Script, talk: Talk, answers: Answers)
 
 
 def said(text: str) -> str:
-    """The content of a streamed answer."""
+    """The content of a streamed response."""
     events = [json.loads(found) for found in _CONTENT.findall(text)]
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 
 async def everyone(port: int, talk: Talk, seed: int) -> Answers:
-    """All conversations of a round, each begun at its time."""
+    """Run all conversations of a round, each from its start time."""
     client, answers = Client(port), Answers()
     chance = random.Random(seed)
     async with asyncio.TaskGroup() as tasks:
@@ -137,7 +137,7 @@ async def everyone(port: int, talk: Talk, seed: int) -> Answers:
 
 
 async def conversations(ways: Sequence[str], talk: Talk, until: float, say: Say) -> list[Record]:
-    """Rounds of all ways in turn; no round begins that would not end by `until`, a time of `monotonic`."""
+    """Rounds of all proxies in turn; no round starts that would end after `until`, a time of `monotonic`."""
     records: list[Record] = []
     cores = os.sched_getaffinity(0)
     with servers(talk.pods, talk.kv_memory) as pods:

@@ -1,7 +1,7 @@
-"""A pod that costs next to nothing: it answers at once, or streams events with a pause between them.
+"""A pod that costs almost nothing: it responds at once, or streams events with a pause between them.
 
-`python -m bench.gateway.fake_pod PORT EVENTS GAP`.
-Bytes are cut by hand: what a web framework costs would hide what a proxy does.
+`python -m bench.gateway.fake_pod PORT EVENTS GAP`. It splits bytes by hand: the cost of a web framework would hide the
+cost of a proxy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uvloop
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "word "}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 PLAIN = b'{"choices": [{"index": 0, "message": {"content": "word"}, "finish_reason": "stop"}]}'
-# What proxies ask for beside answers.
+# Paths that proxies request in addition to completions.
 LOAD = json.dumps(
     {
         "sequence": 1, "start_time": 1.0, "model": "bench", "block_size": 32, "blocks_total": 100000,
@@ -42,14 +42,14 @@ def chunk(data: bytes) -> bytes:
 
 
 ANSWER, REPORT = whole(PLAIN), whole(LOAD)
-# vllm-router asks vLLM to render each chat first; octavo-server has no such path either.
+# vllm-router sends each chat to vLLM's render endpoint first; octavo-server has no such path either.
 RENDER, NOT_FOUND = b"POST /v1/chat/completions/render ", whole(b"{}").replace(b"200 OK", b"404 Not Found", 1)
 BEGIN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(EVENT)
 NEXT, END = chunk(EVENT), chunk(DONE) + b"0\r\n\r\n"
 
 
 class Pod(asyncio.Protocol):
-    """One connection."""
+    """One client connection."""
 
     def __init__(self, events: int, gap: float) -> None:
         self._events = events
@@ -58,11 +58,11 @@ class Pod(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready for requests."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        """Store the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that is complete."""
+        """Respond to every complete request."""
         self._data += data
         while (end := self._data.find(b"\r\n\r\n") + 4) > 3:
             found = _LENGTH.search(self._data, 0, end)

@@ -1,7 +1,7 @@
-"""What a proxy adds to a request: latency at a fixed rate, CPU per request, requests per second flat out, and a crowd.
+"""Overhead of a proxy per request: latency at a fixed rate, CPU, maximum requests per second, and many streams at once.
 
-Where there are two cores the proxy has one to itself, and pod and client share the other: what the load generator needs
-is not taken from what it measures.
+With two cores the proxy has one to itself, and pod and client share the other: the load generator does not take CPU
+time from the measured proxy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Say = Callable[[Record], None]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is sent: rates are requests per second."""
+    """Sizes of the loads: rates are requests per second."""
 
     rounds: int = 3
     seconds: float = 4.0
@@ -41,14 +41,14 @@ class Sizes:
 
 
 def cores() -> tuple[set[int], set[int]]:
-    """For load generator and pods, and for the proxy: different ones where there are two."""
+    """Cores of load generator and pods, and of the proxy: different ones where there are two."""
     mine = sorted(os.sched_getaffinity(0))
     return ({mine[0]}, {mine[1]}) if len(mine) > 1 else (set(mine), set(mine))
 
 
 @contextlib.contextmanager
 def fake_pod(events: int, gap: float) -> Iterator[Pod]:
-    """A pod of `fake_pod.py` that listens; its load report is on the same port."""
+    """A pod of `fake_pod.py`; its load report is on the same port."""
     [port], log = free_ports(1), log_file("fake-pod")
     command = [sys.executable, "-m", "bench.gateway.fake_pod", str(port), str(events), str(gap)]
     with group(command, log, 15.0, mode="w") as process:
@@ -57,7 +57,7 @@ def fake_pod(events: int, gap: float) -> Iterator[Pod]:
 
 
 async def overhead(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
-    """Rounds of all ways in turn, of each kind of load."""
+    """Rounds of all proxies in turn, for each kind of load."""
     _, theirs = cores()
     content = "x" * sizes.prompt_bytes
     records: list[Record] = []
@@ -67,7 +67,7 @@ async def overhead(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
             stream = kind == "stream"
             body = {"model": "bench", "stream": stream, "messages": [{"role": "user", "content": content}]}
             sent = request(body)
-            for number in range(sizes.rounds + 1):  # the first warms up
+            for number in range(sizes.rounds + 1):  # the first round warms up
                 for name, proxy in proxies.items():
                     client, answers = Client(proxy.port), Answers()
                     seconds = sizes.seconds if number else min(1.0, sizes.seconds)
@@ -88,7 +88,7 @@ async def overhead(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
 
 
 async def crowd(ways: Sequence[str], sizes: Sizes, say: Say) -> list[Record]:
-    """Many streams at the same time, once each way."""
+    """Many concurrent streams, once through each proxy."""
     _, theirs = cores()
     sent = request({"model": "bench", "stream": True, "messages": [{"role": "user", "content": "x"}]})
     records: list[Record] = []

@@ -1,6 +1,6 @@
-"""`octavo-server` that takes the fields vllm-router adds to every request, and which it otherwise refuses by name.
+"""`octavo-server` that accepts the fields which vllm-router adds to every request; Octavo refuses them by name.
 
-They are switches of other servers at their neutral values. All ways are measured against this server.
+They are switches of other servers at their neutral values. All proxies are measured with this server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ADDED = frozenset(
 
 
 def accommodate() -> None:
-    """Take the fields out before the server reads a body."""
+    """Remove the fields before the server parses a body."""
     from octavo_inference.server import json_body  # noqa: PLC0415 (not in the engine's process, which runs this too)
 
     strict = json_body.decode

@@ -1,4 +1,4 @@
-"""What stands between client and pods: nothing, Octavo's gateway, vllm-router, nginx. Each is a process on loopback."""
+"""The proxies between client and pods: none, Octavo's gateway, vllm-router, nginx. Each is a process on loopback."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ http {{
 
 
 class MissingError(Exception):
-    """A proxy that is not installed; says how to install it."""
+    """A proxy is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """Where a pod listens; `admin` is the port of its load report."""
+    """A pod's ports; `admin` is the port of its load report."""
 
     port: int
     admin: int
@@ -66,13 +66,13 @@ Command = Callable[[int, Sequence[Pod], Path], list[str]]
 
 @dataclass(slots=True)
 class Proxy:
-    """A running one. `process` is None for the direct way."""
+    """A running proxy. `process` is None for the direct connection."""
 
     port: int
     process: subprocess.Popen[bytes] | None = None
 
     def cpu_seconds(self) -> float:
-        """Of all its processes so far."""
+        """CPU seconds of all its processes so far."""
         if self.process is None:
             return 0.0
         parent = psutil.Process(self.process.pid)
@@ -81,14 +81,14 @@ class Proxy:
 
 
 def octavo(port: int, pods: Sequence[Pod], _folder: Path) -> list[str]:
-    """Octavo's gateway."""
+    """Command of Octavo's gateway."""
     urls = ",".join(f"http://127.0.0.1:{pod.port}|{pod.admin}" for pod in pods)
     own = ["--port", str(port), "--admin-port", str(free_ports(1)[0]), "--drain-delay", "0", "--log-level", "warning"]
     return [sys.executable, "-m", "octavo_gateway", "--static-endpoints", f"bench={urls}", *own]
 
 
 def vllm_router(port: int, pods: Sequence[Pod], _folder: Path) -> list[str]:
-    """vllm-router with its default policy, cache_aware."""
+    """Command of vllm-router with its default policy, cache_aware."""
     if not ROUTER.exists():
         folder = ROUTER.parents[1]
         raise MissingError(f"python3 -m venv {folder} && {folder}/bin/pip install vllm-router==0.1.17")
@@ -99,7 +99,7 @@ def vllm_router(port: int, pods: Sequence[Pod], _folder: Path) -> list[str]:
 
 
 def nginx(port: int, pods: Sequence[Pod], folder: Path) -> list[str]:
-    """A plain reverse proxy: nginx, round robin, one worker process."""
+    """Command of a plain reverse proxy: nginx, round robin, one worker process."""
     program = str(NGINX) if NGINX.exists() else shutil.which("nginx")
     if program is None:
         raise MissingError(f"cd {CACHE} && apt-get download nginx && dpkg-deb -x nginx_*.deb nginx")
@@ -112,7 +112,7 @@ PROXIES: dict[str, Command] = {"octavo": octavo, "vllm-router": vllm_router, "ng
 
 
 def version(name: str) -> str:
-    """Of a proxy; what is missing, where it is not installed."""
+    """Version of a proxy, or the reason why it is not installed."""
     try:
         command = PROXIES[name](0, [], Path(tempfile.gettempdir()))
     except MissingError as missing:
@@ -128,14 +128,14 @@ def version(name: str) -> str:
 
 @contextlib.contextmanager
 def running(name: str, pods: Sequence[Pod], cores: set[int]) -> Iterator[Proxy]:
-    """A proxy that answers, held to some cores; `direct` is the first pod itself."""
+    """A running proxy, pinned to some cores; `direct` is the first pod itself."""
     if name == "direct":
         yield Proxy(pods[0].port)
         return
     [port] = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder, contextlib.ExitStack() as stack:
         command, log, mine = PROXIES[name](port, pods, Path(folder)), log_file(name), os.sched_getaffinity(0)
-        # A child has the cores its parent has when it starts; some programs count theirs only then.
+        # A child inherits the cores that its parent has at its start; some programs count theirs only then.
         os.sched_setaffinity(0, cores)
         try:
             process = stack.enter_context(group(command, log, 15.0, mode="w"))

@@ -1,4 +1,4 @@
-"""The result as a table and as a picture."""
+"""Formats the results as tables and as a plot."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ COLOURS = {"direct": "#c9d1d9", "octavo": "#2f6fb0", "vllm-router": "#b5482f", "
 
 
 def of(records: Sequence[Record], experiment: str, way: str, name: str) -> list[float]:
-    """A figure of every round of one way."""
+    """A figure of one proxy from every round."""
     return [r[name] for r in records if (r["experiment"], r["way"]) == (experiment, way)]
 
 
 def ways(records: Sequence[Record], experiment: str) -> list[str]:
-    """Who took part, in order."""
+    """The measured proxies, in order."""
     return list(dict.fromkeys(r["way"] for r in records if r["experiment"] == experiment))
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The median, and the lowest and highest of the rounds."""
+    """Format the median, and the lowest and highest of the rounds."""
     if not values:
         return "–"
     text = f"**{median(values):.{digits}f}**"
@@ -32,13 +32,13 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def added(records: Sequence[Record], experiment: str, way: str, name: str) -> list[float]:
-    """What a way adds to the direct one, round by round."""
+    """Overhead of a proxy over the direct connection, round by round."""
     pairs = zip(of(records, experiment, way, name), of(records, experiment, "direct", name), strict=True)
     return [through - straight for through, straight in pairs]
 
 
 def table(report: Record) -> str:
-    """Markdown: every experiment that was run."""
+    """Markdown tables of every experiment that ran."""
     records, sizes, talk = report["records"], report["sizes"], report["talk"]
     versions = ", ".join(f"{name} {found}" for name, found in report["versions"].items())
     load = report["load_average"][0]
@@ -59,7 +59,7 @@ def table(report: Record) -> str:
 
 
 def _lines(title: str, heads: str, rows: Sequence[Sequence[str]]) -> str:
-    """A title and its table; `heads` are separated by bars."""
+    """A title and its table; `heads` are column names separated by bars."""
     lines = [f"{title}\n", f"| way | {heads} |", "|---" * (heads.count("|") + 2) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
@@ -120,7 +120,7 @@ def _prefix(records: Sequence[Record], talk: Record) -> str:
 
 
 def named(way: str) -> str:
-    """With the way it chooses."""
+    """Name of a proxy with its routing policy."""
     return way + {"octavo": " (PrefixAware)", "vllm-router": " (cache_aware)", "nginx": " (round robin)"}.get(way, "")
 
 
@@ -135,7 +135,7 @@ _PANELS = (
 
 
 def picture(records: Sequence[Record], path: Path) -> None:
-    """A panel per figure: the median of the rounds as a bar, their spread as a whisker."""
+    """Plot one panel per figure: the median of the rounds as a bar, their range as a whisker."""
     shown = [panel for panel in _PANELS if ways(records, panel[0])]
     if not shown:
         return

@@ -1,1 +1,1 @@
-"""What all benchmarks share: loads, servers, HTTP clients, result files, plots."""
+"""Shared by all benchmarks: loads, servers, HTTP clients, result files, plots."""

@@ -1,4 +1,4 @@
-"""A model as the folder that transformers would write: what other engines, and servers that are measured, read."""
+"""Writes a model as a transformers checkpoint folder: for other engines and for measured servers."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def smollm2(folder: Path) -> Path:
 
 
 def write(folder: Path, config: ModelConfig, weights: Weights, tokenizer: Tokenizer | None = None) -> Path:
-    """The folder, written when it is not there. RuntimeError when the disk has no room.
+    """Write the folder unless it exists. RuntimeError when the disk has no space.
 
-    Without a tokenizer there are a few words, as prompts are token ids. What is quantised becomes bf16.
+    Without a tokenizer the vocabulary has a few words, as prompts are token ids. Quantized tensors become bf16.
     """
     if (folder / "config.json").exists():
         return folder
@@ -61,7 +61,7 @@ def write(folder: Path, config: ModelConfig, weights: Weights, tokenizer: Tokeni
     words.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | ({} if tokenizer else {"eos_token": "w1"})
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    # Last: a folder with it is whole.
+    # Written last: a folder that contains it is complete.
     (folder / "config.json").write_text(json.dumps(described(config), indent=1), encoding="utf-8")
     return folder
 
@@ -111,7 +111,7 @@ def described(config: ModelConfig) -> dict[str, Any]:
 
 
 def _safetensors(path: Path, tensors: list[tuple[str, Tensor]]) -> None:
-    """Header, then the tensors one after the other, written in pieces."""
+    """Write header and tensors one after the other, in pieces."""
     header, at = {}, 0
     for name, tensor in tensors:
         span = [at, at + tensor.data.nbytes]

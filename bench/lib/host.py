@@ -1,4 +1,4 @@
-"""Which machine this is, and the head of a result file."""
+"""Describes this machine, and creates the head of a result file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def host() -> dict[str, Any]:
 
 
 def new_report(**more: Any) -> dict[str, Any]:
-    """Date, machine, and what else there is to say."""
+    """Head of a result file: date, machine, and further fields."""
     return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "host": host(), **more}
 
 

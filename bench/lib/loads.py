@@ -1,4 +1,4 @@
-"""The loads every system runs: random ids and forced output lengths, from a seed. Standard library only."""
+"""The loads that every system runs: random ids and forced output lengths, from a seed. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Load:
-    """Prompts that arrive at once, and how many tokens each must produce. `tokens` are those its rate counts."""
+    """Prompts that arrive at once, and the output tokens of each. `tokens` is the number that its rate counts."""
 
     name: str
     prompts: list[list[int]]
@@ -44,7 +44,7 @@ def load(name: str) -> Load:
 
 
 def ids(rng: random.Random, count: int) -> list[int]:
-    """Random token ids that every vocabulary of interest has and that end nothing."""
+    """Random token ids that exist in every tested vocabulary and end no sequence."""
     return [rng.randint(100, 40_000) for _ in range(count)]
 
 

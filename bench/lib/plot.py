@@ -1,4 +1,4 @@
-"""matplotlib as all plots use it: SVG without dates, so that it diffs."""
+"""matplotlib settings of all plots: SVG without dates, for stable diffs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are ended together with all they start, and the ports they listen on."""
+"""Process groups that are terminated as a whole, and their ports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Of the repository, where `python -m bench...` finds its packages."""
+"""Root of the repository, where `python -m bench...` finds its packages."""
 CACHE = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "bench"
-"""Where other systems are installed and logs are written."""
+"""Installation folder of other systems, and folder of logs."""
 _POLL = 0.01
 
 
 def log_file(name: str) -> Path:
-    """Below `CACHE`."""
+    """Path of a log below `CACHE`."""
     CACHE.mkdir(parents=True, exist_ok=True)
     return CACHE / f"{name}.log"
 
@@ -30,9 +30,9 @@ def log_file(name: str) -> Path:
 def group(
     command: Sequence[str], log: Path, patience: float, mode: str = "a", env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, started in `ROOT`, whose output goes to a file.
+    """Run a command in a process group of its own, in `ROOT`, with its output in a file.
 
-    It is terminated at the end of the block; what is left of the group after `patience` seconds is killed.
+    The process is terminated at the end of the block; after `patience` seconds the rest of the group is killed.
     """
     with log.open(mode) as file:
         process = subprocess.Popen(
@@ -43,7 +43,7 @@ def group(
         yield process
     finally:
         if process.poll() is None:
-            process.terminate()  # so that it ends what it started itself
+            process.terminate()  # it terminates its own children
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=patience)
         with suppress(ProcessLookupError):
@@ -52,7 +52,7 @@ def group(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
+    """Ports that no process listens on."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -63,7 +63,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
-    """Until the URL answers without a fault of the server's. RuntimeError with the end of the log when it does not."""
+    """Wait until the URL answers without a server error. RuntimeError with the end of the log when it does not."""
     end = time.monotonic() + seconds
     while not answers(url):
         if (status := process.poll()) is not None:
@@ -74,7 +74,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, seconds: flo
 
 
 def answers(url: str) -> bool:
-    """Whether anything but a connection error or 5xx comes back."""
+    """Return True unless the request ends with a connection error or 5xx."""
     try:
         with urlopen(url, timeout=2):  # noqa: S310 (our own URLs)
             return True
@@ -85,5 +85,5 @@ def answers(url: str) -> bool:
 
 
 def last(log: Path, lines: int = 3) -> str:
-    """The end of a log."""
+    """The last lines of a log."""
     return " ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -1,10 +1,10 @@
-"""Result files, and the list of experiments that fills one: a rerun does those that the file has not.
+"""Result files, and the loop over the experiments that fill one: a rerun runs only those missing in the file.
 
     {"part": ..., "rows": [{"key": ..., "verdict": "ok", ...}], "complete": false}
 
-The file is written whole after every row, so a kill loses the row that was being measured. A row that fails is kept
-with its traceback and the rest goes on, unless the GPU itself stays failed: then the process ends with `LOST`, and
-another process goes on behind the row.
+The file is written whole after every row, so a kill loses only the row in progress. A row that fails is kept with its
+traceback, and the other rows continue, unless the GPU stays failed. Then the process ends with `LOST`, and another
+process continues after the row.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Say = Callable[[str], None]
 LOST = 3
 """Exit status of a process whose GPU stays failed."""
 INCOMPLETE = 75
-"""Exit status of a process that has more to do: call it again (EX_TEMPFAIL of sysexits)."""
+"""Exit status of a process with work left: call it again (EX_TEMPFAIL of sysexits)."""
 GOOD = frozenset({"ok", "refused", "compiled"})
-"""Verdicts of rows that found nothing wrong."""
+"""Verdicts of rows without errors."""
 _SAFETY = 1.2
 _SHOWN = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An experiment: `run` gives the figures of its row, with a "verdict" where that is not "ok"."""
+    """An experiment: `run` returns the figures of its row, with a "verdict" unless it is "ok"."""
 
     key: str
     run: Callable[[], Row]
 
 
 def save(path: Path, report: Row) -> None:
-    """Write the file whole or not at all."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -47,7 +47,7 @@ def save(path: Path, report: Row) -> None:
 
 
 def read(path: Path) -> Row | None:
-    """A result file; None where there is none, or something else."""
+    """Read a result file; None where there is none, or an invalid one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -56,7 +56,7 @@ def read(path: Path) -> Row | None:
 
 
 def opened(path: Path, identity: Row) -> Row:
-    """The report of a file with the same identity (part, arguments, card), or a new one. SystemExit on another's."""
+    """The report of a file with the same identity (part, arguments, card), or a new one. SystemExit on another."""
     found = read(path)
     if path.exists() and found is None:
         raise SystemExit(f"{path} is no result file: remove it, or give another --out")
@@ -71,14 +71,14 @@ def work(
     path: Path, report: Row, items: Iterable[Item], seconds: float, say: Say, *,
     alive: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic,
 ) -> bool:  # fmt: skip
-    """Do the items that the report has no row for, while there is time. Whether all is done.
+    """Run the items without a row in the report, while there is time; returns True when all are done.
 
-    `alive` raises when the GPU is gone, which ends the process with `LOST`.
+    `alive` raises when the GPU is lost, which ends the process with `LOST`.
     """
     end, longest = clock() + seconds, 0.0
     done = {row["key"] for row in report["rows"]}
     for number, item in enumerate(item for item in items if item.key not in done):
-        # One row a run at least: or no number of runs would ever be enough.
+        # At least one row per run: otherwise no number of runs would complete.
         if number and clock() + _SAFETY * longest >= end:
             say(f"{end - clock():.0f} s are left: the rest is for the next run")
             return False
@@ -86,7 +86,7 @@ def work(
         row: Row = {"key": item.key} | attempt(item.run)
         took = clock() - begin
         row |= {"seconds": round(took, 3)}
-        longest = max(longest, took) if number else 0.0  # the first row of a run loads a model, too
+        longest = max(longest, took) if number else 0.0  # the first row of a run also loads a model
         report["rows"].append(row)
         save(path, report)
         say(f"{item.key:58} {describe(row)}")
@@ -98,7 +98,7 @@ def work(
 
 
 def attempt(run: Callable[[], Row]) -> Row:
-    """A row of figures and a verdict: "ok" where nothing else is said, "failed" with the reason for an exception."""
+    """A row of figures and a verdict: "ok" by default, "failed" with the reason for an exception."""
     try:
         return {"verdict": "ok"} | run()
     except Exception as error:  # noqa: BLE001  one row's fault is not the others'
@@ -107,7 +107,7 @@ def attempt(run: Callable[[], Row]) -> Row:
 
 
 def end_if_lost(alive: Callable[[], object], say: Say) -> None:
-    """SystemExit when the GPU stays failed: all later rows would fail for the one that broke it."""
+    """SystemExit when the GPU stays failed: all later rows would fail because of the one that broke it."""
     try:
         alive()
     except Exception as error:
@@ -116,7 +116,7 @@ def end_if_lost(alive: Callable[[], object], say: Say) -> None:
 
 
 def describe(row: Row) -> str:
-    """A row's verdict and numbers, for people."""
+    """Format a row's verdict and numbers for the terminal."""
     if "why" in row:
         return f"{row['verdict']}: {(row['why'].splitlines() or [''])[0]}"
     figures = [f"{name} {value:.4g}" for name, value in row.items() if isinstance(value, float)]

@@ -1,4 +1,4 @@
-"""A process of `octavo-server`, as a client of the benchmarks starts and watches it."""
+"""Starts and monitors an `octavo-server` process for the benchmarks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READY_SECONDS = 300.0
 
 @dataclass(slots=True)
 class Server:
-    """A server process and where it listens; `admin` is the port of its load report."""
+    """A server process and its port; `admin` is the port of its load report."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -26,7 +26,7 @@ class Server:
 
     @classmethod
     def start(cls, flags: list[str], module: str = "octavo_inference", output: IO[Any] | None = None) -> Server:
-        """Start it; `ready` waits. Its lines go to `output`, by default to standard error."""
+        """Start the server; `ready` waits. Its log goes to `output`, by default to standard error."""
         port, admin = free_ports(2)
         own = ["--port", str(port), "--admin-port", str(admin), "--served-model-name", "bench"]
         command = [sys.executable, "-m", module, *flags, *own]
@@ -34,7 +34,7 @@ class Server:
         return cls(process, port, admin)
 
     def ready(self) -> None:
-        """Wait until requests are welcome."""
+        """Wait until the server accepts requests."""
         end = time.monotonic() + READY_SECONDS
         while not answers(f"http://127.0.0.1:{self.port}/readyz"):
             if time.monotonic() > end or self.process.poll() is not None:
@@ -42,19 +42,19 @@ class Server:
             time.sleep(0.005)
 
     def processes(self) -> list[psutil.Process]:
-        """The server and its engine."""
+        """Processes of the server, with its engine."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
 
     def cpu_seconds(self) -> float:
-        """Of all its processes so far."""
+        """CPU seconds of all its processes so far."""
         return sum(t.user + t.system for t in (p.cpu_times() for p in self.processes()))
 
     def resident(self) -> int:
-        """Bytes in RAM of all its processes."""
+        """Resident bytes of all its processes."""
         return sum(p.memory_info().rss for p in self.processes())
 
     def stop(self) -> None:
-        """Drain and end."""
+        """Drain and terminate."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=60)

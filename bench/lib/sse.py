@@ -1,4 +1,4 @@
-"""A light client of event streams: it counts events and notes when they came, and parses none."""
+"""A light client of event streams: counts and times events, parses none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import cast
 
 @dataclass(slots=True)
 class Answer(asyncio.Protocol):
-    """One streamed answer: `times` has an entry per event, `done` the transport's end."""
+    """One streamed response: `times` has an entry per event; `done` resolves when the stream ends."""
 
     body: bytes
     times: list[float] = field(default_factory=list)
@@ -22,11 +22,11 @@ class Answer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass
         self.transport.write(self.body)
 
     def data_received(self, data: bytes) -> None:
-        """Count the events that came."""
+        """Count the received events."""
         text = self.tail + data
         self.times += [time.perf_counter()] * (text.count(b'"text":') - self.tail.count(b'"text":'))
         self.tail = text[-512:]
@@ -34,11 +34,11 @@ class Answer(asyncio.Protocol):
             self.stop()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """The answer's end, or the server's."""
+        """Resolve `done` at the end of the response or of the connection."""
         self.stop()
 
     def stop(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.transport is not None:
             self.transport.close()
         if not self.done.done():
@@ -46,13 +46,13 @@ class Answer(asyncio.Protocol):
 
     @property
     def completion_tokens(self) -> int:
-        """What the usage at the stream's end says."""
+        """Completion tokens of the usage at the stream's end."""
         found = re.search(rb'"completion_tokens":(\d+)', self.tail)
         return int(found[1]) if found else 0
 
 
 def message(prompt: list[int], answer: int) -> bytes:
-    """A whole HTTP request for a greedy stream that ends by length."""
+    """A complete HTTP request for a greedy stream that ends by length."""
     fields = {"model": "bench", "prompt": prompt, "max_tokens": answer, "temperature": 0, "ignore_eos": True}
     body = json.dumps(fields | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n"

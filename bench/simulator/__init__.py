@@ -1,1 +1,1 @@
-"""The simulator's pod next to a real server: `python -m bench.simulator`."""
+"""The simulator's pod compared with a real server: `python -m bench.simulator`."""

@@ -1,10 +1,10 @@
-"""The simulator's pod beside a real one: python -m bench.simulator [--seconds 32]. It takes about six minutes.
+"""Compares the simulator's pod with a real one: python -m bench.simulator [--seconds 32]. It takes about six minutes.
 
-One `octavo-server` with the model from its package. Its step times are fitted to loads of one kind each, from the sums
-of its load report; they run before and after each level, because the machine's own speed drifts. Five levels of Poisson
-arrivals, in sizes like an eighth of the Azure conversation trace, are replayed on it and, request by request the same,
-on the simulator's pod. The bar: capacity and inter-token time within 10 %, p99 of the time to the first token within
-30 %.
+Runs one `octavo-server` with the model from its package. Step times are fitted to loads of one kind each, from the sums
+of its load report. These loads run before and after each level, because the machine's own speed drifts. Five levels of
+Poisson arrivals, with an eighth of the Azure conversation trace's sizes, are replayed on the server. The same requests
+run on the simulator's pod. The acceptance criteria: capacity and inter-token time within 10 %, p99 of the time to the
+first token within 30 %.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def report(server: Server) -> LoadReport:
 
 
 async def one(server: Server, request: TraceRequest, begin: float, words: random.Random) -> cal.Answer:
-    """A request at its time."""
+    """Send a request at its time."""
     body = message(ids(words, request.prompt), request.output)
     await asyncio.sleep(begin + request.at - time.perf_counter())
     sent = time.perf_counter()
@@ -55,13 +55,13 @@ async def one(server: Server, request: TraceRequest, begin: float, words: random
     await answer.done
     if answer.completion_tokens != request.output:
         sys.exit(f"wanted {request.output} tokens, got {answer.completion_tokens}: {answer.tail!r}")
-    # Text may wait for its next token; the last event always comes with the last token.
+    # Text may be buffered until the next token; the last event always comes with the last token.
     return cal.Answer(answer.times[0] - sent, answer.times[-1] - answer.times[0], request.output)
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What became of some requests. `others`: cores that neither server nor client used, and that were not idle."""
+    """Outcome of some requests. `others`: busy cores that neither server nor client used."""
 
     answers: list[cal.Answer]
     window: cal.Window
@@ -69,7 +69,7 @@ class Played:
 
 
 async def replay(server: Server, requests: list[TraceRequest], words: random.Random) -> Played:
-    """Requests at their times, and what the server's steps took in the meantime."""
+    """Send requests at their times; measure the server's steps meanwhile."""
     before, busy, begin = report(server).steps, others(server), time.perf_counter()
     async with asyncio.timeout(PATIENCE + requests[-1].at):
         answers = await asyncio.gather(*(one(server, request, begin, words) for request in requests))
@@ -83,7 +83,7 @@ async def replay(server: Server, requests: list[TraceRequest], words: random.Ran
 
 
 def others(server: Server) -> float:
-    """CPU seconds of everything else on the machine so far, also of its neighbours."""
+    """CPU seconds of all other processes on the machine so far, and of other virtual machines."""
     times = psutil.cpu_times()
     return (
         sum(times)
@@ -131,7 +131,7 @@ async def fitting_loads(server: Server, words: random.Random) -> list[Played]:
 
 
 def fitted(passes: list[list[Played]], blank: PodProfile) -> PodProfile:
-    """All passes count alike."""
+    """Fit the profile to the windows of all passes, with equal weight."""
     several = [play.window for plays in passes for play in plays[: len(cal.FITTING)]]
     few = [play.window for plays in passes for play in plays[len(cal.FITTING) :]]
     return cal.fit(several, few, blank)
@@ -140,7 +140,7 @@ def fitted(passes: list[list[Played]], blank: PodProfile) -> PodProfile:
 def level(
     objectives: tuple[float, float], profile: PodProfile, rate: float, requests: list[TraceRequest], played: Played
 ) -> dict[str, Any]:
-    """What was measured, and what the simulated pod with the step times of these minutes gives."""
+    """Measured figures, and those of the simulated pod with the step times of the same minutes."""
     answers, busy = cal.simulated(profile, requests)
     return {
         "rate": rate,
@@ -159,14 +159,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--seconds", type=float, default=32, help="arrivals of each level")
-    # The other cores are for HTTP and the clients: a simulated pod shares its computer with nobody.
+    # The other cores are for HTTP and the clients: a simulated pod shares its CPU with no other process.
     parser.add_argument("--threads", type=int, default=max(1, cores // 2))
     parser.add_argument("--levels", type=float, nargs="+", default=cal.LEVELS, help="shares of the highest rate")
     parser.add_argument("--output", type=Path, help="result file (default: bench/results/calibration-<date>.json)")
     given = parser.parse_args()
     flags = ["--model", "smollm2", "--threads", str(given.threads), "--kv-memory", "512Mi", "--max-model-len", "2048"]
     server = Server.start([*flags, "--prefill-slowdown", str(SLOWDOWN), "--no-prefix-caching"])
-    os.nice(10)  # after the server has started: it would inherit this
+    os.nice(10)  # after the start of the server, which would inherit it
     load = os.getloadavg()[0]
     try:
         server.ready()
@@ -189,7 +189,7 @@ _PANELS = (
 
 
 def plot(levels: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Measured and simulated figures of a pod over the rate of requests."""
+    """Plot measured and simulated figures of a pod over the rate of requests."""
     _figure, axes = plt.subplots(1, 3, figsize=(10, 3.2))
     rates = [level["rate"] for level in levels]
     for panel, (title, keys) in zip(axes, _PANELS, strict=True):

@@ -17,36 +17,36 @@ from octavo_simulator.pod import SimulatedPod
 from octavo_simulator.steptime import PodProfile
 from octavo_simulator.trace import TraceRequest
 
-# Logarithms of tokens, mean and deviation, of the public Azure conversation trace (2023); a CPU gets an eighth of them.
+# Mean and deviation of log tokens in the public Azure conversation trace (2023); a CPU gets an eighth of the tokens.
 SMALLER = 8
 PROMPT = (6.63 - math.log(SMALLER), 0.985, 4, 520)
 OUTPUT = (5.02 - math.log(SMALLER), 0.859, 2, 150)
 
-# Requests at once, prompt tokens, output tokens: what the step times are fitted to. None of them is like the levels.
+# Concurrent requests, prompt tokens, output tokens: the loads of the step time fit. None of them resembles the levels.
 FITTING = (
     (4, 60, 1), (1, 130, 1), (1, 250, 1), (1, 500, 1), (3, 500, 1),
     (6, 64, 40), (8, 32, 40), (12, 64, 32), (16, 32, 32), (24, 32, 24), (32, 32, 24), (8, 300, 32),
 )  # fmt: skip
-# So few rows that a step takes what reading the weights takes.
+# So few rows that reading the weights determines the step time.
 FEW = ((1, 16, 64), (1, 100, 48), (2, 16, 40))
-# Of what the fitted pod can do at most.
+# Shares of the fitted pod's maximum rate.
 LEVELS = (0.3, 0.5, 0.7, 0.85, 1.0)
-# What a request may take to count as served, in times of what it takes alone on the pod (its mean size).
+# Limits for a served request: multiples of its latency alone on the pod (for a request of mean size).
 FIRST_TIMES, TOKEN_TIMES = 10.0, 4.0
 ATTAINED = 0.9
-# Seconds; every load is long over.
+# Seconds; every load ends long before.
 _END = 1e7
-# Cores that others may use before a run says nothing.
+# Cores that other processes may use before a run is invalid.
 QUIET = 0.2
-# The bar, fixed beforehand.
+# The acceptance criteria, fixed in advance.
 GATE = {"capacity": 0.10, "inter_token": 0.10, "ttft_p99": 0.30}
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Work of a pod between two idle moments: sums over its steps, and `pairs` of a prompt token and one before it.
+    """A pod's work between two idle moments: sums over its steps; `pairs` counts (prompt token, earlier token).
 
-    `seconds` in steps, `wall` on the clock.
+    `seconds` is the time in steps, `wall` the elapsed time.
     """
 
     steps: int
@@ -60,7 +60,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's time: seconds to the first token, and from there to the last; `tokens` of output."""
+    """Latency of one request: seconds to the first token, and from there to the last; `tokens` of output."""
 
     first: float
     rest: float
@@ -68,15 +68,15 @@ class Answer:
 
 
 def fit(windows: Sequence[Window], few: Sequence[Window], profile: PodProfile) -> PodProfile:
-    """The profile nearest to these windows, which all count alike: non-negative relative least squares.
+    """Fit a profile to these windows, which all have equal weight: non-negative relative least squares.
 
-    Then its floor: what the steps of the `few` take, on the average, of which one to each window was its prompt's.
+    Then fit its floor: the median step time of the `few`, without the one prompt step of each window.
     """
     seconds = np.array([w.seconds for w in windows])
     rows = np.array([[w.steps, w.prefill, w.rows, w.context, w.pairs] for w in windows], dtype=float)
     matrix = rows / seconds[:, None]
     best, error = np.zeros(5), math.inf
-    # Nothing takes negative time: of all sets of terms, the best that keeps to that.
+    # Times cannot be negative: of all subsets of terms, choose the best fit without negative coefficients.
     for terms in itertools.chain.from_iterable(itertools.combinations(range(5), n) for n in range(1, 6)):
         found, *_ = np.linalg.lstsq(matrix[:, terms], np.ones(len(seconds)), rcond=None)
         off = float(np.sum((matrix[:, terms] @ found - 1) ** 2))
@@ -88,7 +88,7 @@ def fit(windows: Sequence[Window], few: Sequence[Window], profile: PodProfile) -
         (w.seconds - base - prefill * w.prefill - context * w.context - attention * w.pairs) / (w.steps - 1)
         for w in few
     ]
-    # Between two steps the engine takes messages and hands over answers: also time.
+    # Between two steps the engine processes messages and sends outputs, which also takes time.
     long = [w for w in (*windows, *few) if w.steps > 8]
     between = sum(w.wall - w.seconds for w in long) / sum(w.steps for w in long)
     return replace(
@@ -116,7 +116,7 @@ def arrivals(rate: float, seconds: float, rng: random.Random) -> list[TraceReque
 
 
 def simulated(profile: PodProfile, requests: Sequence[TraceRequest]) -> tuple[list[Answer], float]:
-    """The same requests on the simulator's pod, and its seconds in steps."""
+    """Run the same requests on the simulator's pod; answers, and seconds in steps."""
     pod = SimulatedPod(profile, 0.0)
     jobs = [SimulatedRequest(number, request, request.at) for number, request in enumerate(requests)]
     for job in jobs:
@@ -128,7 +128,7 @@ def simulated(profile: PodProfile, requests: Sequence[TraceRequest]) -> tuple[li
 
 
 def highest_rate(profile: PodProfile) -> float:
-    """Requests a second of the simulated pod when there is always another one."""
+    """Maximum rate of the simulated pod in requests per second, under constant backlog."""
     rng = random.Random(0)
     requests = [TraceRequest(0.0, *sizes(rng)) for _ in range(600)]
     end = max(answer.first + answer.rest for answer in simulated(profile, requests)[0])
@@ -136,7 +136,7 @@ def highest_rate(profile: PodProfile) -> float:
 
 
 def alone(profile: PodProfile) -> tuple[float, float]:
-    """Seconds to the first token and per token of a request of mean size that has the pod to itself."""
+    """Seconds to the first token and per token for a request of mean size alone on the pod."""
     rng = random.Random(0)
     drawn = [sizes(rng) for _ in range(2000)]
     prompt, output = (sum(values) / len(drawn) for values in zip(*drawn, strict=True))
@@ -144,7 +144,7 @@ def alone(profile: PodProfile) -> tuple[float, float]:
 
 
 def figures(answers: Sequence[Answer], objectives: tuple[float, float]) -> dict[str, float]:
-    """What a level is judged by. Times are milliseconds; `attained`: share within both objectives."""
+    """Figures of a level. Times are milliseconds; `attained`: share of requests within both objectives."""
     first = [answer.first for answer in answers]
     cuts = quantiles(first, n=100, method="inclusive")
     later = [answer for answer in answers if answer.tokens > 1]
@@ -158,7 +158,7 @@ def figures(answers: Sequence[Answer], objectives: tuple[float, float]) -> dict[
 
 
 def capacity(levels: Sequence[dict[str, Any]], who: str) -> float:
-    """The rate up to which enough requests are within the objectives: between two levels on a straight line."""
+    """The rate up to which enough requests meet the objectives: linear interpolation between two levels."""
     known = 0.0
     before = 1.0
     for level in levels:
@@ -171,7 +171,7 @@ def capacity(levels: Sequence[dict[str, Any]], who: str) -> float:
 
 
 def errors(levels: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Simulated over measured, less one: for each figure of the gate, by level; capacity is one number."""
+    """Simulated over measured, minus one: for each figure of the gate, by level; capacity is one number."""
     found = {
         key: [level["simulated"][key] / level["measured"][key] - 1 for level in levels]
         for key in ("inter_token", "ttft_p99")
@@ -180,7 +180,7 @@ def errors(levels: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def table(profile: Mapping[str, Any], levels: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Format the result as Markdown."""
     names = {"inter_token": "inter-token", "ttft_p50": "TTFT p50", "ttft_p99": "TTFT p99"}
     heads = [f"{name}, ms: measured | simulated | off" for name in names.values()]
     lines = [

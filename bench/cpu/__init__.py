@@ -1,1 +1,1 @@
-"""Octavo next to vLLM and llama.cpp on CPUs: `python -m bench.cpu`."""
+"""Octavo compared with vLLM and llama.cpp on CPUs: `python -m bench.cpu`."""

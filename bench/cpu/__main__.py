@@ -1,8 +1,8 @@
-"""Octavo beside its peers on this machine: python -m bench.cpu [--rounds 3] [--only NAME ...] [--resume FILE].
+"""Compares Octavo with its peers on this machine: python -m bench.cpu [--rounds 3] [--only NAME ...] [--resume FILE].
 
 Systems are processes that load once and are idle while another runs; they take turns within a round. A ratio is taken
-within its round, because the machine's own speed drifts, and the median of the rounds counts. What is recorded after
-every turn can be continued with --resume. The table goes to standard output and, with a plot, beside the file.
+within its round, because the machine's own speed drifts, and the median of the rounds counts. Records are written after
+every turn, and --resume continues them. The table goes to standard output and, with a plot, next to the file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def measure(
     report: dict[str, Any],
     output: Path,
 ) -> None:
-    """Run what the report does not have yet; it is written after every turn."""
+    """Run the missing measurements; the report is written after every turn."""
     CACHE.mkdir(parents=True, exist_ok=True)
     records: list[Record] = report["records"]
     warm: set[str] = set()
@@ -97,7 +97,7 @@ def measure(
             here = [r for r in records if (r["experiment"], r["round"]) == (experiment.name, number)]
             if number > rounds[experiment.name] or {r["system"] for r in here if "error" not in r} >= set(able):
                 continue
-            # A round stands or falls as a whole: half of one was taken at another time of the day.
+            # Keep only complete rounds: half of one was measured at another time of the day.
             records[:] = [r for r in records if r not in here]
             for name in able:
                 record = {"experiment": experiment.name, "round": number, "system": name}
@@ -109,7 +109,7 @@ def measure(
 
 
 def turn(running: Runners, name: str, system: System, command: str, warm: set[str]) -> dict[str, Any]:
-    """One measurement, or the reason why there is none."""
+    """Run one measurement; its result, or the reason for the failure."""
     try:
         runner = running.get(name)
         for first in () if name in warm else system.warm:
@@ -131,7 +131,7 @@ def say(record: Record) -> None:
 
 
 def publish(chosen: Sequence[Experiment], report: dict[str, Any], output: Path, unit: str) -> None:
-    """Table and plot beside the result file."""
+    """Write table and plot next to the result file."""
     found, records = results(chosen, report["records"], unit), report["records"]
     h, threads, scale = report["host"], report["threads"], report["scale"]
     head = f"{h['processor']}, {' '.join(h['isa'])}; {threads} threads each; {report['date']}; rates per {unit}.\n"

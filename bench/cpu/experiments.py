@@ -1,4 +1,4 @@
-"""What is measured: each experiment runs one command on some systems in turn; its lines are read off the rounds."""
+"""The experiments: each runs one command on some systems in turn; lines of the table follow from the rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Line:
     """A line of the table: `value` of a sample of `of`, divided by the best of `to` in the same round where given.
 
-    `value` is a field of the sample or "rate", tokens per second. `must` and `aim` are bounds from below, or from above
+    `value` is a field of the sample or "rate", tokens per second. `must` and `aim` are lower bounds, or upper bounds
     with `at_most`; without them the line is for orientation.
     """
 
@@ -28,9 +28,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One command for each of `systems`, in this order. `seconds` is about what a round takes on two AVX2 cores.
+    """One command for each of `systems`, in this order. `seconds` is about the time of a round on two AVX2 cores.
 
-    `once`: one round is enough in a run of everything, because it compares nothing or takes very long.
+    `once`: one round is enough in a full run, because it compares nothing or takes very long.
     """
 
     name: str
@@ -46,10 +46,10 @@ def _at_most(title: str, of: str, value: str, unit: str, must: float, aim: float
 
 
 def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
-    """All of them, for a machine with these instruction sets. `scale` divides the sizes, for a quick look.
+    """All experiments, for a machine with these instruction sets. `scale` divides the sizes, for a quick run.
 
-    Without AVX-512 vLLM's bfloat16 has no fast kernels and would take minutes for a load: it runs a small one of its
-    own, and its float32 is the peer to look at.
+    Without AVX-512 vLLM's bfloat16 has no fast kernels and would take minutes for a load. It then runs a small load of
+    its own, and its float32 is the peer to compare with.
     """
     fast = ("vllm-float32", "vllm-bfloat16") if "avx512f" in isa else ("vllm-float32",)
     bf16, int4, http, cached, llama = (

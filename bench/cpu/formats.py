@@ -1,12 +1,12 @@
-"""What each weight format costs and keeps: bits in memory, speed of the linears, error.
+"""Cost and accuracy of each weight format: bits in memory, speed of the linears, error.
 
 python -m bench.cpu.formats                 # one thread, about three minutes; result in results/formats.json
-python -m bench.cpu.formats --scale 8       # an eighth of the weights and of the text, for a quick look
+python -m bench.cpu.formats --scale 8       # an eighth of the weights and of the text, for a quick run
 
 Speed: milliseconds of one core (its CPU time, the least of three rounds) for 100 million weights in matrices of
 3,072 x 768, for 1 to 256 rows. Output error: of these products, root mean square against gguf's dequantisation in
-float64, relative. KL: of the built-in model's next tokens, its weights requantised to the format by gguf, to float32
-with the same weights; gguf has no quantiser for the K formats.
+float64, relative. KL: divergence of the built-in model's next tokens from float32 with the same weights; gguf
+requantises the model's weights to the format, and has no quantiser for the K formats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Name = Literal["bf16"] | BlockFormat
 FORMATS: tuple[Name, ...] = ("bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
 ROWS = (1, 8, 64, 256)
 COLUMNS, WIDTH, MATRICES = 768, 3072, 42
-# Bytes of a K block, and where its fp16 numbers stand; their usual sizes for weights of about 0.02.
+# Bytes of a K block, offsets of its fp16 numbers, and their usual magnitudes for weights of about 0.02.
 K_BLOCKS: dict[str, tuple[int, dict[int, float]]] = {
     "q4_k": (144, {0: 2e-4, 2: 1e-3}),
     "q5_k": (176, {0: 1e-4, 2: 1e-3}),
@@ -47,7 +47,7 @@ K_BLOCKS: dict[str, tuple[int, dict[int, float]]] = {
 
 
 def stored(name: Name, values: NDArray[np.float32], rng: np.random.Generator) -> Tensor:
-    """The values in a format; random blocks in a K format, which gguf cannot make."""
+    """The values in a format; random blocks in a K format, which gguf cannot quantize to."""
     if name == "bf16":
         return Tensor("bf16", values.shape, bf16_bits(values))
     if name not in K_BLOCKS:
@@ -60,7 +60,7 @@ def stored(name: Name, values: NDArray[np.float32], rng: np.random.Generator) ->
 
 
 def rows_for(kernels: Kernels, matrix: abi.PackedMatrix, values: NDArray[np.float32]) -> NDArray[Any]:
-    """Activations as the matrix's kernel takes them."""
+    """Activations in the type of the matrix's kernel."""
     given = np.ascontiguousarray(bf16_bits(values) if kernels.info.activation_bytes == 2 else values)
     if matrix.format <= abi.PACKED["bf16"]:
         return given
@@ -99,7 +99,7 @@ def linears(kernels: Kernels, name: Name, scale: int, rng: np.random.Generator) 
 
 
 def exact_values(name: Name, tensor: Tensor) -> NDArray[np.float32]:
-    """The weights as gguf's own numpy code reads them."""
+    """Dequantize the weights with gguf's own numpy code."""
     if name == "bf16":
         return dequantize(tensor)
     values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[name.upper()])
@@ -107,7 +107,7 @@ def exact_values(name: Name, tensor: Tensor) -> NDArray[np.float32]:
 
 
 def least(run: Callable[[], None], rounds: int) -> float:
-    """CPU seconds of the fastest of some runs, after one that does not count."""
+    """CPU seconds of the fastest of some runs, after a warm-up run."""
     taken = []
     for _ in range(rounds + 1):
         start = time.process_time()
@@ -156,7 +156,7 @@ def divergence(model: LoadedModel, name: Name, scale: int) -> float | None:
 
 
 def one_sequence(tokens: list[int]) -> Batch:
-    """A prompt whose every row of logits is wanted."""
+    """A prompt with a sample row for each token."""
     count = len(tokens)
     numbers = np.arange(count, dtype=np.int32)
     sample = SampleRows.greedy(numbers, numbers + 1)
@@ -182,7 +182,7 @@ def table(formats: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS / "formats.json")

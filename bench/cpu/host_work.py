@@ -1,9 +1,9 @@
-"""What a step costs the host beside a device that only takes time: python -m bench.cpu.host_work.
+"""The host's cost per step, with a device that only takes time: python -m bench.cpu.host_work.
 
-The device is null: a step ends so many milliseconds after the one before, and its tokens are made up. All else is what
-a server's engine process does: messages in, scheduler, pool, row table, outputs, the frame to the API process. Decodes
-alone, of sequences of different lengths: the host's milliseconds per step, the integers that each step sends to the
-device, and the share of time in which the device had nothing to do, with overlap and without.
+The device is null: a step ends a fixed number of milliseconds after the one before, and its tokens are made up. All
+else is the work of a server's engine process: incoming messages, scheduler, pool, row table, outputs, the frame to the
+API process. The load is decodes alone, of sequences of different lengths. Measured are the host's milliseconds per
+step, the integers that each step sends to the device, and the device's idle share, with overlap and without.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODEL = ModelConfig(
 
 @dataclass(slots=True)
 class NullDevice:
-    """A `Backend` that takes `seconds` for a step and knows when it was idle. Times are of `time.perf_counter`."""
+    """A `Backend` that takes `seconds` for a step and records its idle time. Times are of `time.perf_counter`."""
 
     num_blocks: int
     seconds: float
@@ -47,14 +47,14 @@ class NullDevice:
     steps_ahead: int = 1
     vocab_size: int = VOCAB
     waited: float = 0.0
-    """Of the host for the device."""
+    """Seconds that the host waited for the device."""
     idle_time: float = 0.0
     sent: list[int] = field(default_factory=list)
     free_at: float = 0.0
-    """When the last launched step ends."""
+    """End of the last launched step."""
 
     def launch(self, step: RowStep) -> NullStep:
-        """Begin when the step before is done, or now."""
+        """Start when the previous step ends, or now."""
         now = time.perf_counter()
         if self.free_at:
             self.idle_time += max(0.0, now - self.free_at)
@@ -76,22 +76,22 @@ class NullDevice:
         raise AssertionError(saved, blocks)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Nothing is kept."""
+        """The null device stores nothing."""
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Nothing is kept."""
+        """The null device stores nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class NullStep:
-    """A step that ends at a time."""
+    """A step that ends at a fixed time."""
 
     device: NullDevice
     rows: int
     end: float
 
     def collect(self) -> StepResult:
-        """Sleep until it ends."""
+        """Sleep until the step ends."""
         begin = time.perf_counter()
         time.sleep(max(0.0, self.end - begin))
         self.device.waited += time.perf_counter() - begin
@@ -102,8 +102,8 @@ class NullStep:
 
 
 def measure(rows: int, context: int, seconds: float, steps: int, *, overlap: bool) -> dict[str, Any]:
-    """`steps` decode steps of `rows` sequences of about `context` tokens on a device that takes `seconds` for each."""
-    # Who was there first decodes while the others' prompts are read.
+    """Run `steps` decodes of `rows` sequences of about `context` tokens on a device that takes `seconds` per step."""
+    # Sequences that arrived first decode during the others' prefill.
     answer = steps + 40 + 2 * rows * context // _BUDGET
     longest = context + answer
     device = NullDevice(rows * (-(-longest // BLOCK_SIZE) + 1), 0.0)
@@ -148,7 +148,7 @@ def measure(rows: int, context: int, seconds: float, steps: int, *, overlap: boo
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """All rows as Markdown."""
+    """Format all rows as Markdown."""
     lines = [
         "| rows | context | device, ms | overlap | host p50, ms | p99 | step, ms | device idle | integers sent |",
         "|--:|--:|--:|---|--:|--:|--:|--:|--:|",

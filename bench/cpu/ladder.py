@@ -1,14 +1,14 @@
-"""What each technique adds: python -m bench.cpu.ladder [--rounds 3]. The ladder from a naive server to all of Octavo.
+"""The gain of each technique: python -m bench.cpu.ladder [--rounds 3]. From a naive server, step by step, to Octavo.
 
-One load on the real model, all requests at once: groups that share a long beginning, answers of mixed length. Every
-step keeps what the steps before it had, on a KV pool of the same bytes:
+One load on the real model, all requests at once: groups that share a long prefix, outputs of mixed length. Every step
+keeps the techniques of the steps before it, on a KV pool of the same bytes:
 
 naive       one request at a time
-static      a batch runs to its end before the next one forms; every row reserves the longest request there may be
+static      a batch runs to its end before the next one forms; every row reserves the longest possible request
 continuous  rows are refilled in every step, reservations as before
-paged       rows take blocks as they grow: as many run as the pool really holds
-prefix      blocks of a shared beginning are computed once
-chunked     prompts are cut, so that a step stays short and answers keep flowing
+paged       rows allocate blocks as they grow: the pool's real capacity limits the rows
+prefix      blocks of a shared prefix are computed once
+chunked     prompts are split into chunks, so that a step stays short and streams continue
 quantised   4-bit weights, as the file has them
 """
 
@@ -29,7 +29,7 @@ from bench.lib.plot import save as save_plot
 from bench.lib.processes import CACHE
 from bench.lib.results import save
 
-LONGEST = 2048  # tokens of the longest request a server of this ladder takes: what a row without paging reserves
+LONGEST = 2048  # tokens of the longest request of this ladder's servers: the reservation of a row without paging
 POOL_TOKENS = 16 * 1024
 KV_BYTES_PER_TOKEN = 23_040  # SmolLM2-135M in bf16
 
@@ -67,7 +67,7 @@ def main() -> None:
     for _ in range(given.rounds):
         rounds.append({})
         for name, arguments in steps.items():
-            # Loaded anew for each turn: seven engines at a time would be seven pools.
+            # Loaded again for each turn: seven engines at a time would need seven pools.
             with Runners({name: ours("ladder", *arguments)}, CACHE) as running:
                 runner = running.get(name)
                 runner.run("load 1")

@@ -1,8 +1,8 @@
-"""What gateways that ask for the cache's changes cost a server: python -m bench.cpu.polling [--rounds 5].
+"""The server's cost of gateways polling cache changes: python -m bench.cpu.polling [--rounds 5].
 
-One server, a load of random prompts over HTTP, alternately with eight gateways that ask once a second and without. The
-pool is small, so that blocks come and go all the time. Rates by the clock and by the engine's CPU seconds, which a busy
-machine disturbs less.
+One server runs a load of random prompts over HTTP, alternately with eight gateways that poll once a second and without.
+The pool is small, so that blocks are cached and evicted all the time. Rates are per second of elapsed time and per
+second of the engine's CPU time, which a busy machine affects less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from octavo_protocol.load import decode_load
 
 
 async def poll(server: Server, told: list[int]) -> None:
-    """One gateway: the load report with what changed, once a second, on a connection of its own."""
+    """One gateway: fetches the load report with the changes, once a second, on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.admin)
     sequence = 0
     try:
@@ -48,7 +48,7 @@ async def poll(server: Server, told: list[int]) -> None:
 
 
 async def turn(server: Server, number: int, requests: int, gateways: int) -> dict[str, Any]:
-    """One load: the lengths of its round, with prompts that nobody has sent before."""
+    """One load: the lengths of its round, with prompts that were never sent before."""
     lengths, words = random.Random(SEED + number), random.Random(time.time_ns())
     bodies = [message(ids(words, lengths.randint(50, 300)), lengths.randint(50, 150)) for _ in range(requests)]
     told: list[int] = []
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="result file (default: bench/results/polling-<date>.json)")
     given = parser.parse_args()
     server = Server.start(["--model", "smollm2", "--threads", str(given.threads), "--kv-memory", "96Mi"])
-    os.nice(10)  # after the server has started: it would inherit this
+    os.nice(10)  # after the start of the server, which would inherit it
     turns = []
     try:
         server.ready()

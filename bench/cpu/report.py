@@ -1,4 +1,4 @@
-"""From recorded rounds to the table and its plot."""
+"""Formats recorded rounds as a table and a plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.lib.plot import BLUE, GREY, RED, plt, save
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A line with what its rounds gave: one figure per complete round, and the medians of the systems behind it."""
+    """A line of the table with its figures: one per complete round, and the medians of the compared systems."""
 
     line: Line
     figures: list[float]
@@ -23,19 +23,19 @@ class Result:
 
     @property
     def median(self) -> float:
-        """The figure that counts."""
+        """The reported figure."""
         return statistics.median(self.figures)
 
     @property
     def met(self) -> bool | None:
-        """Whether the bound holds; None without one or without a figure."""
+        """Whether the bound holds; None without a bound or a figure."""
         if self.line.must is None or not self.figures:
             return None
         return self.median <= self.line.must if self.line.at_most else self.median >= self.line.must
 
 
 def results(experiments: Sequence[Experiment], records: Sequence[dict[str, Any]], unit: str) -> list[Result]:
-    """A result per line of the experiments. `unit` is what a rate counts: "seconds" or "cpu_seconds"."""
+    """A result per line of the experiments. `unit` is the denominator of rates: "seconds" or "cpu_seconds"."""
     found = []
     for experiment in experiments:
         rounds: dict[int, dict[str, dict[str, Any]]] = {}
@@ -73,7 +73,7 @@ def _value(line: Line, sample: dict[str, Any], unit: str) -> float:
 
 
 def table(found: Sequence[Result]) -> str:
-    """Markdown, a row per line."""
+    """Format the results as Markdown, a row per line."""
     rows = ["| what | must | aim | measured | rounds | behind it |", "|---|---|---|---|---|---|"]
     for result in found:
         line = result.line
@@ -91,7 +91,7 @@ def table(found: Sequence[Result]) -> str:
 
 
 def remarks(systems: dict[str, dict[str, Any]], records: Sequence[dict[str, Any]]) -> str:
-    """How long each system took to be ready, and the share of the processor that the HTTP client took."""
+    """Each system's time to ready, and the HTTP client's share of the CPU time."""
     loaded = {n: said for n, said in systems.items() if n not in {"octavo-start", "roofline"}}
     times = ", ".join(f"{name} {said['ready_seconds']} s" for name, said in loaded.items())
     text = f"Ready after: {times}.\n" if times else ""
@@ -102,7 +102,7 @@ def remarks(systems: dict[str, dict[str, Any]], records: Sequence[dict[str, Any]
 
 
 def plot(found: Sequence[Result], path: Path) -> None:
-    """Ratios as bars, the spread of their rounds as a whisker, the goal as a tick. Other units are left out."""
+    """Plot ratios as bars, the range of their rounds as whiskers, the goal as a tick. Other units are left out."""
     shown = [r for r in found if r.figures and r.line.unit == "×" and not r.line.at_most][::-1]
     if not shown:
         return
@@ -121,7 +121,7 @@ def plot(found: Sequence[Result], path: Path) -> None:
 
 
 def profile_table(records: Sequence[dict[str, Any]]) -> str:
-    """Where a step's milliseconds go, and the floor that memory and arithmetic set; empty without both measurements."""
+    """Milliseconds per part of a step, and the roofline's minimum; empty without both measurements."""
     limits = [r for r in records if r["experiment"] == "roofline" and "error" not in r]
     profiles = {r["system"]: r for r in records if r["experiment"] == "profile" and "error" not in r}
     if not limits or not profiles:
@@ -147,7 +147,7 @@ def profile_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def floor_ms(step: str, model: dict[str, int], read: float, compute: float) -> float:
-    """Milliseconds that a step takes at least: weights and KV read once, or multiply-adds, whichever is longer."""
+    """Minimum milliseconds of a step: reading weights and KV once, or the multiply-adds, whichever is longer."""
     kind, number = step.split()
     tokens = int(number)
     sampled = tokens if kind == "decode" else 3

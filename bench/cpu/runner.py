@@ -1,4 +1,4 @@
-"""A runner: a process that has loaded a system once and waits for commands, one line each."""
+"""A runner: a process that loads a system once and then runs commands, one line each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MARK = "@bench "
 
 
 class RunnerError(Exception):
-    """A runner ended; its log says why."""
+    """A runner ended; the message contains the end of its log."""
 
 
 @dataclass(slots=True)
 class Runner:
-    """A running process. `ready` is its first message: seconds to get ready, and versions."""
+    """A running process. `ready` is its first message: seconds to ready, and versions."""
 
     name: str
     log: Path
@@ -33,7 +33,7 @@ class Runner:
         """Start it and wait until it is ready. Raises `RunnerError`."""
         log = logs / f"{name}.log"
         with log.open("w") as file:
-            # Its Python may be another one, which finds our packages by this path.
+            # Its Python may be another one, which finds our packages through PYTHONPATH.
             env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True, env=env)
@@ -42,13 +42,13 @@ class Runner:
         return runner
 
     def run(self, command: str) -> dict[str, Any]:
-        """One measurement. Raises `RunnerError`."""
+        """Run one measurement. Raises `RunnerError`."""
         stdin = _open(self.process.stdin)
         try:
             stdin.write(command + "\n")
             stdin.flush()
         except BrokenPipeError:
-            pass  # its last message is still to be read
+            pass  # its last message may still be unread
         return self._read()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def _open(pipe: IO[str] | None) -> IO[str]:
 
 
 class Runners:
-    """Starts runners when they are first asked for and keeps them, idle, until the end."""
+    """Starts runners at first use and keeps them, idle, until the end."""
 
     def __init__(self, commands: dict[str, list[str]], logs: Path) -> None:
         self._commands = commands
@@ -90,7 +90,7 @@ class Runners:
             runner.close()
 
     def get(self, name: str) -> Runner:
-        """The runner, started. Raises `RunnerError`."""
+        """Return the runner, started if necessary. Raises `RunnerError`."""
         if name not in self._running or self._running[name].process.poll() is not None:
             begin = time.monotonic()
             self._running[name] = Runner.start(name, self._commands[name], self._logs)
@@ -99,5 +99,5 @@ class Runners:
 
     @property
     def ready(self) -> dict[str, dict[str, Any]]:
-        """The first messages of those that were started."""
+        """The first messages of the started runners."""
         return {name: runner.ready for name, runner in self._running.items()}

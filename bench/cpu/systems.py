@@ -1,4 +1,4 @@
-"""The systems by name: what starts each, what warms it up, and what to install where one is missing."""
+"""The systems by name: start command, warm-up, and installation hint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ VLLM = CACHE / "vllm" / "bin" / "python"
 LLAMA = CACHE / "llama" / "bin" / "python"
 README = ROOT / "bench" / "README.md"
 BF16 = CACHE / "smollm2-bf16"
-"""The folder that peers read."""
+"""The checkpoint folder of the peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`warm` are commands run once after the start, not counted; `missing` is empty when it can run."""
+    """`warm` are commands run once after the start, not counted; `missing` is empty when the system can run."""
 
     command: list[str]
     warm: tuple[str, ...] = ("load single-8",)
@@ -25,7 +25,7 @@ class System:
 
 
 def systems(threads: int, kv_memory: str, *, eager: bool = False) -> dict[str, System]:
-    """All systems with so many threads each; `kv_memory` is Octavo's, such as "1Gi".
+    """All systems with this many threads each; `kv_memory` is Octavo's, such as "1Gi".
 
     `eager`: vLLM without torch.compile, which starts sooner.
     """
@@ -47,7 +47,7 @@ def systems(threads: int, kv_memory: str, *, eager: bool = False) -> dict[str, S
 
 
 def bf16_folder() -> str:
-    """SmolLM2 as the bf16 folder that peers read, written when it is first asked for."""
+    """SmolLM2 as the peers' bf16 folder, written at first use."""
     from bench.lib.checkpoint import smollm2  # noqa: PLC0415 (loads the model: only when there is something to write)
 
     return str(BF16 if (BF16 / "config.json").exists() else smollm2(BF16))

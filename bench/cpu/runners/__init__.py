@@ -1,1 +1,1 @@
-"""Processes that load a system once and run the loads they are sent."""
+"""Processes that load a system once and run the requested loads."""

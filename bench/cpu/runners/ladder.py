@@ -22,7 +22,7 @@ GROUPS, COMMON = 4, 512
 
 
 def load(engine: Engine, count: int) -> dict[str, Any]:
-    """Prompts that begin like every fourth one, with 20 to 150 tokens of their own; answers of 20 to 150 tokens."""
+    """Prompts that share a prefix with every fourth one, plus 20 to 150 tokens each; 20 to 150 output tokens."""
     rng = random.Random(SEED)
     beginnings = [ids(rng, COMMON) for _ in range(GROUPS)]
     work = [([*beginnings[i % GROUPS], *ids(rng, rng.randint(20, 150))], rng.randint(20, 150)) for i in range(count)]
@@ -34,7 +34,7 @@ def load(engine: Engine, count: int) -> dict[str, Any]:
         "tokens_per_second": round(sum(map(len, found.tokens)) / found.seconds, 2),
         "first_token_s": round(statistics.median(found.first), 3),
         "inter_token_p99_ms": round(1e3 * p99(found.gaps), 2),
-        # Tokens of a step come at the same time.
+        # All tokens of a step arrive at the same time.
         "most_at_once": max(Counter(chain.from_iterable(found.times)).values()),
         "prompt_tokens_computed": sum(len(prompt) for prompt, _ in work) - (engine.scheduler.hit_tokens - hits),
     }

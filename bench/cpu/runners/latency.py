@@ -1,4 +1,4 @@
-"""Times between tokens and to the first one, taken at the engine's step loop."""
+"""Inter-token times and times to first token, measured at the engine's step loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request
 from octavo_inference.tools.bench.loads import answer
 
-FOREVER = None  # as long as the model's context
+FOREVER = None  # the model's context length
 
 
 def request(name: str, tokens: list[int], answer: int | None) -> Request:
@@ -24,14 +24,14 @@ def request(name: str, tokens: list[int], answer: int | None) -> Request:
 
 
 def drop(engine: Engine, names: list[str]) -> None:
-    """End requests, and step once so that nothing of them is left."""
+    """Cancel requests, and run one step so that nothing of them is left."""
     for name in names:
         engine.abort(name)
     engine.step()
 
 
 def slowdown(quiet: list[float], busy: list[float], first: float) -> dict[str, float]:
-    """Inter-token times before and while a long prompt is read, and its time to first token."""
+    """Inter-token times before and during the prefill of a long prompt, and its time to first token."""
     return {
         "quiet_p99_ms": round(1e3 * p99(quiet), 2),
         "busy_p99_ms": round(1e3 * p99(busy), 2),
@@ -41,9 +41,9 @@ def slowdown(quiet: list[float], busy: list[float], first: float) -> dict[str, f
 
 
 def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
-    """`streams` streams decode; inter-token times of `quiet_tokens` steps, then until a prompt has been read.
+    """`streams` streams decode: inter-token times over `quiet_tokens` steps, then during the prefill of a prompt.
 
-    On an engine that bounds what prompts cost answers, as a server's does by default.
+    The engine bounds how much prefill slows decoding, as a server does by default.
     """
     limits = dataclasses.replace(engine.limits, prefill_slowdown=PROFILES["balanced"].prefill_slowdown)
     engine = Engine(engine.backend, engine.config, limits, clock=time.perf_counter)
@@ -57,7 +57,7 @@ def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dic
         last |= {output.id: now for output in engine.step()}
 
     def gaps(until: str | int) -> list[float]:
-        """Inter-token times of the streams for so many steps, or until a request has its first token."""
+        """Inter-token times of the streams over this many steps, or until a request has its first token."""
         found: list[float] = []
         steps = 0
         while steps != until:
@@ -82,11 +82,11 @@ def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dic
 
 
 def shared(engine: Engine, requests: int, common: int, alone: int) -> dict[str, Any]:
-    """Requests with `common` tokens in common: all at once, how much prefill is saved; `alone` ones, their first token.
+    """Requests with a shared prefix of `common` tokens: prefill saved in a burst, time to first token alone.
 
-    The first of them, which has to compute what is common, is not counted among those alone.
+    `alone` requests run one at a time. The first, which computes the prefix, does not count.
     """
-    rng = random.Random(time.time_ns())  # never seen before, or an earlier round would help this one
+    rng = random.Random(time.time_ns())  # new in every round, or an earlier round would speed up this one
     prefix = ids(rng, common)
     prompts = [[*prefix, *ids(rng, rng.randint(20, 100))] for _ in range(requests)]
     caching = engine.limits.prefix_caching

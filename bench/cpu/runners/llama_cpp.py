@@ -1,7 +1,7 @@
 """llama.cpp on CPU: python -m bench.cpu.runners.llama_cpp MODEL_GGUF THREADS. One request at a time.
 
-It gets its best: the library's own functions without the Python sampling chain, and of the micro-batch sizes and
-attention kernels the pair that reads a prompt fastest and the pair that decodes fastest, measured at the start.
+It runs in its fastest configuration: the library's own functions without the Python sampling chain. Of the micro-batch
+sizes and attention kernels, measurements at the start select the fastest pair for prefill and the fastest for decode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Candidate:
         self._greedy = lib.llama_sampler_init_greedy()
 
     def generate(self, prompt: list[int], count: int) -> list[int]:
-        """`count` greedy tokens after the prompt."""
+        """Generate `count` greedy tokens after the prompt."""
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         tokens, answer = prompt, list[int]()
         while True:
@@ -59,7 +59,7 @@ def main() -> None:
         sys.exit(f"llama.cpp cannot read {sys.argv[1]}")
     threads, (first, *others) = int(sys.argv[2]), itertools.product((512, CONTEXT), (0, 1))
     candidates = [Candidate(model, threads, *first)]
-    ready = time.time()  # what follows is for its speed, not needed to answer
+    ready = time.time()  # the rest is tuning, not needed to answer
     candidates += [Candidate(model, threads, *pair) for pair in others]
 
     def fastest(work: Load) -> Candidate:
@@ -68,7 +68,7 @@ def main() -> None:
             candidate.generate(work.prompts[0], work.output_lengths[0])
             return time.perf_counter() - begin
 
-        candidates[0].generate(work.prompts[0], 1)  # pages of the file, not counted
+        candidates[0].generate(work.prompts[0], 1)  # loads the file's pages, not counted
         return min(candidates, key=seconds)
 
     best = {kind: fastest(load(f"{kind}-{size}")) for kind, size in (("prefill", 512), ("single", 16))}

@@ -1,4 +1,4 @@
-"""What the engine holds beside what it said it would, and how much of the KV pool lies idle in held blocks."""
+"""The engine's memory compared with its budget, and the unused share of held KV blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo_inference.core.engine import Engine
 
 
 def resident() -> int:
-    """Anonymous bytes of this process in RAM: files mapped from disk can be dropped and do not count."""
+    """Anonymous resident bytes of this process: pages mapped from files can be dropped and do not count."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -20,7 +20,7 @@ def resident() -> int:
 
 
 def waste(engine: Engine, requests: int, steps: int) -> float:
-    """Slots of held blocks that no token is there for, of all slots held; over `steps` steps of a mixed load."""
+    """Share of unused slots among all slots of held blocks, over `steps` steps of a mixed load."""
     load = mix(requests)
     names = [f"request-{i}" for i in range(requests)]
     for name, prompt, answer in zip(names, load.prompts, load.output_lengths, strict=True):
@@ -36,11 +36,11 @@ def waste(engine: Engine, requests: int, steps: int) -> float:
 
 
 def memory(engine: Engine, before: int, requests: int, steps: int) -> dict[str, Any]:
-    """Megabytes budgeted and found, the pool touched to its last page; and the pool's waste under a mixed load."""
+    """Megabytes budgeted and measured, with every page of the pool touched; and the unused share under a mixed load."""
     backend = engine.backend
     assert isinstance(backend, CpuBackend)  # noqa: S101 (the only one that counts what it allocated)
     share = waste(engine, requests, steps)
-    backend.copy_blocks([(0, block) for block in range(1, backend.num_blocks)])  # what a full pool would have touched
+    backend.copy_blocks([(0, block) for block in range(1, backend.num_blocks)])  # touches the pages of a full pool
     budget = backend.weight_bytes + backend.kv_bytes + backend.working_bytes
     found = resident() - before
     return {

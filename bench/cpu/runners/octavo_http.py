@@ -1,7 +1,7 @@
 """`octavo-server` over HTTP: python -m bench.cpu.runners.octavo_http [start] [FLAG ...], the server's flags.
 
-The client is a process of its own; it gives way to the server (nice), and its CPU seconds are reported next to the
-server's. With `start` a server is started and stopped in each measurement.
+The client is a process of its own with lower priority than the server (nice), and its CPU seconds are reported next to
+the server's. With `start`, each measurement starts and stops a server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE = 600.0
 
 
 async def run_load(server: Server, name: str) -> dict[str, Any]:
-    """The load's requests, at most 64 at a time."""
+    """Send the load's requests, at most 64 concurrently."""
     work = load(name)
     bodies = [message(p, n) for p, n in zip(work.prompts, work.output_lengths, strict=True)]
     room = asyncio.Semaphore(CONCURRENCY)
@@ -61,7 +61,7 @@ async def run_load(server: Server, name: str) -> dict[str, Any]:
 
 
 async def arrival(server: Server, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
-    """As `octavo_latency.arrival`, seen from the client."""
+    """The measurement of `latency.arrival`, seen from the client."""
     rng = random.Random(SEED)
     running = [await connect(server.port, message(ids(rng, 128), 6000)) for _ in range(streams)]
 
@@ -87,7 +87,7 @@ async def arrival(server: Server, streams: int, prompt: int, quiet_tokens: int) 
 
 
 async def idle(server: Server, seconds: int, requests: int) -> dict[str, Any]:
-    """CPU share with nothing to do, and how RSS grows over short requests (after as many to warm up, at most 200)."""
+    """CPU share while idle, and growth of RSS over short requests (after equally many to warm up, at most 200)."""
     rng = random.Random(time.time_ns())
 
     async def soak(count: int) -> None:
@@ -116,7 +116,7 @@ async def idle(server: Server, seconds: int, requests: int) -> dict[str, Any]:
 
 
 def first_token(flags: list[str]) -> dict[str, Any]:
-    """Seconds from a server's start to the first token that a client reads."""
+    """Seconds from a server's start until a client receives the first token."""
     begin = time.perf_counter()
     server = Server.start(flags)
     try:
@@ -130,7 +130,7 @@ def first_token(flags: list[str]) -> dict[str, Any]:
 
 
 async def run_one(server: Server) -> None:
-    """One token."""
+    """Request one token."""
     answer = await connect(server.port, message([1], 1))
     await answer.done
     if answer.completion_tokens != 1:
@@ -143,7 +143,7 @@ def main() -> None:
         serve(STARTED, versions, {"start": lambda: first_token(sys.argv[2:])})
         return
     server = Server.start(sys.argv[1:])
-    os.nice(10)  # after the server has started: it would inherit this
+    os.nice(10)  # after the start of the server, which would inherit it
     server.ready()
 
     def command(run: Callable[..., Coroutine[Any, Any, dict[str, Any]]], kind: type = int) -> Command:

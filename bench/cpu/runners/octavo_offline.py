@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def setting(argument: str) -> tuple[str, Any]:
-    """NAME=VALUE as the value's own type."""
+    """Parse NAME=VALUE, with the value in its own type."""
     name, _, text = argument.partition("=")
     if text in {"true", "false"}:
         return name, text == "true"

@@ -1,4 +1,4 @@
-"""Where the milliseconds of a step go, beside what the machine's memory and arithmetic would allow."""
+"""Milliseconds per part of a step, and the sizes from which the roofline's minimum follows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decode(engine: Engine, rows: int, steps: int, context: int) -> dict[str, flo
     for name in names:
         engine.submit(request(name, ids(rng, max(1, context - steps // 2)), FOREVER))
     while len(engine.step()) < rows:
-        pass  # prompts are read over several steps
+        pass  # prefill takes several steps
     samples = [timed(engine) for _ in range(steps)]
     drop(engine, names)
     return middle(samples)
@@ -43,13 +43,13 @@ def prefill(engine: Engine, lengths: tuple[int, ...], steps: int) -> dict[str, f
         for i, length in enumerate(lengths):
             engine.submit(request(f"prompt-{i}", ids(rng, length), 1))
         samples.append(timed(engine))
-        while engine.has_work:  # a step budget below the prompts' sum: the first step is what was timed
+        while engine.has_work:  # the step budget is below the prompts' sum, so the measured step is the first
             engine.step()
     return middle(samples)
 
 
 def timed(engine: Engine) -> dict[str, float]:
-    """Milliseconds of one step and its parts; `host` is what the native call did not take."""
+    """Milliseconds of one step and its parts; `host` is the time outside the native call."""
     backend = engine.backend
     assert isinstance(backend, CpuBackend)  # noqa: S101 (the only one that measures its parts)
     native = backend.profile
@@ -67,7 +67,7 @@ def middle(samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def model(engine: Engine) -> dict[str, int]:
-    """Sizes from which floors follow: parameters of linears and head, bytes of packed weights and of a token's KV."""
+    """Sizes for the roofline: parameters of linears and head, bytes of packed weights and of a token's KV."""
     config, backend = engine.config, engine.backend
     assert isinstance(config, ModelConfig)  # noqa: S101 (of the native decoder)
     assert isinstance(backend, CpuBackend)  # noqa: S101

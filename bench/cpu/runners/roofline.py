@@ -1,4 +1,4 @@
-"""The machine's own limits: python -m bench.cpu.runners.roofline THREADS."""
+"""The machine's roofline: python -m bench.cpu.runners.roofline THREADS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a runner answers: a line is a command with its arguments, one JSON object the measurement."""
+"""Protocol of a runner: a line is a command with its arguments, the result is one JSON object."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Generate = Callable[[Load], list[int]]
 def serve(
     started: float, versions: dict[str, str], commands: Mapping[str, Command], ready: float | None = None
 ) -> None:
-    """Run the commands on standard input until it ends. What a command does not time itself is timed here.
+    """Run the commands from standard input until it ends. Commands that do not measure time are timed here.
 
-    Times are of `time.time`; `ready` is when it could have answered, if that was before now.
+    Times are of `time.time`; `ready` is the time from which the runner could have answered, if earlier than now.
     """
     _send({"ready_seconds": round((ready or time.time()) - started, 2), "versions": versions})
     for line in sys.stdin:
@@ -44,5 +44,5 @@ def loads(generate: Generate) -> Command:
 
 
 def _send(message: Mapping[str, object]) -> None:
-    # Libraries write to standard output too: the bench looks for this mark.
+    # Libraries write to standard output too: the benchmark searches for this prefix.
     print("@bench " + json.dumps(message), flush=True)

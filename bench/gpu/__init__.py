@@ -1,1 +1,1 @@
-"""The GPU's kernels, backend and engine, checked and measured: `python -m bench.gpu`."""
+"""Checks and measurements of the GPU's kernels, backend and engine: `python -m bench.gpu`."""

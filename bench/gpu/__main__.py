@@ -1,15 +1,15 @@
-"""The GPU's kernels, backend and engine, checked and measured. Every part ends within ten minutes without a network.
+"""Checks and measures the GPU's kernels, backend and engine. Every part ends within ten minutes without a network.
 
     python -m bench.gpu check            # every kernel, then the engine, against references on this machine's GPU
-    python -m bench.gpu all              # all of it and a report; call it again while it exits with 75
+    python -m bench.gpu all              # all measurements and a report; call it again while it exits with 75
     python -m bench.gpu load             # one measurement; `python -m bench.gpu --help` lists them
-    python -m bench.gpu compile          # every kernel for the cards we name, no GPU needed; a table next to the JSON
+    python -m bench.gpu compile          # every kernel for the supported cards, no GPU needed; a table next to the JSON
     python -m bench.gpu report DIR       # tables and plots of the JSON files in a folder
 
-Results are JSON files in bench/results/gpu, or where --out says. A file is written after every row, and the next call
-goes on behind its last row. What fails is in the file with its traceback, and the rest goes on. With --interpret, check
-and the measurements run at tiny sizes on the CPU: that proves the program, its figures mean nothing.
-bench/README.md lists what must be installed. Exit status: 0 all is well, 1 something failed, 75 there is more to do.
+Results are JSON files in bench/results/gpu, or at --out. A file is written after every row, and the next call continues
+after its last row. A failed row is in the file with its traceback, and the other rows continue. With --interpret, check
+and the measurements run at tiny sizes on the CPU: this tests the program, and its figures mean nothing. bench/README.md
+lists the required packages. Exit status: 0 all is well, 1 something failed, 75 work is left.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ EXPERIMENTS = {
 
 def main() -> None:
     given = arguments()
-    # Compiled kernels are kept by content, between clones.
+    # Compiled kernels are cached by content, shared between clones.
     cache = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "triton"
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache))
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
     os.environ["TRITON_INTERPRET"] = "1" if getattr(given, "interpret", False) else "0"
-    # What the backend logs of graphs and memory belongs into a job's log.
+    # The backend's log lines about graphs and memory belong in a job's log.
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    # SIGTERM ends what this process started, too.
+    # SIGTERM also ends the child processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from bench.gpu import commands  # noqa: PLC0415  Triton reads these variables when it is imported
 
@@ -94,7 +94,7 @@ def arguments() -> argparse.Namespace:
 
 
 def capability(text: str) -> tuple[int, int]:
-    """As a person writes it: 9.0."""
+    """Parse a compute capability such as 9.0."""
     major, _, minor = text.partition(".")
     return int(major), int(minor)
 

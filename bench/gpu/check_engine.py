@@ -1,10 +1,10 @@
-"""The whole engine on the `cuda` backend beside the reference: greedy tokens and logits of random models.
+"""Compares the whole engine on the `cuda` backend with the reference: greedy tokens and logits of random models.
 
-The engine answers a few prompts at once, in chunks and with a prefix in common. Then both backends read each prompt
-with its answer, and every position's token and logits are compared: a token that is not the reference's choice must be
-a tie to within `NEAR_TIE`, and what the two believe of the next token must agree (Kullback-Leibler divergence). The
-sampler must choose from the backend's own logits what the rule of all backends does, penalties and log-probabilities
-included, and blocks must come back from the host as they went.
+The engine completes a few prompts at once, in chunks and with a shared prefix. Then both backends compute each prompt
+with its completion, and the test compares every position's token and logits. A token that is not the reference's choice
+must be a tie to within `NEAR_TIE`, and the two distributions of the next token must agree (Kullback-Leibler
+divergence). From the backend's own logits the sampler must choose the same tokens as the rule of all backends,
+penalties and log-probabilities included. Blocks must return from the host unchanged.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ NEAR_TIE = 0.1
 DIVERGENCE = 1e-3
 """Mean Kullback-Leibler divergence from the reference, in nats: the bound that the design sets for bfloat16."""
 SAMPLED = 0.02
-"""Share of sampled tokens that may differ: a GPU's exponential is not numpy's to the last bit."""
+"""Share of sampled tokens that may differ: a GPU's exponential differs from numpy's in the last bit."""
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the engine is asked: lengths of prompts in tokens, how many of these all have in common, tokens out."""
+    """The engine's load: lengths of prompts in tokens, the length of their common prefix, output tokens."""
 
     prompts: tuple[int, ...]
     common: int
@@ -71,7 +71,7 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
         max_running=max(len(prompts), load.out), max_model_len=longest, dtype=dtype, device=device,
         capture=CudaCapture(device.torch) if device.torch.type == "cuda" else None,
     )  # fmt: skip
-    if device.torch.type == "cuda":  # the interpreter compiles nothing, and takes a minute to
+    if device.torch.type == "cuda":  # the interpreter compiles nothing, and its warm-up takes a minute
         backend.warm_up()
     limits = EngineLimits(
         max_model_len=longest, max_running=len(prompts), max_batched_tokens=load.budget, max_queued=len(prompts)
@@ -100,22 +100,22 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
         row["logprob_error"] = max(row["logprob_error"], error)
     every = np.concatenate(divergences)
     row |= {"divergence": float(every.mean()), "divergence_max": float(every.max()), "divergence_bound": DIVERGENCE}
-    # A comparison with NaN is false, so this way round a NaN fails.
+    # Comparisons with NaN are false, so in this form a NaN fails.
     good = row["gap"] <= row["gap_bound"] and row["divergence"] < DIVERGENCE and row["blocks_moved"]
-    # On a card its decodes must have been graphs, or nothing was said of them.
+    # On a GPU the decodes must have run in graphs, otherwise the graphs are untested.
     good = good and (device.torch.type != "cuda" or row["replays"] > 0)
     good = good and row["sampled_wrong"] <= (0 if exact else SAMPLED) * row["tokens"] and row["logprob_error"] < 1e-4
     return row | {"verdict": "ok" if good else "wrong"}
 
 
 def graphs(backend: CudaBackend) -> Row:
-    """How many are captured, and how often they were launched."""
+    """Number of captured graphs, and of their replays."""
     captured = [] if backend.graphs is None else list(backend.graphs.captured.values())
     return {"graphs": len(captured), "replays": sum(one.replays for one in captured)}
 
 
 def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:
-    """Random prompts whose first `common` tokens are the same, as far as they reach."""
+    """Random prompts that share their first `common` tokens, as far as their length permits."""
     rng = np.random.default_rng(1)
     shared = rng.integers(0, config.vocab, load.common).tolist()
     own = [rng.integers(0, config.vocab, length).tolist() for length in load.prompts]
@@ -123,9 +123,10 @@ def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:
 
 
 def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) -> RowStep:
-    """A step that reads a prompt and its answer at once, and samples each token whose next one is in the answer.
+    """A step that computes a prompt with its completion at once, and samples at each token that precedes one of it.
 
-    Each sample has a row of its own, the first the sequence's. All are greedy, or `mixed` of so many words.
+    Each sample has a row of its own, the first being the sequence's. All are greedy, or `mixed`, the size of the
+    vocabulary.
     """
     read, count = [*prompt, *tokens[:-1]], len(tokens)
     length = len(read)
@@ -146,7 +147,7 @@ def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) ->
 
 
 def mixed_rows(table: RowTable, position: NDArray[np.int32], vocab: int) -> list[Penalty | None]:
-    """Make each third of the rows greedy, random, or random with penalties over a random history: these penalties."""
+    """Make thirds of the rows greedy, random, and random with penalties over a random history: these penalties."""
     rng = np.random.default_rng(2)
     penalties: list[Penalty | None] = []
     for row, before in enumerate(position.tolist()):
@@ -159,7 +160,8 @@ def mixed_rows(table: RowTable, position: NDArray[np.int32], vocab: int) -> list
             min_p=0.01 if kind == 1 else 0.0,
         )
         if kind == 2:
-            # As long as what is before the token: the device writes what it chose behind that, into the same row.
+            # As long as the tokens before the sampled one: the device writes the sampled token after them, into the
+            # same row.
             table.tokens[row, :before] = rng.integers(0, vocab, before)
             banned = rng.integers(0, vocab, 2).astype(np.int32)
             penalties.append(Penalty(before // 2, before, 0.3, 0.2, 1.2, banned))
@@ -169,7 +171,7 @@ def mixed_rows(table: RowTable, position: NDArray[np.int32], vocab: int) -> list
 
 
 def sampled_wrong(backend: CudaBackend, step: RowStep) -> tuple[int, float]:
-    """How many tokens the backend's sampler chooses otherwise than the rule, and the largest error of a logprob."""
+    """Number of tokens where the backend's sampler differs from the rule, and the largest error of a logprob."""
     found = backend.launch(step).collect()
     tokens, logprob = found.tokens.copy(), found.logprob.copy()
     expected = sample(backend.logits(step), gather(step).sample)
@@ -179,7 +181,7 @@ def sampled_wrong(backend: CudaBackend, step: RowStep) -> tuple[int, float]:
 
 
 def moves_blocks(backend: CudaBackend) -> bool:
-    """Whether a block that holds something goes to the host, back into another, and into a third, without a change."""
+    """Return True if a non-empty block stays unchanged on its way to the host, back, and through a copy."""
     saved = backend.to_host([0, 1])
     backend.from_host(saved[:1], [2])
     backend.copy_blocks([(2, 3)])

@@ -63,7 +63,7 @@ MODELS = {"SmolLM2-135M": SMOLLM2, "Qwen3-0.6B": QWEN3, "Gemma-like": GEMMA}
 
 
 def tiny(config: ModelConfig) -> ModelConfig:
-    """The same flags and odd ratios, at sizes that an interpreter can take."""
+    """The same flags and odd ratios, at sizes for the interpreter."""
     windows = (9, None) if config.windows else ()
     heads = {9: (3, 1), 16: (4, 2), 4: (2, 1)}[config.heads]
     return replace(
@@ -74,7 +74,7 @@ def tiny(config: ModelConfig) -> ModelConfig:
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
-    """Matrices in bfloat16 that keep the size of what passes through them, norms near 1; logits of about size 1."""
+    """Matrices in bfloat16 that preserve the size of activations, norms near 1; logits of about size 1."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:

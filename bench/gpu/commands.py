@@ -1,4 +1,4 @@
-"""What each command of `python -m bench.gpu` does; all give an exit status."""
+"""The commands of `python -m bench.gpu`; each returns an exit status."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from bench.lib.processes import ROOT
 from bench.lib.results import GOOD, INCOMPLETE, opened, read, save, work
 
 TOGETHER = ("load", "decode", "ttft", "timeline")
-"""Experiments that one engine over several GPUs can do."""
+"""Experiments that support one engine over several GPUs."""
 
 
 def run(given: argparse.Namespace) -> int:
-    """By its name."""
+    """Run a command by its name."""
     return COMMANDS.get(given.command, measure)(given)
 
 
 def measure(given: argparse.Namespace) -> int:
-    """An experiment. SystemExit where it cannot run, or when the GPU is lost."""
+    """Run an experiment. SystemExit where it cannot run, or when the GPU is lost."""
     if not given.interpret and not torch.cuda.is_available():
         sys.exit("torch finds no CUDA GPU: run this on a machine that has one, or with --interpret on the CPU")
     if unknown := sorted(set(given.model) - set(MODELS)):
@@ -85,9 +85,9 @@ def _alive() -> None:
 
 
 def compile_on_all_cores(given: argparse.Namespace) -> None:
-    """The cases' kernels into the cache: at a launch they compile one after the other.
+    """Compile the cases' kernels into the cache, in parallel: at launch they compile one after the other.
 
-    A kernel that does not compile fails again when it is launched, and is reported there.
+    A kernel that does not compile fails again at its launch, which reports it.
     """
     major, minor = torch.cuda.get_device_capability()
     count = len(os.sched_getaffinity(0))
@@ -100,7 +100,7 @@ def compile_on_all_cores(given: argparse.Namespace) -> None:
 
 
 def compile_all(given: argparse.Namespace) -> int:
-    """Every kernel, for cards that need not be here."""
+    """Compile every kernel, for cards that need not be present."""
     if unknown := set(given.capability) - set(SHARED_KIB):
         sys.exit(f"compute capability {sorted(unknown)} is not one of {sorted(SHARED_KIB)}")
     began = time.monotonic()
@@ -117,7 +117,7 @@ def compile_all(given: argparse.Namespace) -> int:
 
 
 def precompile_all(given: argparse.Namespace) -> int:
-    """Into the cache that all other commands read."""
+    """Fill the cache that all other commands read."""
     if given.capability is None and not torch.cuda.is_available():
         sys.exit("torch finds no CUDA GPU: name the card's --capability")
     wanted = jobs(given.capability or torch.cuda.get_device_capability())
@@ -125,14 +125,14 @@ def precompile_all(given: argparse.Namespace) -> int:
 
 
 def everything(given: argparse.Namespace) -> int:
-    """All measurements and their report."""
+    """Run all measurements and write their report."""
     status = run_all(given.out.resolve(), given.seconds, given.folder, say, interpret=given.interpret)
     report(argparse.Namespace(folder=given.out))
     return status
 
 
 def report(given: argparse.Namespace) -> int:
-    """Tables and plots, and the card's table of tiles as far as measured."""
+    """Write tables and plots, and the card's tile table as far as measured."""
     for path in sorted(given.folder.glob("tiles*.json")):
         if (read(path) or {}).get("rows"):
             write_tiles(path)
@@ -141,14 +141,14 @@ def report(given: argparse.Namespace) -> int:
 
 
 def write_tiles(out: Path) -> None:
-    """The table that the server reads, of the rows that are there."""
+    """Write the server's tile table from the existing rows."""
     from bench.gpu.experiments.tiles import write_table  # noqa: PLC0415  imports what only `tiles` needs
 
     say(f"{write_table(out)} written: backends/cuda/kernels/tables is where the server looks for it")
 
 
 def gpu() -> dict[str, Any] | None:
-    """The card and its driver, None where there is none."""
+    """The GPU and its driver, None without one."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
@@ -162,7 +162,7 @@ def gpu() -> dict[str, Any] | None:
 
 
 def driver_version() -> str:
-    """As nvidia-smi says it."""
+    """Version of the driver, from nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return "unknown: nvidia-smi is not on PATH"
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
@@ -184,4 +184,4 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "all": everything,
     "report": report,
 }
-"""All others are experiments."""
+"""Commands that are not experiments."""

@@ -1,4 +1,4 @@
-"""Compile every kernel for GPUs that are not here: does it compile, does it fit, does it spill."""
+"""Compiles every kernel for GPUs that are not present, and checks that it fits and does not spill."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bench.lib.results import Row, Say
 
 META = Place(torch.device("meta"), torch.bfloat16, tiny=False)
 STACK_BOUND = 256
-"""Bytes of stack per thread that no kernel may exceed: 64 of 255 registers; a spilled tile takes more."""
+"""Upper bound of stack bytes per thread for every kernel: 64 of 255 registers; a spilled tile needs more."""
 
 
 def compile_cases(cases: Iterable[Case], capabilities: Iterable[int], say: Say) -> list[Row]:
-    """One row for each kernel that a case launches on a card, or for the error that it made instead."""
+    """One row for each kernel that a case launches on a card, or for the error that it raises."""
     rows: list[Row] = []
     gpu = NullGpu(0).activate()
     chosen = list(cases)
@@ -47,7 +47,7 @@ def _compile(case: Case, gpu: NullGpu) -> list[Row]:
         return [_failure(gpu, error)]
     if refused:
         return [{"capability": gpu.capability, "verdict": "failed", "why": "compiled, but no float8 was expected here"}]
-    # A variant that an earlier case launched is compiled already: then there is nothing new to say.
+    # A variant that an earlier case launched is compiled already, and reported with that case.
     return [asdict(binary) | {"verdict": _verdict(binary.stack)} for binary in gpu.loaded[before:]]
 
 
@@ -74,7 +74,7 @@ def _short(found: list[Row]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """All rows as Markdown."""
+    """Format all rows as a Markdown table."""
     lines = [
         "| kernel | variant | card | registers | shared, bytes | stack, bytes | verdict |",
         "|---|---|---|--:|--:|--:|---|",

@@ -1,4 +1,4 @@
-"""The three models that speed is measured on, with weights that need no file and no time to be drawn."""
+"""The three models of the speed measurements, with weights that need neither a file nor time to generate."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MODELS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "qwen3-14b": QWEN3_14B}
 
 
 def tiny(config: ModelConfig) -> ModelConfig:
-    """The same flags at sizes that an interpreter can take; products of whole groups of 32."""
+    """The same flags at sizes for the interpreter; products in whole groups of 32."""
     kv_heads = 1 if config.tied_embeddings else 2
     return replace(
         config, layers=1, hidden=64, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16, intermediate=96, vocab=128,
@@ -61,12 +61,12 @@ def tiny(config: ModelConfig) -> ModelConfig:
 
 
 def config_of(name: str, *, interpret: bool) -> ModelConfig:
-    """A model by name."""
+    """Configuration of a model by name."""
     return tiny(MODELS[name]) if interpret else MODELS[name]
 
 
 def random_model(name: str, config: ModelConfig, stored: Stored = "bf16") -> LoadedModel:
-    """A model that the loading path takes as it takes one from a file. Without a tokenizer: prompts are token ids."""
+    """A model for the normal loading path, without a file. It has no tokenizer: prompts are token ids."""
 
     def words() -> TokenizerAssets:
         raise ModelError(f"{name} has random weights and no tokenizer: give token ids")
@@ -76,11 +76,11 @@ def random_model(name: str, config: ModelConfig, stored: Stored = "bf16") -> Loa
 
 
 def random_weights(config: ModelConfig, stored: Stored = "bf16") -> Weights:
-    """Weights of size 1 / sqrt(columns), so that what passes through them keeps its size; norms of 1.
+    """Weights of size 1 / sqrt(columns), so that activations keep their size; norms of 1.
 
-    Row r of a matrix is the same random numbers from the rth on (a Hankel matrix): a view of one short vector, which is
-    all the memory that 28 GB of weights take here. Every row and column differs, which is all that speed can tell.
-    int4: q4_0 blocks in the layers, q8_0 for the embedding and the head.
+    Row r of a matrix is a window on the same random numbers, starting at the rth (a Hankel matrix). It is a view of one
+    short vector, the only memory that 28 GB of weights need here. All rows and columns differ, which is enough for
+    speed. int4: q4_0 blocks in the layers, q8_0 for the embedding and the head.
     """
     rng = np.random.default_rng(0)
     matrix = _dense(rng) if stored == "bf16" else _blocks("q4_0", rng)
@@ -92,7 +92,7 @@ def random_weights(config: ModelConfig, stored: Stored = "bf16") -> Weights:
 
 
 def table_bytes(config: ModelConfig, stored: Stored) -> int:
-    """An embedding on the device, of which a step reads a few rows: 0 where it is the head too."""
+    """Bytes of an embedding on the device, of which a step reads a few rows: 0 where it is tied to the head."""
     if config.tied_embeddings:
         return 0
     # q8_0: a byte for each value and a half-precision scale for every 32.

@@ -1,8 +1,8 @@
-"""What compiled kernels take of a GPU that is not there (`octavo_inference.backends.cuda.aot.null_driver`).
+"""Resources of compiled kernels, without a GPU (`octavo_inference.backends.cuda.aot.null_driver`).
 
-Wrappers of backends/cuda/kernels called with tensors on the `meta` device (sizes, but no memory) make Triton compile
-the variants that the engine launches. What each takes is read from its machine code by cuobjdump, which comes with
-Triton.
+Calling the wrappers of backends/cuda/kernels with tensors on the `meta` device (sizes, but no memory) makes Triton
+compile the variants that the engine launches. cuobjdump, which comes with Triton, reads the resources from the machine
+code.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["REGISTERS", "SHARED_KIB", "TOOLS", "Binary", "NullGpu", "resources"]
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 REGISTERS = 65536
-"""Of a multiprocessor; a block that needs more cannot start."""
+"""Registers of a multiprocessor; a block that needs more cannot start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """What a compiled kernel takes: registers and bytes of stack per thread, bytes of shared memory per block.
+    """Resources of a compiled kernel: registers and bytes of stack per thread, bytes of shared memory per block.
 
-    `threads` is how many a block can have with so many registers. The stack holds
-    spilled registers, and arrays that no register can.
+    `threads` is the maximum per block with this many registers. The stack holds spilled registers, and arrays that do
+    not fit into registers.
     """
 
     kernel: str
@@ -42,12 +42,12 @@ class Binary:
 
 @dataclass(slots=True)
 class NullGpu(NullDriver):
-    """A Triton driver that remembers what was compiled: `loaded` grows by it."""
+    """A Triton driver that records compiled kernels in `loaded`."""
 
     loaded: list[Binary] = field(default_factory=list)
 
     def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """(module, function, registers, spills, most threads a block), as the real one answers."""
+        """(module, function, registers, spills, maximum threads per block), as the real driver returns."""
         registers, stack = resources(cubin)
         most = min(MOST_THREADS, REGISTERS // max(registers, 1) // 32 * 32)
         self.loaded.append(Binary(name, device, registers, stack, shared, most))

@@ -16,7 +16,7 @@ LANES = {"turn": GREY, "launch": RED, "wait": "#d8dee4", "device": BLUE}
 
 
 def draw(reports: Sequence[Row], folder: Path) -> list[Path]:
-    """All plots that the reports have figures for."""
+    """Draw all plots for which the reports have figures."""
     measured = [report for report in reports if "part" in report]
     found = []
     for part, plot in (("ttft", ttft), ("decode", decode), ("load", load)):
@@ -27,7 +27,7 @@ def draw(reports: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def load(rows: Sequence[Row], path: Path) -> Path:
-    """Rates as a share of the ceiling."""
+    """Plot throughput as a share of the ceiling."""
     _figure, axes = plt.subplots(figsize=(8, 0.35 * len(rows) + 1))
     for at, row in enumerate(rows[::-1]):
         axes.barh(at, row["of_ceiling"], color=BLUE)
@@ -38,7 +38,7 @@ def load(rows: Sequence[Row], path: Path) -> Path:
 
 
 def ttft(rows: Sequence[Row], path: Path) -> Path:
-    """Time and share of arithmetic over the prompt's length."""
+    """Plot time and share of peak arithmetic over the prompt's length."""
     _figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
     _lines(left, rows, "model", "tokens", "ttft_ms")
     _lines(right, rows, "model", "tokens", "of_flops")
@@ -49,7 +49,7 @@ def ttft(rows: Sequence[Row], path: Path) -> Path:
 
 
 def decode(rows: Sequence[Row], path: Path) -> Path:
-    """Share of bandwidth over the batch, a line for each model, weights, KV and context."""
+    """Plot the share of bandwidth over the batch, one line for each model, weights, KV and context."""
     _figure, axes = plt.subplots(figsize=(8, 4))
     named = [row | {"name": f"{row['model']} {row['weights']}, KV {row['kv']}, {row['context']}"} for row in rows]
     _lines(axes, named, "name", "batch", "of_bandwidth")
@@ -59,10 +59,10 @@ def decode(rows: Sequence[Row], path: Path) -> Path:
 
 
 def timeline(row: Row, path: Path) -> Path:
-    """Host and device over time: what the host does, when it waits for tokens, and the device's kernels."""
+    """Plot host and device over time: the host's work, its waits for tokens, and the device's kernels."""
     _figure, axes = plt.subplots(figsize=(10, 2.4))
     kernels = [(begin, end) for begin, end, _ in row["kernels"]]
-    # Events know no time of the host: without the profiler's kernels the device's line begins with the first launch.
+    # CUDA events have no host timestamps: without the profiler's kernels the device's line starts at the first launch.
     zero = row["launch"][0][0] if row["launch"] else 0.0
     device = kernels or [(begin + zero, end + zero) for begin, end in row["device"]]
     lanes = {"turn": row["turn"], "launch": row["launch"], "wait": row["wait"], "device": device}
@@ -74,7 +74,7 @@ def timeline(row: Row, path: Path) -> Path:
 
 
 def _lines(axes: Any, rows: Sequence[Row], group: str, x: str, y: str) -> None:
-    """A line for each group, over a logarithmic x."""
+    """Draw a line for each group, over a logarithmic x axis."""
     axes.set_xscale("log", base=2)
     groups = groupby(sorted(rows, key=lambda row: str(row[group])), key=lambda row: str(row[group]))
     for at, (name, found) in enumerate(groups):

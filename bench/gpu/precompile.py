@@ -1,6 +1,6 @@
-"""Compile the kernels of the measured engines on all cores, before they are launched one after the other.
+"""Compiles the kernels of the measured engines on all cores, before launches compile them one after the other.
 
-As for the image of `octavo-server`, into the cache that the measurements read.
+Works as for the image of `octavo-server`, into the cache that the measurements read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo_inference.tools.precompile import CompileJob, fill
 
 
 def jobs(capability: tuple[int, int]) -> list[CompileJob]:
-    """All three models as they are, and the 8B in every format."""
+    """All three models in their own format, and the 8B in every format."""
     models = ("llama-3.1-8b", "qwen3-0.6b", "qwen3-14b")
     found = [CompileJob(capability, model, "auto", "auto") for model in models]
     found += [CompileJob(capability, models[0], "auto", "fp8"), CompileJob(capability, models[0], "int8", "auto")]
@@ -25,7 +25,7 @@ def jobs(capability: tuple[int, int]) -> list[CompileJob]:
 
 
 def precompile(cache: Path, wanted: Sequence[CompileJob], out: Path, say: Say) -> bool:
-    """Fill a cache. Whether any job did: the kernels of a job that fails are compiled when they are launched."""
+    """Fill a cache; True if any job succeeded. The kernels of a failed job are compiled at their launch."""
     cache.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Where the time of an engine's steps goes: what the host does, when it waits, and when the device works."""
+"""Profiles an engine's steps: the host's work, its waits, and the device's busy time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from octavo_inference.core.engine import Engine
 Span = tuple[float, float]
 """Begin and end, in seconds."""
 MANY_ROWS = 200
-"""Sequences of a decode whose host work is looked at by itself."""
+"""Minimum sequences of a decode for the separate host times."""
 Named = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(slots=True)
 class Step:
-    """One step of a backend: how many sequences and query tokens, and when the host launched it and waited for it.
+    """One step of a backend: its numbers of sequences and query tokens, and the spans of the host's launch and wait.
 
-    `first` and `last` are marks on the device, around its work.
+    `first` and `last` are events on the device, before and after its work.
     """
 
     sequences: int
@@ -39,9 +39,9 @@ class Step:
 
 @dataclass(slots=True)
 class Times:
-    """Steps in the order of their launch, and the host's time in each of the engine's turns.
+    """Steps in launch order, and the span of each call of the engine's step.
 
-    `anchors`: the same moment by the host's clock and as a mark on the device, before and after.
+    `anchors`: the same moment by the host's clock and as an event on the device, at the start and at the end.
     """
 
     steps: list[Step]
@@ -51,9 +51,9 @@ class Times:
 
 @contextmanager
 def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()) -> Iterator[Times]:
-    """What an engine does inside the block. `named` wraps what is done, for a profiler.
+    """Record the engine's steps inside the block. `named` wraps each call, for a profiler.
 
-    Two events a step are all this adds on the device.
+    The only overhead on the device is two events per step.
     """
     times = Times([], [], [])
     backend: Any = engine.backend
@@ -106,14 +106,14 @@ def watched(engine: Engine, timer: Timer, named: Named = lambda _: nullcontext()
 
 
 def device_spans(timer: Timer, times: Times) -> tuple[list[Span], list[Span]]:
-    """When the device worked for each step, at most and at least, in seconds since the watching began.
+    """The device's span for each step, upper and lower bound, in seconds since the start of the recording.
 
-    A step's first mark passes when the step before is done, even while the host still prepares it: so its work began
-    between that and the end of its launch, and a graph's at that end.
+    A step's first event completes when the previous step ends, even while the host still prepares the launch. So its
+    work began between that time and the end of its launch; a graph's began at the end of its launch.
     """
     timer.wait()
     (host, zero), (host_end, end) = times.anchors
-    # The two clocks run apart by some milliseconds a minute.
+    # The two clocks drift apart by some milliseconds a minute.
     rate = timer.between(zero, end) / (host_end - host)
     most = [(timer.between(zero, step.first), timer.between(zero, step.last)) for step in times.steps]
     launched = [(step.launch[1] - host) * rate for step in times.steps]
@@ -121,7 +121,7 @@ def device_spans(timer: Timer, times: Times) -> tuple[list[Span], list[Span]]:
 
 
 def idle_share(spans: Sequence[Span]) -> float:
-    """Share of the time from the first begin to the last end in which nothing runs. Spans in order of their begin."""
+    """Share of the time from the first start to the last end in which nothing runs. Spans are sorted by start."""
     whole = max(end for _, end in spans) - spans[0][0]
     busy, until = 0.0, spans[0][0]
     for begin, end in spans:
@@ -131,7 +131,7 @@ def idle_share(spans: Sequence[Span]) -> float:
 
 
 def host_times(times: Times) -> list[float]:
-    """Seconds that the host computed in each turn: without its waiting for the device."""
+    """Seconds of host work in each engine step, without waits for the device."""
     waits = sorted(step.collect for step in times.steps)
     found, at = [], 0
     for begin, end in times.turns:
@@ -145,7 +145,7 @@ def host_times(times: Times) -> list[float]:
 
 
 def many_host_times(times: Times, rows: int = MANY_ROWS) -> list[float]:
-    """`host_times` of the turns that launched a decode of at least so many sequences, and nothing else."""
+    """`host_times` of the engine steps that launched only decodes of at least `rows` sequences."""
     found = []
     for (begin, end), seconds in zip(times.turns, host_times(times), strict=True):
         steps = [step for step in times.steps if begin <= step.launch[0] < end]
@@ -155,10 +155,10 @@ def many_host_times(times: Times, rows: int = MANY_ROWS) -> list[float]:
 
 
 def summary(times: Times, spans: Sequence[Span], least: Sequence[Span], rows: int) -> dict[str, Any]:
-    """Figures of a load: of all steps, and of the decodes of at least `rows` sequences whose next one is such, too.
+    """Figures of a load: of all steps, and of the decodes of at least `rows` sequences that such a decode follows.
 
-    `idle` is the share of the time between the device's first and last work in which none was there for it, by the
-    spans of `device_spans`: at least this, and `_most`. Gaps between the kernels of one step are not in it.
+    `idle` is the share of the time between the device's first and last work without a step, by the spans of
+    `device_spans`: this lower bound, and `_most`. It excludes gaps between the kernels of one step.
     """
     periods = [later - begin for (begin, _), (later, _) in pairwise(spans)] or [0.0]
     decodes = [step.tokens == step.sequences >= rows for step in times.steps]
@@ -183,7 +183,7 @@ def summary(times: Times, spans: Sequence[Span], least: Sequence[Span], rows: in
 
 
 def _runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
-    """Where at least two in a row are set: begin and end."""
+    """Ranges of at least two set flags in a row: start and end."""
     found, begin = [], None
     for i, flag in enumerate([*flags, False]):
         if flag and begin is None:
@@ -210,5 +210,5 @@ def _percentile(seconds: Sequence[float], share: str) -> float | None:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most."""
+    """Median, minimum and maximum."""
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}

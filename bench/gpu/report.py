@@ -1,4 +1,4 @@
-"""Result files as Markdown tables and plots. Pure but for the files."""
+"""Formats result files as Markdown tables and plots. Pure except for the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS: dict[str, str] = {
     "start": "model way ready_s compiled write_s phases",
     "peer": "model engine tokens_per_s start_s",
 }
-"""Figures of each table, by part: bench/README.md says what they mean."""
+"""Columns of each table, by part: bench/README.md explains them."""
 SHARES = {"of_ceiling", "decode_idle", "decode_idle_most", "idle_most", "kernel_idle", "same_tokens"}
 WHOLE = {"tokens_per_s", "prompt_tokens_per_s", "ceiling", "start_s", "write_s", "kernels_a_step"}
 
@@ -51,7 +51,7 @@ class Goal:
 
     @property
     def bound(self) -> str:
-        """As the table shows it."""
+        """The bound as the table shows it."""
         if self.at_least is not None:
             return f"≥ {text(self.figure, self.at_least)}"
         return "" if self.at_most is None else f"≤ {text(self.figure, self.at_most)}"
@@ -77,7 +77,7 @@ GOALS = (
 
 
 def write_report(folder: Path) -> Path:
-    """README.md in a folder of JSON files, with plots where matplotlib is installed."""
+    """Write README.md into a folder of JSON files, with plots where matplotlib is installed."""
     reports = [report for path in sorted(folder.glob("*.json")) if (report := read(path)) is not None]
     words = markdown(reports)
     try:
@@ -115,12 +115,12 @@ def markdown(reports: Sequence[Row]) -> str:
 
 
 def rows_of(reports: Sequence[Row], part: str) -> list[Row]:
-    """Of all files of a part."""
+    """Rows of all files of a part."""
     return [row for report in reports if report["part"] == part for row in report["rows"]]
 
 
 def about(report: Row) -> str:
-    """The machine, in a sentence."""
+    """One sentence about the machine."""
     peak, sheet, versions = report["peaks"], report.get("data_sheet"), report["versions"]
     words = f"{report['card'] or 'no GPU'}: a copy reaches {peak['bandwidth'] / 1e12:.3g} TB/s"
     words += f" (data sheet {sheet['bandwidth'] / 1e12:.3g})" if sheet else ""
@@ -131,14 +131,14 @@ def about(report: Row) -> str:
 
 
 def table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
-    """Lines of Markdown; columns that no row has are left out."""
+    """Lines of a Markdown table; columns without a value in any row are left out."""
     shown = [name for name in names if any(row.get(name) is not None for row in rows)]
     head = ["| " + " | ".join(name.replace("_", " ") for name in shown) + " |", "|" + "---|" * len(shown)]
     return head + ["| " + " | ".join(text(name, row.get(name)) for name in shown) + " |" for row in rows]
 
 
 def text(name: str, value: Any) -> str:
-    """A figure as its name says it is shown."""
+    """Format a figure by its name."""
     if value is None:
         return ""
     if name in SHARES or name.startswith("of_"):

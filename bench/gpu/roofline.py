@@ -1,4 +1,4 @@
-"""What memory and arithmetic allow at most: bytes and operations counted from shapes. Pure."""
+"""Roofline: the limits set by memory and arithmetic, with bytes and operations counted from shapes. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from octavo_inference.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes and floating-point operations per second that a card can do. fp8: None where it has no such products."""
+    """Peak bytes and floating-point operations per second of a card. fp8: None without fp8 tensor cores."""
 
     bandwidth: float
     bf16: float
     fp8: float | None = None
 
 
-# NVIDIA's data sheets, without sparsity: by what torch calls the card, the longer name first.
+# NVIDIA's data sheets, without sparsity: by torch's name of the card, longer names first.
 DATA_SHEET = {
     "NVIDIA B200": Rates(8.0e12, 2.25e15, 4.5e15),
     "NVIDIA H200": Rates(4.8e12, 989e12, 1979e12),
@@ -33,11 +33,11 @@ DATA_SHEET = {
     "NVIDIA A10": Rates(0.6e12, 125e12),
 }
 PUBLISHED = Rates(4.8e12, 700e12)
-"""With which the ceilings of an H200 were published: 39,552 tok/s (Qwen3-0.6B) and 8,140 (Qwen3-14B)."""
+"""Rates of the published ceilings of an H200: 39,552 tok/s (Qwen3-0.6B) and 8,140 (Qwen3-14B)."""
 
 
 def data_sheet(card: str) -> Rates | None:
-    """Of a card by its name: an L40 or an A10G is none of ours."""
+    """Data sheet of a card by its name: an L40 or an A10G does not match."""
     return next((rates for name, rates in DATA_SHEET.items() if re.match(rf"{re.escape(name)}(?!\w)", card)), None)
 
 
@@ -48,7 +48,7 @@ def layer_parameters(config: ModelConfig) -> int:
 
 
 def parameters(config: ModelConfig) -> int:
-    """Weights of all matrices: a tied embedding counts once, one that is not counts beside the head."""
+    """Weights of all matrices: a tied embedding counts once, an untied one in addition to the head."""
     return layer_parameters(config) + config.vocab * config.hidden * (1 if config.tied_embeddings else 2)
 
 
@@ -57,8 +57,9 @@ def load_ceiling(
 ) -> float:
     """Output tokens per second of a load whose sequences all run at once, in bf16, at a card's rates.
 
-    Each of as many steps as the longest output reads all weights, each output token all K and V before it; prompts are
-    two operations for each weight and token. Weights are counted whole, an embedding too of which a step reads rows.
+    The number of steps is the longest output. Each step reads all weights, and each output token all K and V before it.
+    Prompts are two operations for each weight and token. Weights are counted whole, even an embedding of which a step
+    reads a few rows.
     """
     keys = sum(given * out + out * (out - 1) // 2 for given, out in zip(prompts, outputs, strict=True))
     read = keys * config.kv_bytes_per_token(2) + max(outputs) * parameters(config) * weight_bytes
@@ -66,12 +67,12 @@ def load_ceiling(
 
 
 def decode_bytes(config: ModelConfig, weights: int, batch: int, context: int, kv_element: float) -> float:
-    """What a step of `batch` sequences with `context` tokens each must read: weights (bytes) once, K and V of all."""
+    """Bytes that a step of `batch` sequences of `context` tokens must read: `weights` bytes once, K and V of all."""
     return weights + batch * context * config.kv_bytes_per_token(1) * kv_element
 
 
 def prefill_operations(config: ModelConfig, tokens: int) -> int:
-    """Of one prompt: products with all layers' weights, attention to what is before, and one row of the head."""
+    """Operations of one prompt: products with all layers' weights, causal attention, and one row of the head."""
     pairs = tokens * (tokens + 1) // 2
     attention = 4 * config.layers * config.heads * config.head_dim * pairs
     return 2 * layer_parameters(config) * tokens + attention + 2 * config.vocab * config.hidden

@@ -1,9 +1,9 @@
-"""All measurements, each in a process of its own with its limit; called again, it goes on where it was.
+"""Runs all measurements, each in a process of its own with a time limit; called again, it continues.
 
-    DIR/NAME.json    what a job found so far        DIR/NAME.log    what it printed
+    DIR/NAME.json    results of a job so far        DIR/NAME.log    its output
 
-Jobs stand in the order of their worth: what is correct, then the loads, then what explains them. The first ten take
-half an hour at most.
+Jobs are in order of importance: correctness, then the loads, then their analysis. The first ten take half an hour at
+most.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from bench.lib.processes import group, last
 from bench.lib.results import GOOD, INCOMPLETE, LOST, Row, Say, read
 
 UNTIMED = "precompile"
-"""Goes on to its end."""
+"""The command without a time budget."""
 _GRACE, _FAREWELL = 15.0, 8.0
-"""Seconds: beyond its budget until a process is told to end, and to end in."""
+"""Seconds: from the end of its budget until a process is terminated, and then until it is killed."""
 LEAST = 60.0
-"""Seconds: with less a job would end while its model is loaded."""
+"""Seconds: a job with less would end while its model loads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A call of this program: `name` of its files, `limit` seconds for a turn."""
+    """A call of this program: `name` of its files, `limit` in seconds per turn."""
 
     name: str
     arguments: tuple[str, ...]
@@ -58,14 +58,14 @@ JOBS = (
     ),
 )
 Start = Callable[[list[str], Path, float], int | None]
-"""Arguments, log and seconds of a job, to its exit status: None when it was killed at its limit."""
+"""Maps arguments, log and time limit of a job to its exit status: None when it was killed at its limit."""
 
 
 def run_all(
     folder: Path, seconds: float, large: Path, say: Say, *, interpret: bool = False, jobs: Sequence[Job] = JOBS,
     start: Start | None = None, clock: Callable[[], float] = time.monotonic,
 ) -> int:  # fmt: skip
-    """Exit status: 0 all is complete and good, 1 something failed, 75 there is more to do.
+    """Run the jobs. Exit status: 0 all is complete and good, 1 something failed, 75 work is left.
 
     `large` is a folder for the models' files.
     """
@@ -73,7 +73,7 @@ def run_all(
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [job for job in jobs if not (interpret and job.name == "precompile")]
     before = sum(len(rows(folder, job)) for job in jobs)
-    # Jobs that had no turn come first; others stand in the order of their worth.
+    # Jobs without a turn so far come first; the others are in order of importance.
     waiting = [job for job in jobs if not complete(folder, job)]
     waiting.sort(key=lambda job: (folder / f"{job.name}.log").exists())
     cut = False
@@ -92,7 +92,7 @@ def run_all(
         words = last(log, 1)
         if number and budget < job.limit and not complete(folder, job):
             cut = True
-            log.replace(log.with_suffix(".cut"))  # the end of this call cut its turn short: it keeps its place
+            log.replace(log.with_suffix(".cut"))  # this call's deadline cut the turn short: the job keeps its place
         how = {None: "killed at its limit", 0: "complete", LOST: "the GPU was lost", INCOMPLETE: "to be gone on with"}
         said = how.get(status) or f"exit status {status}: {words}"
         say(f"{job.name}: {said}, {len(rows(folder, job))} rows")
@@ -105,24 +105,24 @@ def run_all(
 
 
 def complete(folder: Path, job: Job) -> bool:
-    """By its file."""
+    """Return True if the job's file is complete."""
     return bool((read(folder / f"{job.name}.json") or {}).get("complete"))
 
 
 def wrong(folder: Path, job: Job) -> str:
-    """What is bad about a job that had its turn; nothing where all is well."""
+    """Problems of a job that had its turn; empty without problems."""
     bad = sum(row.get("verdict") not in GOOD for row in rows(folder, job))
     return ", ".join(["not complete"] * (not complete(folder, job)) + [f"{bad} rows failed"] * (bad > 0))
 
 
 def rows(folder: Path, job: Job) -> list[Row]:
-    """Those it has found."""
+    """Rows of a job so far."""
     found: list[Row] = (read(folder / f"{job.name}.json") or {}).get("rows", [])
     return found
 
 
 def run(arguments: list[str], log: Path, limit: float) -> int | None:
-    """Run this program once more; its output goes to the log."""
+    """Run this program in a child process; its output goes to the log."""
     with group([sys.executable, "-m", "bench.gpu", *arguments], log, _FAREWELL) as process:
         try:
             return process.wait(timeout=limit)

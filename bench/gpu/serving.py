@@ -1,4 +1,4 @@
-"""Octavo's engine in this process on random weights, and the loads that it is given."""
+"""Octavo's engine in this process on random weights, and its loads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MANY = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prompts that arrive at once, and how many tokens each must give."""
+    """Prompts that arrive at once, and the number of output tokens of each."""
 
     prompts: list[list[int]]
     outputs: list[int]
 
     def cut(self, requests: int, out: int) -> Load:
-        """Its first requests, each with an output of so many tokens."""
+        """The first requests, each with this many output tokens."""
         return Load(self.prompts[:requests], [out] * min(requests, len(self.prompts)))
 
 
@@ -39,12 +39,12 @@ def nano_vllm(count: int = 256, least: int = 100, most: int = 1024, vocab: int =
 
 
 def the_load(setting: Setting) -> Load:
-    """nano-vllm's, or one that an interpreter can take."""
+    """nano-vllm's load, or a tiny one for the interpreter."""
     return nano_vllm(count=2, least=2, most=3, vocab=100) if setting.interpret else nano_vllm()
 
 
 def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any) -> LoadedEngine:
-    """An engine on this machine's GPU for a model by name, warm; `settings` as of `EngineSettings`."""
+    """A warm engine on this machine's GPU for a model by name; `settings` as of `EngineSettings`."""
     settings = {"max_running_requests": 256, "max_batched_tokens": 8192, "max_model_len": 4096} | settings
     if setting.interpret:
         settings |= {"max_running_requests": 4, "max_batched_tokens": 16, "max_model_len": 64, "kv_memory": 1 << 18}
@@ -53,33 +53,33 @@ def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any
         config = config_of(name, interpret=setting.interpret)
         found = engine_for(given, random_model(name, config, stored))
     else:
-        # Ranks are processes: each reads its part of a checkpoint.
+        # Ranks are processes: each reads its shard of a checkpoint.
         folder = checkpoint(setting, name)
         found = load_engine(replace(given, model=str(folder), tensor_parallel_size=setting.ranks))
     answered(found.engine, Load([[1, 2, 3]], [2]), 0.0)
-    # As a server does in idle moments.
+    # A server does this in idle moments.
     while found.engine.on_idle():
         pass
     return found
 
 
 def checkpoint(setting: Setting, name: str) -> Path:
-    """A folder of a model's random weights."""
+    """Write a checkpoint folder of a model's random weights; its path."""
     config = config_of(name, interpret=setting.interpret)
     folder = setting.folder / f"octavo-{name}{'-tiny' * setting.interpret}"
     return write(folder, config, random_weights(config))
 
 
 def answered(engine: Engine, load: Load, temperature: float) -> Answers:
-    """All answers to a load, with nothing in the prefix cache before."""
+    """Run a load, starting with an empty prefix cache; its answers."""
     engine.reset_cache()
     return answer(engine, load.prompts, load.outputs, temperature=temperature)
 
 
 def graphs(backend: Any, before: Row | None = None) -> Row:
-    """What graphs a backend has, the bytes they took of their room, and the steps they launched since `before`.
+    """Number of a backend's graphs, their bytes and the reserved bytes, and the replays since `before`.
 
-    0 for a backend that has none, and for ranks, whose graphs are in other processes.
+    0 for a backend without graphs, and for ranks, whose graphs are in other processes.
     """
     own = getattr(backend, "graphs", None)
     if own is None:

@@ -1,4 +1,4 @@
-"""Time on the device: CUDA's events, or this process' clock where kernels are interpreted."""
+"""Time on the device: CUDA events, or this process' clock where kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bench.gpu.roofline import Rates
 
 
 class Timer(Protocol):
-    """Marks in the order of the device's work, and the seconds between them."""
+    """Marks in the device's stream order, and the seconds between them."""
 
     def mark(self) -> Any:
-        """The moment at which all that was launched before is done."""
+        """A mark that is reached when all earlier launches are done."""
         ...
 
     def between(self, first: Any, last: Any) -> float:
-        """Seconds; after `wait`."""
+        """Seconds between two marks; call `wait` first."""
         ...
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all launches are done."""
         ...
 
 
@@ -44,7 +44,7 @@ class Events:
 
 
 class Wall:
-    """`Timer` where the host computes everything itself, and nothing is on its way."""
+    """`Timer` where the host computes everything synchronously."""
 
     def mark(self) -> float:  # noqa: D102
         return time.perf_counter()
@@ -57,18 +57,18 @@ class Wall:
 
 
 class Flush:
-    """Empties the L2 cache by writing more than it holds; that takes the GPU longer than a launch takes the host."""
+    """Flushes the L2 cache by writing more than its size. On the GPU that takes longer than a launch on the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._buffer = torch.empty((1 << 30) if device.type == "cuda" else 1, dtype=torch.uint8, device=device)
 
     def __call__(self) -> None:
-        """Once."""
+        """Flush once."""
         self._buffer.zero_()
 
 
 def measured(clock: Timer, launch: Callable[[], object], repeats: int, before: Callable[[], object]) -> list[float]:
-    """Seconds of launches on the device, after one that does not count; `before` each one, uncounted."""
+    """Seconds of launches on the device, after a warm-up launch; `before` precedes each one, not counted."""
     launch()
     marks = []
     for _ in range(repeats):
@@ -81,7 +81,7 @@ def measured(clock: Timer, launch: Callable[[], object], repeats: int, before: C
 
 
 def peaks(clock: Timer, device: torch.device) -> Rates:
-    """What this card reaches: a copy of 2 GiB (reads and writes count), products of large square matrices."""
+    """Measured peaks of this card: a copy of 2 GiB (reads and writes count), products of large square matrices."""
     gpu = device.type == "cuda"
     flush, size = Flush(device), 8192 if gpu else 64
     source = torch.empty((2 << 30) if gpu else 1 << 20, dtype=torch.uint8, device=device)
@@ -100,7 +100,7 @@ def peaks(clock: Timer, device: torch.device) -> Rates:
 
 
 def _float8_peak(clock: Timer, x: torch.Tensor, y: torch.Tensor, flush: Callable[[], object]) -> float | None:
-    """Operations per second of the library's float8 product; None where this torch cannot: nothing depends on it."""
+    """Operations per second of the library's float8 product; None without support in torch: no figure requires it."""
     a, b = x.to(torch.float8_e4m3fn), y.t().contiguous().to(torch.float8_e4m3fn).t()
     one = torch.ones((), device=x.device)
     try:

@@ -14,7 +14,7 @@ def every() -> list[Case]:
 
 
 def chosen(kernels: Collection[str], *, quick: bool) -> list[Case]:
-    """Those of the kernels named (of all, when none is), or of them the quick ones. SystemExit on an unknown name."""
+    """Cases of the named kernels (of all by default), or only the quick ones. SystemExit on an unknown name."""
     cases = every()
     known = sorted({case.kernel for case in cases})
     if unknown := sorted(set(kernels) - set(known)):

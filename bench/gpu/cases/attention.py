@@ -1,4 +1,4 @@
-"""Paged attention, the joining of its segments, and what puts K and V into the pool."""
+"""Cases of paged attention, the split-KV reduction, and the kernel that writes K and V to the pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOL_TYPES = {"dense": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A batch: (query tokens, tokens before them) of each sequence, over a pool of a model's heads."""
+    """A batch: (query tokens, tokens before them) of each sequence, over a pool with a model's heads."""
 
     heads: int
     kv_heads: int
@@ -43,7 +43,7 @@ class Attention:
         return text + " ".join(flag for flag in flags if flag)
 
     def tiny(self) -> Attention:
-        """Few sequences, blocks and heads; the group and the flags stay."""
+        """The same case with few sequences, blocks and heads; group size and flags stay."""
         group = min(3, self.heads // self.kv_heads)
         kv_heads = min(2, self.kv_heads)
         batch = tuple((min(q, 5), min(c, 37)) for q, c in self.batch[:2])
@@ -52,7 +52,7 @@ class Attention:
         return replace(self, heads=group * kv_heads, kv_heads=kv_heads, dim=dim, batch=batch, window=window)
 
     def prepare(self, place: Place) -> Trial:
-        """For `Case`."""
+        """Prepare the trial, for `Case`."""
         shape = self.tiny() if place.tiny else self
         return attention(shape, place)
 
@@ -81,7 +81,7 @@ def attention(shape: Attention, place: Place) -> Trial:
         )  # fmt: skip
     out, launch = launcher(batch, segments=segments, tile=shape.tile, **how)
     read = sum(lengths) * size_of(batch.pool.layer(0)[0][0]) // shape.block_size
-    # Weights are rounded to the type of the values that they multiply, the sum once more.
+    # Attention weights are rounded to the type of the values that they multiply, the sum once more.
     return Trial(
         launch, lambda: [(out, expected(batch, **how))], rounding(place.dtype, 2), read + size_of(batch.q, out)
     )
@@ -89,7 +89,7 @@ def attention(shape: Attention, place: Place) -> Trial:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Projections of some tokens on their way to the pool."""
+    """Projections of some tokens, written to the pool."""
 
     heads: int
     kv_heads: int
@@ -97,13 +97,13 @@ class Stored:
     pool: str = "dense"
     norm: bool = False
     rotary: float = 1.0
-    """Share of a head that turns."""
+    """Rotated share of a head."""
 
     def __str__(self) -> str:
         return f"{self.heads}/{self.kv_heads}x{self.dim} {self.pool}{' norm' * self.norm} rotary {self.rotary}"
 
     def prepare(self, place: Place) -> Trial:
-        """For `Case`."""
+        """Prepare the trial, for `Case`."""
         tokens, dim, size = place.pick(2048, 5), self.dim, 16
         heads, kv_heads = place.pick(self.heads, 3), place.pick(self.kv_heads, 1)
         blocks = tokens // size + 2
@@ -126,7 +126,7 @@ class Stored:
             rows = found.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, slots]
             return [(q_out, q), (rows, torch.stack([k, v]))]
 
-        # int8 keeps a value to half a step of its head's 127, float8_e4m3fn the largest ones to 16 of 448.
+        # int8 has an error of half a step of its head's 127, float8_e4m3fn of 16 in 448 for the largest values.
         bound = {"dense": 0.0, "int8": 0.5 / 127, "fp8": 16 / 448}[self.pool] + rounding(place.dtype)
         written = tokens * size_of(kv[0]) // size
         return Trial(
@@ -138,7 +138,7 @@ class Stored:
 def turned(
     x: Tensor, norm: Tensor | None, table: Tensor | None, positions: Tensor, eps: float = 1e-6
 ) -> Tensor:  # fmt: skip
-    """Heads [tokens, heads, dim] normed and rotated, in float32."""
+    """Heads [tokens, heads, dim] normalized and rotated, in float32."""
     if norm is not None:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * norm
     if table is None:
@@ -153,7 +153,7 @@ def turned(
 
 
 def batch(sequences: int, queries: int, before: int, step: int = 37) -> tuple[tuple[int, int], ...]:
-    """Sequences of different lengths, none a multiple of anything."""
+    """Sequences of different lengths, none a multiple of a block or tile."""
     return tuple((queries, max(0, before - step * i)) for i in range(sequences))
 
 

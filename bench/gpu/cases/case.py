@@ -1,4 +1,4 @@
-"""One kernel at one shape: what `compile` compiles and `check` runs. The same cases serve both."""
+"""A case: one kernel at one shape. `compile` compiles it and `check` runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a case runs: a GPU, the CPU under Triton's interpreter, or `meta`, which has sizes and no memory.
+    """The device of a case: a GPU, the CPU under Triton's interpreter, or `meta`, which has sizes and no memory.
 
     `dtype` is that of activations and dense weights: float32 in the interpreter, which has little bfloat16.
     """
@@ -24,13 +24,13 @@ class Place:
 
     @property
     def processors(self) -> int:
-        """Multiprocessors, by which the launches that split their work do so."""
+        """Number of multiprocessors, for launches that split their work by it."""
         if self.device.type != "cuda":
             return 4 if self.tiny else 132
         return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
 
     def pick(self, real: int, tiny: int) -> int:
-        """A size, or the one that an interpreter can take."""
+        """Return `real`, or `tiny` for the interpreter."""
         return tiny if self.tiny else real
 
     def randn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -38,27 +38,27 @@ class Place:
         return torch.randn(shape, device=self.device, dtype=torch.float32).to(dtype or self.dtype)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """For a kernel to write; NaN where it can be, so that what is left out is seen."""
+        """An output tensor, filled with NaN where the type has it, so that unwritten elements are detected."""
         kind = dtype or self.dtype
         if not kind.is_floating_point or kind.itemsize == 1:
             return torch.zeros(shape, device=self.device, dtype=kind)
         return torch.full(shape, float("nan"), device=self.device, dtype=kind)
 
     def weight(self, size: int) -> Tensor:
-        """Of a norm: from 0.5 to 1.5."""
+        """Norm weights from 0.5 to 1.5."""
         return torch.rand(size, device=self.device) + 0.5
 
     def ints(self, values: Sequence[int], dtype: torch.dtype = torch.int32) -> Tensor:
-        """A vector of known values."""
+        """A vector of given values."""
         return torch.tensor(values, device=self.device, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A case made ready. `launch` can be called again and again; `pairs` (found, expected) holds after the first call.
+    """A prepared case. `launch` is repeatable; `pairs` (found, expected) is valid after the first call.
 
-    `bound` is on the largest error, relative to the largest expected value (see `checking.error`). `moved` is how many
-    bytes must come from and go to memory at least.
+    `bound` is on the largest error, relative to the largest expected value (see `experiments.check.error`). `moved` is
+    the minimum memory traffic in bytes.
     """
 
     launch: Callable[[], object]
@@ -69,9 +69,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`prepare` makes the inputs at a place. `float8`: needs compute capability 8.9, and is refused below.
+    """`prepare` creates the inputs at a place. `float8`: needs compute capability 8.9, and is refused below.
 
-    `quick`: one of the few that the default set compiles.
+    `quick`: part of the small set that is compiled by default.
     """
 
     kernel: str
@@ -82,13 +82,13 @@ class Case:
 
 
 def rounding(dtype: torch.dtype, roundings: float = 1.0) -> float:
-    """Bound for a result in `dtype` after so many roundings to it: a unit in the last place of the largest value each.
+    """Error bound for a result in `dtype` after this many roundings: one ulp of the largest value each.
 
-    In float32 the order of sums counts for more than the last rounding: 2e-5.
+    In float32 the order of summation matters more than the last rounding: 2e-5.
     """
     return 2e-5 if dtype == torch.float32 else roundings * torch.finfo(dtype).eps
 
 
 def size_of(*tensors: Tensor) -> int:
-    """Bytes."""
+    """Total bytes of tensors."""
     return sum(tensor.nbytes for tensor in tensors)

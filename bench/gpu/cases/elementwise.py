@@ -1,4 +1,4 @@
-"""Norms, activations, batch preparation and block copies."""
+"""Cases of norms, activations, batch preparation and block copies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def activation(place: Place, kind: Activation, tokens: int, inner: int) -> Trial
 
 
 def prepared(place: Place, queries: Sequence[int], lengths: Sequence[int], size: int, padding: int) -> Trial:
-    """Tokens, positions and slots of a step by the loop that says what they mean; sequences lie in any row."""
+    """Tokens, positions and slots of a step, computed by a plain loop; sequences are in random rows."""
     random = np.random.default_rng(len(queries))
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     width = max(lengths) // size + 2
@@ -74,7 +74,7 @@ def prepared(place: Place, queries: Sequence[int], lengths: Sequence[int], size:
         for n in range(count):
             position = length - count + n
             positions[starts[i] + n] = position
-            tokens[starts[i] + n] = max(0, int(history[rows[i], position]))  # -1 where logits were no numbers
+            tokens[starts[i] + n] = max(0, int(history[rows[i], position]))  # -1 where logits were NaN
             slots[starts[i] + n] = int(table[rows[i], position // size]) * size + position % size
     row, query_start, seq_len, known, blocks = (
         torch.from_numpy(x).to(place.device) for x in (rows, starts, np.array(lengths, np.int32), history, table)
@@ -94,7 +94,7 @@ def prepared(place: Place, queries: Sequence[int], lengths: Sequence[int], size:
 
 
 def _prepared(sequences: int) -> Prepare:
-    """Mixed lengths: every third sequence reads 40 tokens of its prompt, the others decode; 9 rows of padding."""
+    """Mixed lengths: every third sequence prefills 40 tokens, the others decode; 9 padding rows."""
 
     def case(place: Place) -> Trial:
         queries = [40 if i % 3 == 2 else 1 for i in range(place.pick(sequences, 4))]
@@ -124,7 +124,7 @@ def rows_written(place: Place) -> Trial:
 
 
 def moved_blocks(kind: Literal["copy", "gather", "scatter"], dtype: torch.dtype) -> Prepare:
-    """Blocks of Llama 8B's pool: 32 layers, 8 heads of 128, 16 tokens."""
+    """Copies of blocks of Llama 8B's pool: 32 layers, 8 heads of 128, 16 tokens."""
 
     def case(place: Place) -> Trial:
         count = place.pick(64, 3)

@@ -1,4 +1,4 @@
-"""Products with packed weights, and rows of a packed embedding."""
+"""Cases of products with packed weights, and of lookup in a packed embedding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 class Kind(TypedDict):
-    """The arguments of a product that say how its weights are kept."""
+    """The weight arguments of a product."""
 
     form: Stored
     group: int
@@ -38,7 +38,7 @@ class Kind(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """A random matrix as the device holds it, and in float32."""
+    """A random matrix in the device's layout, and in float32."""
 
     form: Stored
     values: Tensor
@@ -47,12 +47,12 @@ class Planes:
     weights: Tensor
 
     def kind(self, layout: Layout) -> Kind:
-        """For the kernels, of weights that `planes` made by this layout."""
+        """Weight arguments of the kernels for `planes` in this layout."""
         return Kind(form=self.form, group=layout.group, zero=layout.zero)
 
 
 def planes(place: Place, layout: Layout, rows: int, cols: int) -> Planes:
-    """Weights of about size 1 / sqrt(cols), so that products are of size 1."""
+    """Random weights of about size 1 / sqrt(cols), so that products have size 1."""
     size = cols**-0.5
     if layout.group == 0 and layout.form != "fp8":
         values = (place.randn(rows, cols, dtype=torch.float32) * size).to(place.dtype)
@@ -81,7 +81,7 @@ def planes(place: Place, layout: Layout, rows: int, cols: int) -> Planes:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """y [m, n] = x [m, k] @ weights.T of one layout; logits are float32, all else the activations' type."""
+    """y [m, n] = x [m, k] @ weights.T of one layout; logits are float32, other outputs have the activations' type."""
 
     layout: str
     m: int
@@ -95,13 +95,13 @@ class Product:
 
     @property
     def kernel(self) -> str:
-        """As the layers choose it."""
+        """The kernel that the layers choose."""
         form = "dense" if self.layout == "dense" else LAYOUTS[self.layout].form
         return "gemv" if self.m <= gemv_rows(cast("Stored", form)) else "linear"
 
     def prepare(self, place: Place) -> Trial:
-        """For `Case`."""
-        # In groups of 32 that are no whole tile, as Qwen's 896 columns are none.
+        """Prepare the trial, for `Case`."""
+        # Columns in groups of 32 that fill no whole tile, like Qwen's 896 columns.
         m, n, k = place.pick(self.m, min(self.m, 19)), place.pick(self.n, 77), place.pick(self.k, 224)
         layout = LAYOUTS[self.layout]
         matrix = planes(place, layout, n, k)
@@ -122,7 +122,7 @@ class Product:
                 linear(*given, workspace, **kind)
 
         def pairs() -> list[Pair]:
-            # `linear` rounds unpacked weights to the type it multiplies in; so does the reference.
+            # `linear` rounds dequantized weights to the type of its operands; so does the reference.
             weights = matrix.weights if few else matrix.weights.to(place.dtype).float()
             expected = x.float() @ weights.T
             return [(out, expected if bias is None else expected + bias)]
@@ -133,7 +133,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Product8:
-    """y [m, n] = x [m, k] @ weights.T of fp8 by fp8, x rounded on the way."""
+    """y [m, n] = x [m, k] @ weights.T of fp8 by fp8; x is quantized first."""
 
     m: int
     n: int
@@ -143,7 +143,7 @@ class Product8:
         return f"{self.m}x{self.n}x{self.k}"
 
     def prepare(self, place: Place) -> Trial:
-        """For `Case`."""
+        """Prepare the trial, for `Case`."""
         m, n, k = place.pick(self.m, 19), place.pick(self.n, 77), place.pick(self.k, 224)
         matrix = planes(place, Layout("fp8"), n, k)
         x, out = place.randn(m, k), place.empty(m, n)
@@ -159,7 +159,7 @@ class Product8:
             expected_scales = wide.abs().amax(dim=1) / 448
             rounded = (wide / expected_scales[:, None]).to(torch.float8_e4m3fn).float()
             found = eight.view(torch.float8_e4m3fn).float()
-            # A GPU divides to within a unit of the last place: what lies between two codes may become the other.
+            # A GPU divides to within one unit in the last place: a value between two codes may round to the other one.
             codes = torch.where(near(found, rounded), found, rounded)
             return [(out, found * scales[:, None] @ matrix.weights.T), (found, codes)]
 
@@ -167,13 +167,13 @@ class Product8:
 
 
 def near(found: Tensor, expected: Tensor) -> Tensor:
-    """Neighbouring codes of float8_e4m3fn."""
+    """True where values are equal or neighbouring codes of float8_e4m3fn."""
     return (found - expected).abs() <= torch.maximum(expected.abs() / 8, torch.full_like(expected, 2**-9))
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Rows of a table by token."""
+    """Embedding lookup by token."""
 
     layout: str
     vocab: int
@@ -183,7 +183,7 @@ class Lookup:
         return f"{self.layout} {self.vocab}x{self.hidden}"
 
     def prepare(self, place: Place) -> Trial:
-        """For `Case`."""
+        """Prepare the trial, for `Case`."""
         tokens, vocab, hidden = place.pick(2048, 5), place.pick(self.vocab, 50), place.pick(self.hidden, 224)
         layout = LAYOUTS[self.layout]
         matrix = planes(place, layout, vocab, hidden)
@@ -200,7 +200,7 @@ class Lookup:
         return Trial(launch, lambda: [(out, matrix.weights[ids.long()] * 1.5)], 1e-6, read + size_of(out))
 
 
-# Llama 3.1 8B's: q, k and v; o; gate and up; down; and the head.
+# Llama 3.1 8B's matrices: q, k and v; o; gate and up; down; and the head.
 SIZES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 PACKED = [name for name in LAYOUTS if name != "dense"]
 PRODUCTS = [

@@ -1,4 +1,4 @@
-"""Ragged batches over a paged pool, and what attention over them should give: for the cases and for the tests."""
+"""Ragged batches over a paged pool and the expected attention output, for the cases and for the tests."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Paged:
     query_start: Tensor
     seq_len: Tensor
     row: Tensor | None = None
-    """Of the block table, for each sequence; None: they are in order."""
+    """Row of the block table for each sequence; None: in order."""
 
     @property
     def tokens(self) -> int:
-        """Query tokens; rows of q behind them are padding."""
+        """Number of query tokens; the rows of q after them are padding."""
         return int(self.query_start[-1] - self.query_start[0])
 
     def context(self, i: int) -> tuple[Tensor, Tensor]:
-        """K and V of a sequence in float64, as they are stored: [length, kv_heads, dim]."""
+        """K and V of a sequence in float64, as stored: [length, kv_heads, dim]."""
         data, scales = self.pool.layer(0)
         at, size = torch.arange(int(self.seq_len[i]), device=data.device), data.shape[3]
         blocks = self.block_table[i if self.row is None else int(self.row[i])][at // size].long()
         offsets = at % size
-        # By bytes: no index takes float8.
+        # Viewed as bytes: indexing does not support float8.
         kept = data.view(torch.uint8)[blocks, :, :, offsets].view(data.dtype).double()
         if scales is not None:
             kept = kept * scales[blocks, :, :, offsets].double()[..., None]
@@ -54,7 +54,7 @@ def make(
     dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None, padding: int = 0, seed: int = 0,
     device: torch.device = CPU, shuffled: bool = False,
 ) -> Paged:  # fmt: skip
-    """Sequences of (length, query tokens). `shuffled`: they lie in any row of the block table."""
+    """Sequences of (length, query tokens). `shuffled`: their rows of the block table are in random order."""
     torch.manual_seed(seed)
     needed = [-(-length // block_size) for length, _ in sequences]
     num_blocks = sum(needed) + 2
@@ -69,7 +69,7 @@ def make(
         data.copy_(torch.full((), float("nan"), device=device).expand(data.shape))
     if scales is not None:
         scales.fill_(float("nan"))
-    # No block is where its number in the sequence would suggest, and entries behind the last one are valid blocks.
+    # Blocks are in random order, and entries after a sequence's last one are valid blocks.
     order = torch.randperm(num_blocks).to(torch.int32)
     table = torch.randint(0, num_blocks, (len(sequences), max(needed, default=0) + 1)).to(torch.int32)
     for i, (length, _) in enumerate(sequences):
@@ -89,7 +89,7 @@ def make(
 
 
 def _store(data: Tensor, scales: Tensor | None, blocks: Tensor, offsets: Tensor) -> None:
-    """Random K and V of size one at these slots."""
+    """Store random K and V of size one in these slots."""
     for which in (0, 1):
         x = torch.randn(len(blocks), data.shape[2], data.shape[4], device=data.device)
         if scales is not None:
@@ -103,7 +103,7 @@ def _store(data: Tensor, scales: Tensor | None, blocks: Tensor, offsets: Tensor)
 def launcher(
     batch: Paged, *, segments: int = 1, tile: AttentionTile | None = None, scale: float = 0.2, **how: Any
 ) -> tuple[Tensor, Callable[[], object]]:
-    """Where the output will be, and what computes it; garbage where no result is written."""
+    """The output tensor, filled with a sentinel, and the function that launches attention."""
     out = torch.full_like(batch.q, SENTINEL)
     tokens, heads, dim = batch.q.shape
     shape = {"tokens": tokens, "heads": heads, "head_dim": dim, "segments": segments}
@@ -124,7 +124,7 @@ def launcher(
 
 
 def run(batch: Paged, **how: Any) -> Tensor:
-    """The output, once computed; rows of padding must stay as they were."""
+    """Launch and return the output; padding rows must stay unchanged."""
     out, launch = launcher(batch, **how)
     launch()
     assert (out[batch.tokens :] == SENTINEL).all(), "padding rows were written"  # noqa: S101  a test's
@@ -135,7 +135,7 @@ def expected(
     batch: Paged, *, scale: float = 0.2, window: int | None = None, softcap: float | None = None,
     sinks: Tensor | None = None, tree: Tensor | None = None, positions: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention in float64, sequence by sequence, with a mask written out."""
+    """Attention in float64, sequence by sequence, with an explicit mask."""
     out = torch.empty(batch.tokens, *batch.q.shape[1:], dtype=torch.float64, device=batch.q.device)
     for i in range(len(batch.seq_len)):
         start, end = int(batch.query_start[i]), int(batch.query_start[i + 1])

@@ -1,4 +1,4 @@
-"""The sampler's kernels at the vocabulary of Llama 3, against the rule in core/sampling.py."""
+"""Cases of the sampler's kernels at the vocabulary of Llama 3, compared with the rule in core/sampling.py."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Prepare = Callable[[Place], Trial]
 
 
 def sizes(place: Place) -> tuple[int, int]:
-    """Rows and vocabulary; the small one is no multiple of a tile."""
+    """Rows and vocabulary; the small vocabulary is no multiple of a tile."""
     return place.pick(ROWS, 5), place.pick(VOCAB, 1003)
 
 
 def logits_at(place: Place) -> Tensor:
-    """Logits as sharp as a model's, NaN in the last row."""
+    """Logits with the spread of a model's, NaN in the last row."""
     rows, vocab = sizes(place)
     logits = place.randn(rows, vocab, dtype=torch.float32) * 3
     logits[-1, 7] = float("nan")
@@ -66,7 +66,7 @@ def chosen(kind: str) -> Prepare:
             written = history[row.long(), position.long()]
             return [(found, torch.tensor([*expected, -1], dtype=torch.int32)) for found in (tokens, written)]
 
-        # A GPU's exponential differs from numpy's in its last bit, which moves a draw once in many thousand rows.
+        # A GPU's exponential differs from numpy's in its last bit, which changes a sample once in many thousand rows.
         return Trial(launch, pairs, 0.0 if place.tiny or kind == "greedy" else 1 / ROWS, size_of(logits))
 
     return case

@@ -1,1 +1,1 @@
-"""What is measured: `items` of each module gives the rows that `lib.results.work` does one after the other."""
+"""The experiments: `items` of each module yields the rows that `lib.results.work` runs one after the other."""

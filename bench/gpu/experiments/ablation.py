@@ -1,4 +1,4 @@
-"""What a technique is worth: one load with it and without, in turns, and products and norms apart beside fused."""
+"""The gain of each technique: one load with and without it, alternating; products and norms fused and separate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ REPEATS = 50
 REQUESTS, OUT = 64, 128
 KV_MEMORY = 8 << 30
 WAYS: dict[str, dict[str, Any]] = {"graphs": {"cuda_graphs": False}, "overlap": {"overlap": False}}
-"""Settings without one technique each. All of them are on by default."""
+"""Settings without one technique each. All techniques are on by default."""
 
 
 def items(setting: Setting) -> Iterator[Item]:
-    """Engines first: two of them are on the card at a time, one with all and one without something."""
+    """Engines first: two of them are on the GPU at a time, one with all techniques and one without one of them."""
     for model in setting.models:
         for name, settings in WAYS.items():
             yield Item(f"{model} {name}", partial(engines, setting, model, settings))
@@ -41,10 +41,10 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
-    """Seconds with all, and without one thing, in turns; ratios of the rounds.
+    """Seconds with all techniques and without one, alternating; ratios of the rounds.
 
-    Both answer greedily: `same_tokens` is the share of the first round's tokens up to where two answers part. In
-    bfloat16 they may, where two logits are as good as equal: tiles are chosen by the size that a graph is of.
+    Both sample greedily: `same_tokens` is the share of the first round's tokens before two answers diverge. In bfloat16
+    they may diverge where two logits are almost equal: the tile depends on the size of the graph.
     """
     load = the_load(setting)
     load = load if setting.interpret else load.cut(REQUESTS, OUT)
@@ -52,7 +52,7 @@ def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
     other = loaded(setting, model, kv_memory=KV_MEMORY, **without).engine
     rounds: list[tuple[Answers, Answers]] = []
     for number in range(setting.pick(ROUNDS, 1)):
-        # Which is first takes turns too.
+        # The order alternates, too.
         if number % 2 == 0:
             rounds.append((answered(whole, load, 0.0), answered(other, load, 0.0)))
         else:
@@ -66,12 +66,12 @@ def engines(setting: Setting, model: str, without: dict[str, Any]) -> Row:
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two answers begin with alike."""
+    """Length of the common prefix of two answers."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
 def fusion(setting: Setting, make: Make, model: str, rows: int) -> Row:
-    """Microseconds fused and apart, launched in turns with an empty L2 cache."""
+    """Microseconds fused and separate, launched alternately with an empty L2 cache."""
     fused, apart = make(setting.place, MODELS[model], rows)
     flush = Flush(setting.device)
     rounds = []

@@ -1,4 +1,4 @@
-"""Every kernel once against its reference, then again for its time; then whole engines."""
+"""Checks every kernel against its reference and measures its time; then checks whole engines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REPEATS = 20
 
 
 def items(setting: Setting) -> Iterator[Item]:
-    """Kernels first: an engine that is wrong says nothing about which of them is."""
-    torch.backends.cuda.matmul.allow_tf32 = False  # or the references would not be in float32
+    """Kernels first: a wrong engine does not tell which kernel is wrong."""
+    torch.backends.cuda.matmul.allow_tf32 = False  # otherwise the references would not be in float32
     if setting.part != "engine":
         for case in chosen(setting.only, quick=setting.quick):
             yield Item(f"{case.kernel} {case.variant}", partial(check_kernel, setting, case))
@@ -32,12 +32,12 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def check_kernel(setting: Setting, case: Case) -> Row:
-    """Error, bound, verdict, and on a GPU microseconds and share of what a copy reaches."""
+    """Error, bound, verdict, and on a GPU microseconds and the share of the copy bandwidth."""
     row: Row = {"kernel": case.kernel, "variant": case.variant}
     gpu = setting.device.type == "cuda"
     if case.float8 and gpu and torch.cuda.get_device_capability(setting.device) < (8, 9):
         return row | {"verdict": "refused", "why": "no float8 below compute capability 8.9"}
-    # Each case draws the same numbers, whichever others run.
+    # Each case draws the same numbers, regardless of the selected cases.
     torch.manual_seed(0)
     trial = case.prepare(setting.place)
     trial.launch()
@@ -51,7 +51,7 @@ def check_kernel(setting: Setting, case: Case) -> Row:
 
 
 def check_model(setting: Setting, model: str) -> Row:
-    """An engine next to the reference."""
+    """Compare an engine with the reference."""
     config = tiny(MODELS[model]) if setting.interpret else MODELS[model]
     dtype = setting.place.dtype
     row: Row = {"model": model, "dtype": str(dtype).removeprefix("torch.")}
@@ -59,9 +59,9 @@ def check_model(setting: Setting, model: str) -> Row:
 
 
 def error(pairs: list[Pair]) -> tuple[float, float]:
-    """Largest absolute error, and largest relative to the largest expected value; infinite where a NaN is not meant.
+    """Largest absolute error, and largest relative to the largest expected value; infinite for an unexpected NaN.
 
-    Values that are whole numbers (tokens, slots, masks) count by how large a share of them differs.
+    For integers (tokens, slots, masks) the error is the share of values that differ.
     """
     absolute = relative = 0.0
     for found, expected in pairs:

@@ -1,7 +1,7 @@
-"""Decode steps against the bytes they must read: weights once, and K and V of every sequence.
+"""Measures decode steps against the bytes that they must read: weights once, and K and V of every sequence.
 
-Steps are launched on the backend as the engine launches them, one ahead of the one waited for, without an engine: rows
-point into a pool of zeros, so that 32k tokens of context cost no prompt to be computed.
+Steps are launched on the backend as the engine does, one ahead, but without an engine. Rows point into a pool of zeros,
+so that 32k tokens of context need no prefill.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ STEPS, SETTLED, ROUNDS = 40, 8, 3
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How weights and K and V are kept. `weights` "fp8" is made of bf16 ones at load."""
+    """Types of weights, K and V. The backend quantizes bf16 weights to "fp8" while loading."""
 
     weights: str
     kv: str
 
     @property
     def stored(self) -> Stored:
-        """The model's own format."""
+        """The format of the model's weights before loading."""
         return "int4" if self.weights == "int4" else "bf16"
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of `EngineSettings`."""
+        """Arguments of `EngineSettings`."""
         return {"kv_dtype": self.kv, "quantization": "fp8" if self.weights == "fp8" else "auto"}
 
     def kv_element(self, head_dim: int, dense: int) -> float:
-        """Bytes, with int8's scale of each head."""
+        """Bytes per element, including int8's scale of each head."""
         return {"auto": dense, "fp8": 1, "int8": 1 + 4 / head_dim}[self.kv]
 
 
@@ -65,7 +65,10 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def ways(setting: Setting) -> list[Way]:
-    """What the card can do, by worth. Several ranks read a checkpoint, which is bf16, and keep to one engine."""
+    """The combinations that the card supports, by importance.
+
+    Several ranks read a checkpoint, which is bf16, and use one engine.
+    """
     if setting.ranks > 1:
         return [Way("bf16", "auto")]
     if setting.interpret:
@@ -75,7 +78,7 @@ def ways(setting: Setting) -> list[Way]:
 
 
 def run(setting: Setting, model: str, way: Way, batch: int, context: int) -> Row:
-    """One shape. Refused where its K and V do not fit."""
+    """Measure one shape. Refused where its K and V do not fit."""
 
     def make() -> LoadedEngine:
         sizes = {"max_model_len": max(CONTEXTS) + 256, "max_running_requests": max(BATCHES)}
@@ -112,14 +115,14 @@ def run(setting: Setting, model: str, way: Way, batch: int, context: int) -> Row
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """So many sequences of so many tokens each, in so many blocks."""
+    """A number of sequences, their tokens, and the blocks of each."""
 
     batch: int
     context: int
     width: int
 
     def at(self, step: int, changes: list[RowChange]) -> RowStep:
-        """The decode of one token of each."""
+        """A decode step: one token of each sequence."""
         rows = np.arange(self.batch, dtype=np.int32)
         position = np.full(self.batch, self.context + step, np.int32)
         none = np.full(self.batch, -1, np.int32)
@@ -128,7 +131,7 @@ class Shape:
 
 
 def enter(backend: Any, shape: Shape) -> None:
-    """Tell the rows' blocks, last tokens and sampling (greedy) in a step of their own."""
+    """Send the rows' blocks, last tokens and sampling (greedy) in a step of their own."""
     changes = []
     for row in range(shape.batch):
         blocks = np.arange(row * shape.width, (row + 1) * shape.width, dtype=np.int32)
@@ -141,7 +144,7 @@ def enter(backend: Any, shape: Shape) -> None:
 
 
 def drive(backend: Any, shape: Shape, steps: int) -> float:
-    """Decode, with one step ahead of the one waited for. Seconds in which the host did not wait."""
+    """Decode with one step launched ahead. Returns the seconds in which the host did not wait."""
     waiting, waited, begin = None, 0.0, time.perf_counter()
     for step in range(steps):
         launched = backend.launch(shape.at(step, []))

@@ -1,6 +1,6 @@
-"""Each kernel at the shapes of a decode and of a prefill: time, bytes, operations, and their share of the card's.
+"""Measures each kernel at decode and prefill shapes: time, bytes, operations, and shares of the card's peaks.
 
-The L2 cache is emptied before each launch. Bytes are what must be read and written at least; of the cases' own counts.
+The L2 cache is flushed before each launch. Bytes are the minimum traffic, from the cases' own counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from octavo_inference.models.config import ModelConfig
 
 REPEATS = 30
 _SAMPLED = 4
-"""Of `ROWS`: no step samples more."""
+"""Number of `ROWS` measured for the head: no step has more sample rows."""
 ROWS = (1, 8, 32, 256, 2048, 8192)
 FORMATS = ("dense", "fp8", "int4 q4_0", "int8 q8_0")
 DECODES = ((1, 1024), (1, 32_000), (8, 4096), (32, 1024), (32, 8192), (256, 1024), (256, 4096))
@@ -38,7 +38,7 @@ PREFILLS = ((2048, 0), (8192, 0), (2048, 30_000))
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A case, and the operations that it takes at least."""
+    """A case, and its minimum number of operations."""
 
     trial: Trial
     operations: int
@@ -46,11 +46,11 @@ class Work:
 
 Prepare = Callable[[], Work]
 Shape = tuple[str, str, str, Prepare]
-"""Model, kernel, its shape in words, and how to prepare it."""
+"""Model, kernel, its shape as text, and the function that prepares it."""
 
 
 def items(setting: Setting) -> Iterator[Item]:
-    """By worth: products and attention of all models, then what is small."""
+    """In order of importance: products and attention of all models, then small kernels."""
     place = setting.place
     flush = Flush(setting.device)
     for model, kernel, shape, prepare in shapes(setting, place):
@@ -62,7 +62,7 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def shapes(setting: Setting, place: Place) -> Iterator[Shape]:
-    """Everything to measure."""
+    """All measurements."""
     for model in setting.models:
         yield from product_shapes(setting, place, model)
         yield from attention_shapes(setting, place, model)
@@ -91,7 +91,7 @@ def product_shapes(setting: Setting, place: Place, model: str) -> Iterator[Shape
 
 
 def attention_shapes(setting: Setting, place: Place, model: str) -> Iterator[Shape]:
-    """Decodes and prefills over each type of pool that the card can read."""
+    """Decodes and prefills over each type of pool that the card supports."""
     config = MODELS[model]
     for pool in setting.pick(("dense", "fp8", "int8") if float8(setting) else ("dense", "int8"), ("dense",)):
         for batch, context in setting.pick(DECODES, ((2, 9),)):
@@ -103,12 +103,12 @@ def attention_shapes(setting: Setting, place: Place, model: str) -> Iterator[Sha
 
 
 def float8(setting: Setting) -> bool:
-    """Whether the card's kernels can read float8 keys."""
+    """Return True if the card's kernels support float8 keys."""
     return setting.device.type == "cuda" and torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
 def timed(setting: Setting, work: Work, flush: Callable[[], object]) -> Row:
-    """The figures of a launch."""
+    """Figures of a launch."""
     trial, operations = work.trial, work.operations
     seconds = measured(setting.timer, trial.launch, setting.pick(REPEATS, 1), flush)
     median = statistics.median(seconds)
@@ -117,7 +117,7 @@ def timed(setting: Setting, work: Work, flush: Callable[[], object]) -> Row:
 
 
 def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Rows and columns of a layer's matrices as they are fused, and of the head."""
+    """Rows and columns of a layer's fused matrices, and of the head."""
     heads = (config.heads + 2 * config.kv_heads) * config.head_dim
     return {
         "qkv": (heads, config.hidden),
@@ -129,10 +129,10 @@ def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def product(setting: Setting, place: Place, model: str, name: str, stored: str, m: int) -> Work:
-    """As the engine multiplies; the matrix is kept for the next number of rows."""
+    """A product as the engine runs it; the matrix is kept for the next number of rows."""
     n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
     linear = setting.keep.get((model, name, stored), lambda: linear_of(place, stored, n, k))
-    # Logits are float32, all else the activations' type.
+    # Logits are float32, other outputs have the activations' type.
     x, out = place.randn(m, k), place.empty(m, n, dtype=torch.float32 if name == "head" else None)
     [matrix] = linear.parts
     kept = [t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None]
@@ -144,7 +144,8 @@ def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
     layout, found = LAYOUTS[stored], planes(place, LAYOUTS[stored], n, k)
     matrix = DeviceMatrix(layout, k, found.values, found.scales, found.minimums)
     gpu = place.device.type == "cuda"
-    # As the server has them: activations in float8 beside float8 weights where the card multiplies it, its own tiles.
+    # As in the server: with float8 weights the activations are float8 where the GPU multiplies it, and tiles are the
+    # GPU's own.
     eight = gpu and stored == "fp8" and torch.cuda.get_device_capability(place.device) >= FP8_CAPABILITY
     return Linear(
         (matrix,),
@@ -156,7 +157,7 @@ def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
 
 
 def attention(place: Place, config: ModelConfig, batch: int, queries: int, before: int, pool: str) -> Work:
-    """One layer's; decodes are split as the engine splits them."""
+    """Attention of one layer; decodes are split as the engine splits them."""
     segments = segments_for(
         sequences=batch, kv_heads=config.kv_heads, longest=queries + before, processors=place.processors
     )
@@ -169,12 +170,12 @@ def attention(place: Place, config: ModelConfig, batch: int, queries: int, befor
 
 
 def of_case(place: Place, case: Case) -> Work:
-    """A kernel as `check` runs it; its operations are few."""
+    """A kernel as `check` runs it; its operations are negligible."""
     return Work(case.prepare(place), 0)
 
 
 def elementwise(place: Place, name: str, m: int, config: ModelConfig) -> Work:
-    """A kernel that only moves what it reads."""
+    """A kernel that only copies its input."""
     hidden, inner = place.pick(config.hidden, 48), place.pick(config.intermediate, 80)
     if name == "silu_mul":
         return Work(activation(place, "silu", m, inner), 4 * m * inner)

@@ -1,4 +1,4 @@
-"""nano-vllm's load through the engine: tokens per second beside what memory and arithmetic allow."""
+"""nano-vllm's load through the engine: tokens per second, and the roofline's ceiling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDS = 2
 
 
 def items(setting: Setting) -> Iterator[Item]:
-    """Sampled as nano-vllm's bench does, and greedy; the first round of each fills caches of the allocator."""
+    """Sampled as in nano-vllm's bench, and greedy; the first round of each warms the allocator's caches."""
     for model in setting.models:
         for number in range(setting.pick(ROUNDS, 1)):
             for way, temperature in (("sampled", 0.6), ("greedy", 0.0)):
@@ -27,7 +27,7 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def run(setting: Setting, model: str, way: str, temperature: float) -> Row:
-    """One round."""
+    """Run one round."""
     load, found = the_load(setting), setting.keep.get(model, lambda: loaded(setting, model))
     engine, memory = found.engine, found.memory
     before, preempted = graphs(engine.backend), engine.scheduler.preemptions

@@ -1,7 +1,7 @@
 """Other engines on nano-vllm's load, each in a process of its own, where they are installed.
 
-They read a folder of random weights of the same shape, or make their own where they can, and answer the same prompts
-with the same number of tokens at temperature 0.6.
+They read a folder of random weights of the same shape, or generate their own where they can. They complete the same
+prompts with the same numbers of tokens at temperature 0.6.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bench.lib.processes import group, last
 from bench.lib.results import Item, Row, read
 
 LIMIT, PATIENCE = 400.0, 3.0
-"""Seconds for an engine, below those of its job, and to end in."""
+"""Timeouts in seconds: for an engine (less than the job's limit), and to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine: the module that must be importable, our program that drives it, and which models it knows."""
+    """An engine: the required module, the runner that drives it, and the prefix of supported models."""
 
     module: str
     runner: str
@@ -48,7 +48,7 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def run(setting: Setting, model: str, name: str, peer: Peer) -> Row:
-    """What an engine found in its last round. Refused where it is not installed or does not know the model."""
+    """An engine's throughput in its last round. Refused where it is not installed or does not support the model."""
     row: Row = {"model": model, "engine": name}
     if importlib.util.find_spec(peer.module) is None:
         return row | {"verdict": "refused", "why": f"{name} is not installed here (no module {peer.module})"}
@@ -59,7 +59,7 @@ def run(setting: Setting, model: str, name: str, peer: Peer) -> Row:
     words = {"folder": str(folder), "prompts": load.prompts, "outputs": load.outputs, "result": str(result)}
     given.write_text(json.dumps(words), encoding="utf-8")
     result.unlink(missing_ok=True)
-    # The settings of our own Triton are not for theirs.
+    # The settings of our own Triton must not affect theirs.
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     command = [sys.executable, "-m", peer.runner, str(given)]
     with group(command, log, PATIENCE, mode="w", env=env) as process:

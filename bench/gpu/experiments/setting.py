@@ -1,4 +1,4 @@
-"""What every experiment is given, and what neighbouring ones share."""
+"""Shared by all experiments: their setting, and the cache of one model between neighbouring rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Kept = TypeVar("Kept")
 
 
 class Keep:
-    """One thing that neighbouring rows share, such as a loaded model: freed before the next is made."""
+    """Keeps one value that neighbouring rows share, such as a loaded model, and frees it before making the next."""
 
     def __init__(self) -> None:
         self._name: object = None
         self._value: object = None
 
     def get(self, name: object, make: Callable[[], Kept]) -> Kept:
-        """The thing of this name, which is always of the same type."""
+        """Return the value of this name, which always has the same type."""
         if self._name != name:
             self._name = self._value = None
             gc.collect()
@@ -39,10 +39,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A machine and what to measure on it. `peaks` is what the card reached, `sheet` its data sheet where it is known.
+    """A machine and the selected measurements. `peaks` is the card's measured peak, `sheet` its data sheet where known.
 
     `interpret`: tiny sizes on the CPU, whose figures mean nothing. `folder` is for large files. `only`, `quick` and
-    `part` choose the cases of `check`.
+    `part` select the cases of `check`.
     """
 
     models: tuple[str, ...]
@@ -60,15 +60,15 @@ class Setting:
 
     @property
     def place(self) -> Place:
-        """Where kernels run, and in which type."""
+        """Device and type of the kernels."""
         return Place(self.device, torch.float32 if self.interpret else torch.bfloat16, tiny=self.interpret)
 
     def pick(self, real: Size, tiny: Size) -> Size:
-        """A size, or the one that an interpreter can take."""
+        """Return `real`, or `tiny` for the interpreter."""
         return tiny if self.interpret else real
 
     def shares(self, moved: float, operations: float, seconds: float) -> dict[str, float]:
-        """Share of the measured and of the data sheet's bandwidth and bf16 arithmetic."""
+        """Shares of the measured and of the data sheet's bandwidth and bf16 arithmetic."""
         found = {
             "of_bandwidth": moved / seconds / self.peaks.bandwidth,
             "of_flops": operations / seconds / self.peaks.bf16,

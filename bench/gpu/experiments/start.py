@@ -1,6 +1,6 @@
-"""From the start of `octavo-server` to ready, from a folder of random weights, its kernels compiled before or not.
+"""Time from the start of `octavo-server` to ready, from a folder of random weights, with and without compiled kernels.
 
-The folder was written just before: its pages are in the page cache, as they are when a pod starts again on a node.
+The folder was written just before: its pages are in the page cache, as when a pod restarts on a node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.lib.processes import free_ports, group, wait_for
 from bench.lib.results import Item, Row
 
 LIMIT, PATIENCE = 150.0, 3.0
-"""Seconds to become ready, below those of the job, and to end in."""
+"""Timeouts in seconds: to become ready (less than the job's limit), and to end."""
 
 
 def items(setting: Setting) -> Iterator[Item]:
@@ -32,7 +32,7 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def folder_of(setting: Setting, model: str) -> Row:
-    """Written, or there already: a row of its own, since a disk may take longer than a start may."""
+    """Write the folder, unless it exists: a row of its own, since the disk may take longer than a start may."""
     began = time.perf_counter()
     folder = checkpoint(setting, model)
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -40,9 +40,9 @@ def folder_of(setting: Setting, model: str) -> Row:
 
 
 def run(setting: Setting, model: str, way: str) -> Row:
-    """One start; the server is ended again. `compiled`: files of kernels that it added to its cache."""
+    """Start the server once, then stop it. `compiled`: kernel files that it added to its cache."""
     folder, log = checkpoint(setting, model), setting.folder / f"octavo-start-{model}.log"
-    # Warm is the cache of this program and of `precompile`: the one main set.
+    # The warm cache is this program's own, filled by `precompile`.
     kernels = Path(os.environ["TRITON_CACHE_DIR"]) if way == "warm" else setting.folder / f"octavo-kernels-{model}"
     if way == "cold":
         shutil.rmtree(kernels, ignore_errors=True)
@@ -61,5 +61,5 @@ def run(setting: Setting, model: str, way: str) -> Row:
 
 
 def count(kernels: Path) -> int:
-    """Compiled kernels in a cache."""
+    """Number of compiled kernels in a cache."""
     return sum(1 for _ in kernels.rglob("*.cubin"))

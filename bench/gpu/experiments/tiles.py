@@ -1,8 +1,8 @@
-"""The table of tiles of this card: products and attention at the shapes of three models, by each tile that may be best.
+"""Measures this card's tile table: products and attention at the shapes of three models, with each candidate tile.
 
 A row of the result file is a product for one step of rows of x, or attention of decodes or prompts, with the times of
-all that was tried. `table_of` makes of the rows what the server reads (`backends/cuda/kernels/tuned_configs.py`);
-nothing of it is chosen while a server runs.
+all candidates. `table_of` converts the rows to the server's format (`backends/cuda/kernels/tuned_configs.py`); a
+running server never tunes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ Tile = TypeVar("Tile", AttentionTile, GemvTile, LinearTile)
 REPEATS = 20
 FORMS = ("int4 q4_0", "dense", "fp8", "int8 q8_0")
 FEW = (1, 2, 4)
-"""Rows of x that `gemv` has a variant for."""
+"""Rows of x with a variant of `gemv`."""
 AT = {16: (4, 8, 16), 32: (32,), 64: (64,), 128: (128, 256, 2048, 8192)}
-"""Rows of x that a step of rows is measured at."""
+"""Rows of x at which a step of rows is measured."""
 DECODES, PREFILLS = ((1, 1, 8191), (32, 1, 1023), (256, 1, 1023)), ((1, 2048, 0), (1, 8192, 0))
 """Sequences, query tokens of each, keys before them."""
 GEMV = tuple(GemvTile(outputs, warps) for outputs in (4, 8) for warps in (1, 2, 4))
-# Rows of weights, columns at a time, warps, stages.
+# Rows of weights, columns per iteration, warps, stages.
 LINEAR = {
     16: ((64, 128, 4, 4), (128, 128, 4, 3), (32, 128, 4, 3), (64, 64, 4, 4), (128, 64, 8, 3)),
     32: ((64, 64, 4, 4), (128, 64, 8, 3), (64, 128, 8, 3)),
@@ -61,7 +61,7 @@ LINEAR = {
 
 
 def items(setting: Setting) -> Iterator[Item]:
-    """Decoding of one sequence first, then of many, then prompts; `only` names some of gemv, linear, attention."""
+    """First decodes of one sequence, then of many, then prompts; `only` selects from gemv, linear, attention."""
     found = _items(setting)
     return (item for item in found if not setting.only or item.key.split()[0] in setting.only)
 
@@ -74,7 +74,7 @@ def _items(setting: Setting) -> Iterator[Item]:
             for model in setting.models:
                 for name in setting.pick(tuple(products(MODELS[model])), ("o", "head")):
                     for stored in setting.pick(FORMS, ("int4 q4_0",)):
-                        # Dense products of more rows are the library's, but for logits.
+                        # Dense products of more rows use the library, except for logits.
                         if few or stored != "dense" or name == "head":
                             run = partial(_row, setting, place, flush, model, name, stored, rows, few)
                             yield Item(f"{'gemv' if few else 'linear'} {model} {name} {stored} {rows}", run)
@@ -91,7 +91,7 @@ def _attention(setting: Setting, place: Place, flush: Flush, model: str, decode:
     row: Row = {"kernel": "attention", "head_dim": config.head_dim, "group": group, "decode": decode}
 
     def times(tile: AttentionTile) -> dict[int, float]:
-        """By sequences of a decode, or tokens of a prompt."""
+        """Microseconds by sequences of a decode, or tokens of a prompt."""
         found = {}
         for batch, queries, before in setting.pick(
             DECODES if decode else PREFILLS, ((2, 1, 9) if decode else (1, 5, 3),)
@@ -114,7 +114,7 @@ def _attention(setting: Setting, place: Place, flush: Flush, model: str, decode:
 
 
 def attention_candidates(first: AttentionTile, decode: bool) -> list[AttentionTile]:
-    """Decoding wants few rows, the least that hold a group. K and V are buffered twice from five stages on."""
+    """Candidates: decodes need few rows, the least that hold a group. Five stages or more double-buffer K and V."""
     rows = (first.rows,) if decode else (64, 128)
     return [
         AttentionTile(height, keys, warps, stages)
@@ -174,7 +174,7 @@ def _row(
 
 
 def linear_candidates(first: LinearTile, rows: int, n: int, width: int) -> list[LinearTile]:
-    """The tile of the rules, and others; cut into as many parts, half and twice as many, where there is room."""
+    """The rules' tile and others, each with the rules' split, half and twice of it, where there is room."""
     parts = sorted({max(1, first.split // 2), first.split, 2 * first.split}) if rows < ROW_STEPS[-1] else [1]
     found = [first]
     for outputs, step, warps, stages in LINEAR[rows]:
@@ -186,7 +186,7 @@ def linear_candidates(first: LinearTile, rows: int, n: int, width: int) -> list[
 
 
 def tried_by(tiles: Iterable[Tile], times: Callable[[Tile], dict[int, float]]) -> list[Row]:
-    """Microseconds by rows of x of each tile; one that the card has no room for is named with the reason."""
+    """Microseconds by rows of x of each tile; a tile that exceeds the card's resources has the reason instead."""
     rows: list[Row] = []
     for tile in dict.fromkeys(tiles):
         try:
@@ -197,7 +197,7 @@ def tried_by(tiles: Iterable[Tile], times: Callable[[Tile], dict[int, float]]) -
 
 
 def best_of(tried: list[Row]) -> Row:
-    """The tile that is nearest to the fastest at all numbers of rows together, its times, and all that was tried."""
+    """The tile that is closest to the fastest over all numbers of rows, its times, and all candidates."""
     timed = [row for row in tried if "us" in row]
     if not timed:
         raise ValueError(f"no tile has room on this card: {tried}")
@@ -214,7 +214,7 @@ def best_of(tried: list[Row]) -> Row:
 
 
 def table_of(card: str, rows: list[Row]) -> Row:
-    """What `measured.read_tiles` reads: of each product the best tile, and up to how many rows `gemv` was faster."""
+    """The table that `tuned_configs` reads: each product's best tile, and the most rows at which `gemv` was faster."""
     good = [row for row in rows if row["verdict"] == "ok"]
     kept = ("form", "n", "width", "rows", "head_dim", "group", "decode", "tile", "us")
     few = [row for row in good if row["kernel"] == "gemv"]
@@ -233,7 +233,7 @@ def table_of(card: str, rows: list[Row]) -> Row:
 
 
 def write_table(out: Path) -> Path:
-    """In a folder beside a result file: the card's table of what is measured, by the name that the server looks for."""
+    """Write the card's tile table, in a folder next to the result file, under the name that the server reads."""
     report = json.loads(out.read_text(encoding="utf-8"))
     card = report["card"] or "interpreter"
     path = out.parent / "tables" / file_name(card)

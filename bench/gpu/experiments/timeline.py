@@ -1,7 +1,7 @@
-"""Some decode steps, drawn later: what the host does, when it waits, and which kernels run when.
+"""Records a few decode steps for a plot: the host's work, its waits, and the device's kernels over time.
 
-torch.profiler puts both on one clock. Where it gives no kernels (no GPU, or no right to count), the device's line is
-that of the events around each step.
+torch.profiler records both on one clock. Without kernel records (no GPU, or no permission), the device's line comes
+from the events around each step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def run(setting: Setting, model: str, batch: int) -> Row:
-    """Steps in the middle of their answers."""
+    """Record steps in the middle of decoding."""
     engine = setting.keep.get(model, lambda: loaded(setting, model)).engine
     vocab, prompt = config_of(model, interpret=setting.interpret).vocab, setting.pick(PROMPT, 3)
     steps, settled = setting.pick((STEPS, SETTLED), (2, 1))
@@ -59,7 +59,7 @@ def run(setting: Setting, model: str, batch: int) -> Row:
 def traced(setting: Setting, engine: Engine, steps: int) -> Row:
     """Spans in milliseconds from the first one on, and shares."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.device.type == "cuda" else [])]
-    # A first run of the profiler costs seconds, which are no part of a step.
+    # The profiler's first run has a start-up cost of seconds, which must not count as a step.
     with profile(activities=activities), watched(engine, setting.timer, record_function):
         engine.step()
     with profile(activities=activities) as seen, watched(engine, setting.timer, record_function) as times:
@@ -81,7 +81,7 @@ def lanes(events: Iterable[Any], steps: int) -> Row:
         on_device = event.device_type == torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined] # not in its __all__
         if event.name in host and not on_device:
             host[event.name].append(span)
-        elif on_device and event.name not in host:  # where the host's ranges are shown once more
+        elif on_device and event.name not in host:  # where the host's ranges appear again
             kernels.append((*span, event.name))
     kernels.sort()
     zero = min((span[0] for spans in host.values() for span in spans), default=0.0)

@@ -1,4 +1,4 @@
-"""One prompt at a time through the engine: time to the first token against its length."""
+"""One prompt at a time through the engine: time to first token over its length."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def run(setting: Setting, model: str, tokens: int) -> Row:
-    """Median of some; in front of each the prefix cache is emptied."""
+    """Median of some requests, each with an empty prefix cache."""
     sizes: dict[str, Any] = {
         "max_model_len": max(LENGTHS) + 64,
         "max_running_requests": 8,
-    }  # room for the longest, and little else
+    }  # enough for the longest prompt, and little else
     engine = setting.keep.get(model, lambda: loaded(setting, model, **sizes)).engine
     config, rng = config_of(model, interpret=setting.interpret), random.Random(tokens)
     load = Load([[rng.randrange(config.vocab) for _ in range(tokens)]], [1])

@@ -1,4 +1,4 @@
-"""nano-vllm, as its own bench.py drives it: python with_nano_vllm.py LOAD.json."""
+"""nano-vllm, as its own bench.py runs it: python -m bench.gpu.runners.nano_vllm LOAD.json."""
 
 from __future__ import annotations
 

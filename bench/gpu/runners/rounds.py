@@ -1,4 +1,4 @@
-"""What every peer's program does: read the load, answer it twice, write what that took. Standard library only."""
+"""Shared by the peers' runners: read the load, run it twice, write the results. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 ROUNDS = 2
 Answer = Callable[[list[list[int]], list[int]], list[int]]
-"""Prompts and how many tokens each must give, to how many it gave."""
+"""From prompts and their requested numbers of tokens to the generated numbers."""
 
 
 def serve(version: str, load: Callable[[str], Answer]) -> None:
-    """`load` makes the engine of a folder. The first round fills caches. SystemExit when an answer is too short."""
+    """Run the load. `load` creates a folder's engine. The first round is a warm-up. SystemExit on a short answer."""
     given: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     begin = time.perf_counter()
     answer = load(given["folder"])

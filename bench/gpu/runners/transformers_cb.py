@@ -1,4 +1,4 @@
-"""transformers' continuous batching: python with_transformers.py LOAD.json. On the CPU where there is no GPU."""
+"""transformers' continuous batching: python -m bench.gpu.runners.transformers_cb LOAD.json. Also runs on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def load(folder: str) -> Answer:
     gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if gpu else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map="cuda" if gpu else "cpu").eval()
-    # No token ends an answer.
+    # No token ends a sequence.
     config = GenerationConfig(do_sample=True, temperature=0.6, eos_token_id=-1, pad_token_id=0, max_new_tokens=1024)
 
     def answer(prompts: list[list[int]], outputs: list[int]) -> list[int]:

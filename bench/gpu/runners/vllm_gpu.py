@@ -1,4 +1,7 @@
-"""vLLM's offline engine: python with_vllm.py LOAD.json. It draws weights of its own (load_format dummy)."""
+"""vLLM's offline engine: python -m bench.gpu.runners.vllm_gpu LOAD.json.
+
+vLLM generates its own weights (load_format dummy).
+"""
 
 from __future__ import annotations
 

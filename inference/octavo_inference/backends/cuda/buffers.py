@@ -166,7 +166,7 @@ class InputPlaces:
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
-    """Padded length for one integer of each kind per row, and one more for `query_start`."""
+    """Places of the inputs: one integer of each kind per row, and one more for `query_start`, padded."""
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
     starts = itertools.accumulate([one, more, one, one, one, one], initial=0)
     row, query_start, seq_len, query, sample_row, position, logprobs = starts
@@ -174,7 +174,7 @@ def input_places(limits: StepLimits) -> InputPlaces:
 
 
 def aligned(size: int) -> int:
-    """Round up to a multiple of 16 bytes: for unaligned pointers Triton compiles another variant of a kernel."""
+    """Round up to 4 integers (16 bytes): for unaligned pointers Triton compiles another variant of a kernel."""
     return -(-size // 4) * 4
 
 

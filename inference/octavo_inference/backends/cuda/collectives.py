@@ -61,7 +61,7 @@ class RankGroup:
             logits[:, whole * width :].copy_(shares[whole, :, :rest])
 
     def _shares(self, logits: Torch, gathered: Torch) -> Torch:
-        """Views [size, R, columns of a rank]."""
+        """View of `gathered` as [size, R, columns of a rank]."""
         rows, vocab = logits.shape
         width = vocab_share(vocab, self.size)
         return gathered[: self.size * rows * width].view(self.size, rows, width)

@@ -83,7 +83,7 @@ class Decoder:
             kv,
             scales,
         )
-        # The decodes of a mixed step run apart: one query token needs few rows per program, and split-KV.
+        # The decodes of a mixed step run separately: one query token needs few rows per program, and split-KV.
         decodes = inputs.decodes
         for first, last, end in ((0, decodes, decodes), (decodes, len(inputs.row), tokens)):
             if first == last:

@@ -191,7 +191,7 @@ def watched(check: Callable[[], object]) -> Generator[None, None, None]:
     except Exception as error:
         try:
             check()
-        except Exception as still:  # noqa: BLE001 -- whatever it is, the device does not answer
+        except Exception as still:  # noqa: BLE001 -- any error means that the device is lost
             first = (str(still).strip().splitlines() or [type(still).__name__])[0]
             raise DeviceLostError(
                 f"the GPU failed and stays failed: {first}; the process ends so that a new one can begin; if it "

@@ -9,9 +9,9 @@ planes, row by row:
     both  scales fp16 [rows, cols / group], and minimums of the same shape where the format has them:
           weight = (value - zero) * scale + minimum
 
-Exact for q4_0, q4_1, q5_0, q5_1 and q8_0. K formats store scales in two steps, whose product fp16 rounds by up to 1 /
-2048: a quarter of the error of bfloat16 weights. The fp8 layout (float8_e4m3fn values with one float32 scale per row)
-is computed on the device, by `linear.quantize_rows`.
+Exact for q4_0, q4_1, q5_0, q5_1 and q8_0. K formats store scales in two steps, whose product fp16 rounds by up to
+1 / 2048: a quarter of the error of bfloat16 weights. The fp8 layout (float8_e4m3fn values with one float32 scale per
+row) is computed on the device, by `linear.quantize_rows`.
 """
 
 from __future__ import annotations

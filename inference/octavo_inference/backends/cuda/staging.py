@@ -28,7 +28,7 @@ class Staging:
     def copy(self, target: Torch) -> None:
         """Copy the front of the filled buffer into a contiguous tensor.
 
-        The tensor holds the values once the current stream reaches the copy.
+        The tensor holds the values when the current stream has completed the copy.
         """
         half, copied = self._halves[self._next], self._copied[self._next]
         self._next = 1 - self._next
@@ -39,8 +39,8 @@ class Staging:
     def send(self, array: NDArray[np.generic], target: Torch) -> None:
         """Copy the bytes of an array into a contiguous tensor of the same size.
 
-        `array` may change as soon as this returns. The tensor holds the values once the current stream reaches the
-        copy.
+        `array` may change as soon as this returns. The tensor holds the values when the current stream has
+        completed the copy.
         """
         np.copyto(self.fill()[: target.nbytes].view(array.dtype).reshape(array.shape), array)
         self.copy(target)
@@ -55,7 +55,7 @@ class Ring:
         self._next = 0
 
     def receive(self, values: Torch) -> Torch:
-        """Start copying a contiguous tensor to the host; the values are valid once the device has reached the copy.
+        """Start copying a contiguous tensor to the host; the values are valid when the copy has completed.
 
         They last until `count` further tensors have been received.
         """

@@ -42,7 +42,7 @@ def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> A
     if known is None or known.__name__ != name:
         other = "" if known is None else f" (of this kind it has {known.__name__})"
         raise refuse(f"transformers {transformers.__version__} has no text-generating decoder of that name{other}")
-    if known._is_stateful:  # noqa: SLF001 -- transformers says it nowhere else
+    if known._is_stateful:  # noqa: SLF001 -- transformers has no public equivalent
         raise refuse("it has recurrent layers (Mamba, linear attention), whose state cannot be paged")
     try:
         module, report = AutoModelForCausalLM.from_pretrained(

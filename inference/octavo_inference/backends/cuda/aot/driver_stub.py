@@ -63,7 +63,7 @@ def prepare(folder: Path = FOLDER) -> None:
 
     Must be called before the first kernel runs. Raises CompilerMissingError.
     """
-    import triton  # noqa: PLC0415 - not there when an image's build runs this file
+    import triton  # noqa: PLC0415 - not installed when an image's build runs this file
 
     source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
     stub = folder / file_name(source.read_bytes())

@@ -145,7 +145,7 @@ def attend(
     q, out [T, heads, head_dim] (float32, bfloat16, float16); kv [num_blocks, 2, kv_heads, block_size, head_dim] and
     scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`; block_table [rows, columns], row
     [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. The first row of q is token query_start[0], so
-    that a subset of a step's sequences can run apart. Rows of `out` for tokens from query_start[B] on stay unchanged.
+    that a subset of a step's sequences can run alone. Rows of `out` for tokens from query_start[B] on stay unchanged.
     Sequences without query tokens are skipped, whatever their seq_len.
 
     A token sees `window` tokens, itself included (None: all before it). A softcap c maps a score x to c * tanh(x / c).

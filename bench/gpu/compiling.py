@@ -43,7 +43,7 @@ def _compile(case: Case, gpu: NullGpu) -> list[Row]:
         if refused and "fp8e4nv not supported" in str(error):
             return [{"capability": gpu.capability, "verdict": "refused", "why": "no float8 below 8.9"}]
         return [_failure(gpu, error)]
-    except Exception as error:  # noqa: BLE001  one kernel's fault is not the others'
+    except Exception as error:  # noqa: BLE001  the other kernels continue
         return [_failure(gpu, error)]
     if refused:
         return [{"capability": gpu.capability, "verdict": "failed", "why": "compiled, but no float8 was expected here"}]

@@ -81,7 +81,7 @@ def write_report(folder: Path) -> Path:
     reports = [report for path in sorted(folder.glob("*.json")) if (report := read(path)) is not None]
     words = markdown(reports)
     try:
-        from bench.gpu import plots  # noqa: PLC0415  matplotlib is not everywhere
+        from bench.gpu import plots  # noqa: PLC0415  matplotlib is optional
 
         drawn = plots.draw(reports, folder)
     except ImportError as error:

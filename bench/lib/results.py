@@ -101,7 +101,7 @@ def attempt(run: Callable[[], Row]) -> Row:
     """A row of figures and a verdict: "ok" by default, "failed" with the reason for an exception."""
     try:
         return {"verdict": "ok"} | run()
-    except Exception as error:  # noqa: BLE001  one row's fault is not the others'
+    except Exception as error:  # noqa: BLE001  the other rows continue
         trace = traceback.format_exc()
         return {"verdict": "failed", "why": f"{type(error).__name__}: {error}", "traceback": trace}
 

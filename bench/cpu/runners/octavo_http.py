@@ -87,7 +87,7 @@ async def arrival(server: Server, streams: int, prompt: int, quiet_tokens: int) 
 
 
 async def idle(server: Server, seconds: int, requests: int) -> dict[str, Any]:
-    """CPU share while idle, and growth of RSS over short requests (after equally many to warm up, at most 200)."""
+    """CPU share while idle, and growth of RSS over short requests (after as many warm-up requests, at most 200)."""
     rng = random.Random(time.time_ns())
 
     async def soak(count: int) -> None:

@@ -127,7 +127,7 @@ def run(batch: Paged, **how: Any) -> Tensor:
     """Launch and return the output; padding rows must stay unchanged."""
     out, launch = launcher(batch, **how)
     launch()
-    assert (out[batch.tokens :] == SENTINEL).all(), "padding rows were written"  # noqa: S101  a test's
+    assert (out[batch.tokens :] == SENTINEL).all(), "padding rows were written"  # noqa: S101  for tests
     return out[: batch.tokens]
 
 

@@ -42,6 +42,7 @@ class Accounting:
             replica.load.send(prompt.tokens, prompt.tokens - choice.candidate.matched, output),
             attributes.tenant,
             self._index.sent(replica.url, prompt.keys),
+            replica.refusals,
             self.canary.track(canary=replica.endpoint.canary) if self.canary else None,
         )
         self._queue.choose(reservation.tenant, reservation.charge)

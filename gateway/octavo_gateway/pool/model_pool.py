@@ -104,7 +104,9 @@ class ModelPool:
 
     def answered(self, reservation: Reservation, prompt_header: str | None) -> None:
         """A replica answers. `prompt_header` maps the prompt to blocks; None without this header."""
-        reservation.replica.trust()
+        # An answer to an earlier request does not end the back-off: a draining replica finishes its running requests.
+        if reservation.refusals == reservation.replica.refusals:
+            reservation.replica.trust()
         if prompt_header is not None:
             self.reports.take_prompt(reservation.replica, reservation.prompt, prompt_header)
 

@@ -49,6 +49,7 @@ class Replica:
     complaints: set[str] = field(default_factory=set)
     failures: int = 0
     avoided_at: float = float("-inf")
+    refusals: int = 0
     avoid_until: float = float("-inf")
 
     @property
@@ -66,6 +67,7 @@ class Replica:
         first = AVOID_DRAINING if draining else AVOID_FIRST
         self.avoid_until = now + min(AVOID_LONGEST, first * 2**self.failures)
         self.failures = min(self.failures + 1, 10)
+        self.refusals += 1
         self.avoided_at = now
 
     def trust(self) -> None:

@@ -18,7 +18,8 @@ class Reservation:
     """One request's place on one replica: `ModelPool` grants it, and takes it back with a `RequestOutcome`.
 
     `in_flight`: the request as the replica's load counts it. `new_keys`: keys of its prompt that were not assumed to be
-    cached there before. `track`: counts its answer while there is a canary.
+    cached there before. `refusals`: those of the replica before this request was sent. `track`: counts its answer while
+    there is a canary.
     """
 
     replica: Replica
@@ -27,6 +28,7 @@ class Reservation:
     in_flight: InFlightRequest
     tenant: str = ""
     new_keys: tuple[bytes, ...] = ()
+    refusals: int = 0
     track: TrackStats | None = None
 
     @property

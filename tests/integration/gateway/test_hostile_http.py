@@ -421,6 +421,7 @@ def test_only_a_right_key_opens(gateway: Gateway, pod: RecordingPod, path: str, 
 
 def test_the_gateway_is_well_after_all_this(gateway: Gateway, pod: RecordingPod) -> None:
     """Nothing of a stranger's bytes is logged line by line, nothing is left over."""
+    exchange(gateway, MALFORMED["cl-te"])
     end = time.monotonic() + 30
     while (models := gateway.report()["models"]) and models[0]["in_flight"] and time.monotonic() < end:  # type: ignore[index]
         time.sleep(0.05)

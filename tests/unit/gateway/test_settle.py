@@ -122,6 +122,18 @@ def test_whatever_happens_all_counters_return(stays, chance):
     assert canary.stable.errors + canary.canary.errors == told.count(False)
 
 
+def test_an_answer_to_an_earlier_request_does_not_end_the_back_off():
+    pool = pool_of("a")
+    running, refused = pool.reserve(Prompt(10, 40)), pool.reserve(Prompt(10, 40))
+    pool.settle(RequestOutcome(refused, Ending.DRAINING))
+    pool.answered(running, None)
+    assert pool.reserve(Prompt(10, 40)) is None
+    pool.replicas["http://a"].avoid_until = 0.0
+    later = pool.reserve(Prompt(10, 40))
+    pool.answered(later, None)
+    assert pool.replicas["http://a"].failures == 0
+
+
 async def test_a_place_granted_to_a_client_that_has_left_costs_its_tenant_nothing():
     pool = pool_of("a", hold=True)
     pool.replicas["http://a"].avoid(1000.0)

@@ -34,13 +34,13 @@ class GatewayMetrics:
             "octavo_gateway_requests", "Requests answered, by HTTP status", ["model", "code"], registry=registry
         )
         self.malformed = Counter(
-            "octavo_gateway_malformed_requests", "Requests that could not be read as HTTP", registry=registry
+            "octavo_gateway_malformed_requests", "Requests that are not valid HTTP", registry=registry
         )
         self.retries = Counter(
             "octavo_gateway_retries", "Requests sent to a second replica", ["model", "reason"], registry=registry
         )
         self.broken = Counter(
-            "octavo_gateway_broken_streams", "Streams that a replica broke off", ["model"], registry=registry
+            "octavo_gateway_broken_streams", "Streams that a replica aborted", ["model"], registry=registry
         )
         self.hold_seconds = Histogram(
             "octavo_gateway_hold_seconds", "Time held before a replica was free", ["model"],
@@ -59,14 +59,14 @@ class GatewayMetrics:
             "octavo_gateway_key_requests", "Requests of a key, by HTTP status", ["key", "code"], registry=registry
         )
         self.key_tokens = Counter(
-            "octavo_gateway_key_tokens", "Tokens of a key, estimated where the answer told none", ["key", "kind"],
+            "octavo_gateway_key_tokens", "Tokens of a key, estimated for answers without usage", ["key", "kind"],
             registry=registry,
         )  # fmt: skip
         self.limit_hits = Counter(
-            "octavo_gateway_limit_hits", "Requests refused by a key's limit", ["key", "limit"], registry=registry
+            "octavo_gateway_limit_hits", "Requests rejected by a key's limit", ["key", "limit"], registry=registry
         )
         self.key_file_valid = Gauge(
-            "octavo_gateway_key_file_valid", "0 while the key file cannot be used and older keys apply",
+            "octavo_gateway_key_file_valid", "0 while the key file is invalid and the previous keys apply",
             registry=registry,
         )  # fmt: skip
         self.key_file_valid.set(1)
@@ -75,19 +75,19 @@ class GatewayMetrics:
         )
         self.peer_errors = Counter(
             "octavo_gateway_peer_errors",
-            "Words of other gateways that failed to be taken, unforeseen",
+            "Gossip messages of other gateways that raised an unexpected error",
             registry=registry,
         )
         self._routed = Counter(
-            "octavo_gateway_routed_requests", "Requests sent to a replica, by why it was this one", ["model", "reason"],
-            registry=registry,
+            "octavo_gateway_routed_requests", "Requests sent to a replica, by reason of the choice",
+            ["model", "reason"], registry=registry,
         )  # fmt: skip
         self._against = Counter(
-            "octavo_gateway_routed_against_affinity", "Requests not sent where most of their prompt was cached",
+            "octavo_gateway_routed_against_affinity", "Requests not sent to the replica with the longest cached prefix",
             ["model"], registry=registry,
         )  # fmt: skip
         self._prefix = Counter(
-            "octavo_gateway_prefix_tokens", "Prompt tokens of answers that told their usage: all, predicted to be "
+            "octavo_gateway_prefix_tokens", "Prompt tokens of answers with usage: all, predicted to be "
             "cached at the replica, and cached there", ["model", "kind"], registry=registry,
         )  # fmt: skip
         self._keys: set[str] = set()
@@ -133,31 +133,37 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         in_flight = GaugeMetricFamily(
-            "octavo_gateway_in_flight_requests", "Requests at a replica now", labels=["model"]
+            "octavo_gateway_in_flight_requests", "Requests in flight at replicas", labels=["model"]
         )
-        held = GaugeMetricFamily("octavo_gateway_held_requests", "Requests held now", labels=["model"])
+        held = GaugeMetricFamily("octavo_gateway_held_requests", "Held requests", labels=["model"])
         waiting = GaugeMetricFamily(
-            "octavo_gateway_held_by_priority", "Requests held now, by priority", labels=["model", "priority"]
+            "octavo_gateway_held_by_priority", "Held requests, by priority", labels=["model", "priority"]
         )
         oldest = GaugeMetricFamily(
-            "octavo_gateway_oldest_hold_seconds", "How long the first held request waits", labels=["model"]
+            "octavo_gateway_oldest_hold_seconds",
+            "Waiting time of the oldest held request, in seconds",
+            labels=["model"],
         )
         endpoints = GaugeMetricFamily("octavo_gateway_upstream_endpoints", "Known replicas", labels=["model", "state"])
         age = GaugeMetricFamily(
-            "octavo_gateway_report_age_seconds", "Age of the oldest load report of a ready replica", labels=["model"]
+            "octavo_gateway_report_age_seconds",
+            "Age of the oldest load report of a ready replica",
+            labels=["model"],
         )
         rejected = CounterMetricFamily(
             "octavo_gateway_rejected_reports",
-            "What replicas said of themselves that cannot be",
+            "Implausible load reports of replicas",
             labels=["model", "kind"],
         )
         index = GaugeMetricFamily(
             "octavo_gateway_prefix_index_entries",
-            "Pieces of text, block hashes and assumed pieces known",
+            "Entries of the prefix index: text pieces, block hashes and assumed pieces",
             labels=["kind"],
         )
         known = self._models.index
-        stride = GaugeMetricFamily("octavo_gateway_prefix_hash_stride", "Of all block hashes one in so many is kept")
+        stride = GaugeMetricFamily(
+            "octavo_gateway_prefix_hash_stride", "The prefix index keeps one in this many block hashes"
+        )
         stride.add_metric([], known.stride)
         for kind, count in (("texts", len(known)), ("hashes", known.hashes), ("assumed", known.assumed)):
             index.add_metric([kind], count)

@@ -59,7 +59,7 @@ class KeyFile:
             self._entries = parse(self._path.read_text())
         except (OSError, KeyFileError, UnicodeDecodeError) as error:
             if self.valid or stamp != self._stamp:
-                log.warning("API key file not usable, keeping the keys there were: %s", _why(error))
+                log.warning("invalid API key file, keeping the previous keys: %s", _why(error))
             self.valid = False
         else:
             self.valid = True

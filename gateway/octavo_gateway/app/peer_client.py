@@ -67,7 +67,7 @@ class PeerClient:
         # Log only the second failure in a row: a starting gateway, this one in its first round too, has no second port.
         missing, self._silent = silent & self._silent, silent
         if missing != self._missing:
-            log.warning("gateways that do not answer: %s", ", ".join(sorted(missing)) or "none any more")
+            log.warning("unreachable gateways: %s", ", ".join(sorted(missing)) or "none")
             self._missing = missing
         ids = {self._known[address] for address in found if address in self._known} - {self._gossip.id}
         others = [*ids, *(None for address in found if address not in self._known)]
@@ -101,6 +101,6 @@ class PeerClient:
         except Exception as error:
             self._metrics.peer_errors.inc()
             if address not in self._failed:
-                log.warning("what gateway %s says could not be taken: %r", address, error, exc_info=error)
+                log.warning("invalid gossip message of gateway %s: %r", address, error, exc_info=error)
                 self._failed.add(address)
             return False

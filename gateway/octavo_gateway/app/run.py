@@ -200,7 +200,7 @@ async def _until(background: list[asyncio.Task[None]], *events: asyncio.Event) -
         event.cancel()
     for task in done:
         if task in background:
-            log.error("the gateway cannot go on: %r", task.exception())
+            log.error("fatal error: %r", task.exception())
             return True
     return False
 
@@ -210,7 +210,7 @@ async def _drain(
 ) -> None:
     """Fail the readiness probe, accept requests for the drain delay, then let running answers finish."""
     status.draining = True
-    log.info("draining: %d requests under way", status.requests)
+    log.info("draining: %d requests in flight", status.requests)
     await asyncio.sleep(options.drain_delay)
     public.close()
     if status.requests:
@@ -219,7 +219,7 @@ async def _drain(
     for pool in registry.pools():
         pool.fail_held(ApiError(503, "the gateway is shutting down", code="shutting_down", retry_after=1))
     if status.requests:
-        log.warning("%d requests did not finish within the drain time-out", status.requests)
+        log.warning("%d requests did not finish within the drain timeout", status.requests)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -143,7 +143,7 @@ class Exchange:
                 self._ended(replica, Ending.BROKEN)
                 self.metrics.broken.labels(label(self.pool)).inc()
                 name = self.reservation.replica.endpoint.name
-                log.warning("%s broke its stream off", name, extra={"request_id": request_id})
+                log.warning("%s aborted its stream", name, extra={"request_id": request_id})
                 return await answer.fail(broken())
             if not chunk:
                 break

@@ -86,7 +86,7 @@ class Proxy:
             replica, drains = reservation.replica, exchange.ending is Ending.DRAINING
             reason = "draining" if drains else "connect"
             fields = {"request_id": call.request_id}
-            log.info("%s did not take the request: %s", replica.endpoint.name, reason, extra=fields)
+            log.info("%s did not accept the request: %s", replica.endpoint.name, reason, extra=fields)
             # Draining is no fault and the refusal cost nothing. So a request sent just as the replica began to drain
             # must not be lost. A replica that refuses one request twice this way counts as faulty.
             if drains and replica not in drained:

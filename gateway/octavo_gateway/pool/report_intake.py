@@ -68,7 +68,7 @@ class ReportIntake:
         self.rejected[kind] = self.rejected.get(kind, 0) + 1
         if replica.complain(kind):
             name = replica.endpoint.name
-            log.warning("what %s says of itself cannot be, and is left out: %s", name, why, exc_info=error)
+            log.warning("implausible load report of %s, ignored: %s", name, why, exc_info=error)
 
     def _learn_step_costs(self, replicas: Sequence[Replica], now: float) -> None:
         costs = self.step_costs.learn([each.steps for each in replicas], now)

@@ -304,7 +304,7 @@ async def test_only_a_gateway_that_stays_silent_is_worth_a_warning(caplog):
         assert not caplog.records
         await peers.round()
         await peers.round()
-        assert [record.getMessage() for record in caplog.records] == ["gateways that do not answer: 127.0.0.1:1"]
+        assert [record.getMessage() for record in caplog.records] == ["unreachable gateways: 127.0.0.1:1"]
 
 
 async def test_a_word_that_nobody_foresaw_is_no_end(caplog):

@@ -140,7 +140,7 @@ def test_a_bad_file_later_keeps_the_keys_and_is_told_once(tmp_path, caplog) -> N
     for now in (2.0, 4.0, 6.0):
         assert keys.find("k", now)
     assert not keys.valid
-    assert caplog.text.count("keeping the keys there were: line 2, keys[0]: unknown field") == 1
+    assert caplog.text.count("keeping the previous keys: line 2, keys[0]: unknown field") == 1
     path.write_text("keys:\n- {name: a, key: new-key}")
     assert keys.find("new-key", 8.0)
     assert (keys.valid, keys.generation, keys.find("k", 8.0)) == (True, 1, None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from typing import IO, Any
 
 import psutil
 
-from bench.lib.processes import ROOT, answers, free_ports
+from bench.lib.processes import ROOT, free_ports, wait_for
 
 READY_SECONDS = 300.0
 
@@ -34,12 +33,8 @@ class Server:
         return cls(process, port, admin)
 
     def ready(self) -> None:
-        """Wait until the server accepts requests."""
-        end = time.monotonic() + READY_SECONDS
-        while not answers(f"http://127.0.0.1:{self.port}/readyz"):
-            if time.monotonic() > end or self.process.poll() is not None:
-                sys.exit("the server did not become ready")
-            time.sleep(0.005)
+        """Wait until the server accepts requests. RuntimeError when it does not; its log has the cause."""
+        wait_for(f"http://127.0.0.1:{self.port}/readyz", self.process, None, READY_SECONDS)
 
     def processes(self) -> list[psutil.Process]:
         """Processes of the server, with its engine."""

@@ -107,7 +107,7 @@ def _of_hub(found: RemoteModel, environ: Mapping[str, str], out: TextIO) -> Path
 
 
 def _briefly(seconds: float) -> None:
-    """Someone waits, and an earlier download may do: ten seconds without an answer are enough."""
+    """Sleep with a capped back-off: an earlier download may serve, so an unreachable hub is given up in 10 s."""
     time.sleep(min(seconds, 2.0))
 
 

@@ -106,7 +106,7 @@ def read_tiles(path: Path) -> Tiles:
         tiles = Tiles(table["card"], table["gemv_rows"], gemv, linear, attention)
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no table of tiles ({error!r}): write it anew by python -m bench.gpu tiles"
+            f"{path} is no table of tiles ({error!r}): create it again with python -m bench.gpu tiles"
         ) from error
     for (_, group, _), narrow in attention.items():
         if narrow.rows < group:
@@ -115,7 +115,7 @@ def read_tiles(path: Path) -> Tiles:
         if not fits(tile, rows, n):
             raise ValueError(
                 f"{path}: {form} {n}x{width} is cut into {tile.split} parts for {rows} rows, more than there is room "
-                "for: write it anew by python -m bench.gpu tiles"
+                "for: create it again with python -m bench.gpu tiles"
             )
     return tiles
 

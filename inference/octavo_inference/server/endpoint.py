@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,11 +17,18 @@ from octavo_inference.server.service import Service
 
 @dataclass(frozen=True, slots=True)
 class HttpEndpoint:
-    """One endpoint. `path` is a Starlette route path; `respond` may raise `ApiError`."""
+    """One endpoint. `path` is a Starlette route path; `respond` may raise `ApiError`.
+
+    `body`, `answer` and `event` are the message types of the request body, of a JSON response with status 200 and of
+    one event of a stream; None if there is none.
+    """
 
     method: str
     path: str
     respond: Callable[[Service, Request], Awaitable[Response]]
+    body: type[msgspec.Struct] | None = None
+    answer: type[msgspec.Struct] | None = None
+    event: object = None
 
 
 def http_router(service: Service, endpoints: Iterable[HttpEndpoint]) -> Router:

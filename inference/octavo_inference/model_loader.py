@@ -25,7 +25,7 @@ from octavo_inference.common.errors import ModelError, SettingsError, Unsupporte
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.weights import Weights
-from octavo_inference.tokenizer.assets import TokenizerAssets, check_vocabulary, gguf_words, hf_words
+from octavo_inference.tokenizer.assets import TokenizerAssets, check_vocabulary, gguf_assets, hf_assets
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
@@ -40,25 +40,25 @@ class TextModel:
     name: str
     path: Path
     config: ModelInfo
-    read_words: Callable[[], TokenizerAssets]
+    read_assets: Callable[[], TokenizerAssets]
 
     @cached_property
-    def words(self) -> TokenizerAssets:
+    def assets(self) -> TokenizerAssets:
         """Read tokenizer and chat template. Raises `ModelError`, also for a tokenizer larger than the vocabulary."""
         with refusing(self.path):
-            words = self.read_words()
-        check_vocabulary(words.tokenizer, self.config.vocab, self.path)
-        return words
+            assets = self.read_assets()
+        check_vocabulary(assets.tokenizer, self.config.vocab, self.path)
+        return assets
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
-        return self.words.tokenizer
+        return self.assets.tokenizer
 
     @property
     def chat_template(self) -> str | None:
         """The chat template as Jinja source."""
-        return self.words.chat_template
+        return self.assets.chat_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def load_text(path: str) -> TextModel:
 
 def _gguf_text(file: GgufFile) -> tuple[TextModel, ModelConfig]:
     config = config_from_gguf(file, _digest([file.header], [file.buffer]))
-    model = TextModel(_gguf_name(file), file.path, config, lambda: gguf_words(file))
+    model = TextModel(_gguf_name(file), file.path, config, lambda: gguf_assets(file))
     _check(model)
     return model, config
 
@@ -147,7 +147,7 @@ def _hf_text(
         config = config_from_hf(folder, checkpoint, digest) if native else describe(folder, digest, "by request")
     except UnsupportedModelError as error:
         config = describe(folder, digest, str(error))
-    model = TextModel(folder.resolve().name, folder, config, lambda: hf_words(folder))
+    model = TextModel(folder.resolve().name, folder, config, lambda: hf_assets(folder))
     _check(model)
     return model, config
 

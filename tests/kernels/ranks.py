@@ -135,7 +135,7 @@ class Forked:
     connections: list[socket.socket]
     size: int
 
-    def tell(self, call: Call) -> None:
+    def send_all(self, call: Call) -> None:
         for connection in self.connections:
             connection.sendall(encode(call))
 

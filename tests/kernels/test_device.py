@@ -9,10 +9,10 @@ from octavo_inference.backends.cuda import device
 from octavo_inference.backends.cuda.device import (
     Device,
     Driver,
+    check_capability,
+    check_count,
+    check_driver,
     explain,
-    judge,
-    judge_capability,
-    judge_count,
     require_room,
     watched,
 )
@@ -41,7 +41,7 @@ def h200(free: float = 139.0) -> Device:
     ],
 )
 def test_each_thing_wrong_with_a_driver_has_its_sentence(driver: Driver | None, wheel: str, sentence: str) -> None:
-    refusal = judge(driver, wheel)
+    refusal = check_driver(driver, wheel)
     assert refusal is not None
     assert "\n" not in refusal
     with pytest.raises(DeviceError, match=sentence):
@@ -50,15 +50,15 @@ def test_each_thing_wrong_with_a_driver_has_its_sentence(driver: Driver | None, 
 
 @pytest.mark.parametrize("version", [13000, 13020, 14010])
 def test_a_driver_of_the_same_or_a_later_major_version_is_sound(version: int) -> None:
-    assert judge(Driver(0, version, 1), "13.2") is None
+    assert check_driver(Driver(0, version, 1), "13.2") is None
 
 
 def test_too_few_gpus_for_a_model_are_counted() -> None:
     sentence = "tensor_parallel_size 4 needs as many GPUs, and 2 are visible: set resources.gpu.count to 4"
-    assert str(judge_count(2, 4)).startswith(sentence)
-    assert "and 1 is visible" in str(judge_count(1, 2))
-    assert judge_count(4, 4) is None
-    assert judge_count(8, 2) is None
+    assert str(check_count(2, 4)).startswith(sentence)
+    assert "and 1 is visible" in str(check_count(1, 2))
+    assert check_count(4, 4) is None
+    assert check_count(8, 2) is None
 
 
 def test_ranks_have_what_the_smallest_of_their_cards_has() -> None:
@@ -71,12 +71,12 @@ def test_ranks_have_what_the_smallest_of_their_cards_has() -> None:
 
 def test_what_hides_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
-    assert "visible devices are set to 'void'" in str(judge(Driver(100, 13020, 0), "13.2"))
+    assert "visible devices are set to 'void'" in str(check_driver(Driver(100, 13020, 0), "13.2"))
 
 
 @pytest.mark.parametrize(("capability", "sound"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((12, 0), True)])
 def test_old_cards_are_refused_by_name(capability: tuple[int, int], sound: bool) -> None:
-    refusal = judge_capability("Tesla T4", capability)
+    refusal = check_capability("Tesla T4", capability)
     assert (refusal is None) == sound
     if refusal:
         assert "Tesla T4 has compute capability 7.5, and the kernels need 8.0" in refusal

@@ -38,7 +38,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 NOTHING = Taken(0.0, 0.0, 0)
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
+class GossipMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message of one gateway process: its id, and the state of each key by the hash of the key's name."""
 
     id: str
@@ -46,8 +46,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
-    heard: float
+class _Peer:
+    last_message: float
     keys: dict[str, Taken] = field(default_factory=dict)
 
 
@@ -56,10 +56,10 @@ class LimitGossip:
 
     def __init__(self, accounts: Accounts, name: str) -> None:
         self._accounts = accounts
-        self._members: dict[str, _Member] = {}
+        self._peers: dict[str, _Peer] = {}
         self.id = name
 
-    def say(self, now: float) -> Word:
+    def message(self, now: float) -> GossipMessage:
         """The message to the peers: all keys with a limit in use."""
         keys: dict[str, Taken] = {}
         for name, account in self._accounts.known.items():
@@ -75,53 +75,51 @@ class LimitGossip:
                     account.requests.left if account.requests else None,
                     account.tokens.left if account.tokens else None,
                 )
-        return Word(id=self.id, keys=keys)
+        return GossipMessage(id=self.id, keys=keys)
 
-    def hear(self, word: Word, now: float) -> None:
+    def receive(self, message: GossipMessage, now: float) -> None:
         """Apply the message of another gateway."""
-        if word.id == self.id:
+        if message.id == self.id:
             return
-        member = self._members.get(word.id)
-        first = member is None
-        if member is None:
-            if len(self._members) >= MOST_GATEWAYS:
+        peer = self._peers.get(message.id)
+        first = peer is None
+        if peer is None:
+            if len(self._peers) >= MOST_GATEWAYS:
                 return
-            member = self._members[word.id] = _Member(now)
-        member.heard = now
+            peer = self._peers[message.id] = _Peer(now)
+        peer.last_message = now
         accounts = {_hash(name): account for name, account in self._accounts.known.items()}
-        for key in word.keys.keys() & accounts.keys():
-            told = word.keys[key]
-            _charge(accounts[key], None if first else member.keys.get(key, NOTHING), told, now)
-            member.keys[key] = told
-        for key in member.keys.keys() - word.keys.keys():
-            before = member.keys[key]
-            member.keys[key] = Taken(before.requests, before.tokens, 0)
+        for key in message.keys.keys() & accounts.keys():
+            taken = message.keys[key]
+            _charge(accounts[key], None if first else peer.keys.get(key, NOTHING), taken, now)
+            peer.keys[key] = taken
+        for key in peer.keys.keys() - message.keys.keys():
+            before = peer.keys[key]
+            peer.keys[key] = Taken(before.requests, before.tokens, 0)
 
     def share_out(self, others: Collection[str | None], now: float) -> tuple[int, int]:
         """Divide every limit into new parts; returns the number of gateways in contact and in all, this one included.
 
         `others`: ids of the other gateways that should exist; None for one that has never sent a message.
         """
-        self._members = {
-            name: member for name, member in self._members.items() if now - member.heard < FORGOTTEN_SECONDS
-        }
-        heard = [
-            member for name, member in self._members.items() if name in others and now - member.heard < SILENT_SECONDS
+        self._peers = {name: peer for name, peer in self._peers.items() if now - peer.last_message < FORGOTTEN_SECONDS}
+        alive_peers = [
+            peer for name, peer in self._peers.items() if name in others and now - peer.last_message < SILENT_SECONDS
         ]
-        alive, all_of_them = 1 + len(heard), 1 + len(others)
+        alive, all_of_them = 1 + len(alive_peers), 1 + len(others)
         for name, account in self._accounts.known.items():
             if account.slots:
-                account.slots.others = sum(member.keys.get(_hash(name), NOTHING).open for member in heard)
+                account.slots.others = sum(peer.keys.get(_hash(name), NOTHING).open for peer in alive_peers)
             account.take_part(alive, all_of_them, now)
         return alive, all_of_them
 
 
-def _charge(account: KeyUsage, before: Taken | None, told: Taken, now: float) -> None:
+def _charge(account: KeyUsage, before: Taken | None, taken: Taken, now: float) -> None:
     """Subtract the tokens another gateway took since `before`; None for its first message."""
     known = before or NOTHING
     for bucket, more, left in (
-        (account.requests, told.requests - known.requests, told.requests_left),
-        (account.tokens, told.tokens - known.tokens, told.tokens_left),
+        (account.requests, taken.requests - known.requests, taken.requests_left),
+        (account.tokens, taken.tokens - known.tokens, taken.tokens_left),
     ):
         if bucket is None:
             continue

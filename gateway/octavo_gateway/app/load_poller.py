@@ -69,7 +69,7 @@ async def _poll_one(
     if data is None or pool.replicas.get(replica.url) is not replica:
         return
     if len(data) > MAX_REPORT:
-        pool.reports.distrust(replica, "size", f"its load report is longer than {MAX_REPORT} bytes")
+        pool.reports.discard_report(replica, "size", f"its load report is longer than {MAX_REPORT} bytes")
         # Perhaps its cache is that large. Its load is still needed: poll again at once, without the cache.
         if replica.tells_cache:
             replica.tells_cache = False
@@ -78,7 +78,7 @@ async def _poll_one(
     try:
         report = decode_load(data)
     except msgspec.MsgspecError as error:
-        pool.reports.distrust(replica, "malformed", f"its load report is malformed: {error}")
+        pool.reports.discard_report(replica, "malformed", f"its load report is malformed: {error}")
         return
     pool.take_report(replica, report, after)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import aiohttp
 import msgspec
 
-from octavo_gateway.access.limit_gossip import LimitGossip, Word
+from octavo_gateway.access.limit_gossip import GossipMessage, LimitGossip
 from octavo_gateway.discovery.dns import Resolver
 from octavo_gateway.metrics import GatewayMetrics
 from octavo_protocol.names import PATH_PEERS
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 ROUND_SECONDS = 1.0
 TIMEOUT = aiohttp.ClientTimeout(total=0.8)
 # Bytes of the message of a gateway with ten thousand limited keys.
-MAX_WORDS = 4 * 1024 * 1024
+MAX_MESSAGE = 4 * 1024 * 1024
 
 
 class PeerClient:
@@ -60,10 +60,10 @@ class PeerClient:
         found: dict[str, None] = {}
         for host, port in self._hosts:
             found.update(dict.fromkeys(await self._resolver.addresses(host, port)))
-        heard = await asyncio.gather(*(self._heard(address) for address in found))
+        polled = await asyncio.gather(*(self._polled(address) for address in found))
         self._known = {address: known for address, known in self._known.items() if address in found}
         self._failed &= found.keys()
-        silent = frozenset(address for address, said in zip(found, heard, strict=True) if not said)
+        silent = frozenset(address for address, ok in zip(found, polled, strict=True) if not ok)
         # Log only the second failure in a row: a starting gateway, this one in its first round too, has no second port.
         missing, self._silent = silent & self._silent, silent
         if missing != self._missing:
@@ -76,7 +76,7 @@ class PeerClient:
         self._metrics.gateways.labels("silent").set(total - alive)
         self._gateways(total)
 
-    async def _hear(self, address: str) -> bool:
+    async def _poll_one(self, address: str) -> bool:
         try:
             async with self._session.get(f"http://{address}{PATH_PEERS}", timeout=TIMEOUT) as response:
                 if response.status != 200:
@@ -84,20 +84,20 @@ class PeerClient:
                 data = bytearray()
                 async for chunk in response.content.iter_any():
                     data += chunk
-                    if len(data) > MAX_WORDS:
+                    if len(data) > MAX_MESSAGE:
                         return False
-                word = msgspec.json.decode(data, type=Word)
+                message = msgspec.json.decode(data, type=GossipMessage)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             log.debug("gateway %s not heard: %r", address, error)
             return False
-        self._known[address] = word.id
-        self._gossip.hear(word, self._ticks())
+        self._known[address] = message.id
+        self._gossip.receive(message, self._ticks())
         return True
 
-    async def _heard(self, address: str) -> bool:
+    async def _polled(self, address: str) -> bool:
         """True if one peer answered; no error caused by its answer stops the polling of the others."""
         try:
-            return await self._hear(address)
+            return await self._poll_one(address)
         except Exception as error:
             self._metrics.peer_errors.inc()
             if address not in self._failed:

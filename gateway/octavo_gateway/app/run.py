@@ -103,7 +103,7 @@ async def run(options: GatewayOptions) -> int:
                 return 1
         bound = options.head_seconds
         # Start it before the public port: once that accepts connections, health and metrics are reachable too.
-        admin = Admin(registry, metrics, status, lambda: gossip.say(time.monotonic()))
+        admin = Admin(registry, metrics, status, lambda: gossip.message(time.monotonic()))
         await _serve(stack, admin.app(), options.admin_host, options.admin_port, metrics, bound)
         public = await _serve(stack, api.app(), options.host, options.port, metrics, bound, reuse_port=shared)
         log.info("serving on %s:%d, second port %d", options.host, options.port, options.admin_port)

@@ -40,7 +40,7 @@ class WorkerTotals:
     _past_models: dict[Key, ModelTraffic] = field(default_factory=dict)
     _past_series: Counter[Series] = field(default_factory=Counter)
 
-    def heard(self, worker: int, report: GatewayReport, exposition: str) -> None:
+    def update(self, worker: int, report: GatewayReport, exposition: str) -> None:
         """Replace a worker's report and metrics."""
         self._reports[worker] = report
         self._families[worker] = list(text_string_to_metric_families(exposition))

@@ -115,13 +115,13 @@ class Parent:
     async def _poll(self, session: aiohttp.ClientSession) -> None:
         """Poll the workers every second: counts after the last poll are lost when a worker dies."""
         while True:
-            await self._hear_all(session)
+            await self._poll_all(session)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _hear_all(self, session: aiohttp.ClientSession) -> None:
-        await asyncio.gather(*(self._hear(worker, session) for worker in self._workers))
+    async def _poll_all(self, session: aiohttp.ClientSession) -> None:
+        await asyncio.gather(*(self._poll_one(worker, session) for worker in self._workers))
 
-    async def _hear(self, worker: _Worker, session: aiohttp.ClientSession) -> None:
+    async def _poll_one(self, worker: _Worker, session: aiohttp.ClientSession) -> None:
         process = worker.process
         host = reachable(self.host)
         url = f"http://{f'[{host}]' if ':' in host else host}:{worker_port(self.admin_port, worker.number)}"
@@ -135,18 +135,18 @@ class Parent:
             return
         if process is worker.process and process is not None and process.returncode is None:
             worker.up = True
-            self.totals.heard(worker.number, report, exposition)
+            self.totals.update(worker.number, report, exposition)
 
     @asynccontextmanager
     async def _served(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
         """Serve the second port."""
 
         async def report(_: web.Request) -> web.Response:
-            await self._hear_all(session)
+            await self._poll_all(session)
             return web.Response(body=load.encode(self.totals.report()), content_type="application/json")
 
         async def metrics(_: web.Request) -> web.Response:
-            await self._hear_all(session)
+            await self._poll_all(session)
             return web.Response(body=self.totals.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
         app = web.Application(middlewares=[bounded])

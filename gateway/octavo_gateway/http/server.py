@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_gateway.access.api_keys import ANYBODY, ApiKey
 from octavo_gateway.access.control import AccessControl
-from octavo_gateway.access.limit_gossip import Word
+from octavo_gateway.access.limit_gossip import GossipMessage
 from octavo_gateway.http import headers
 from octavo_gateway.http.call import Call
 from octavo_gateway.http.client_response import error_response
@@ -202,7 +202,7 @@ class Admin:
     registry: ModelRegistry
     metrics: GatewayMetrics
     status: HealthEndpoints
-    word: Callable[[], Word]
+    gossip_message: Callable[[], GossipMessage]
 
     def app(self) -> web.Application:
         """The application for the second port."""
@@ -216,7 +216,7 @@ class Admin:
         return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _peers(self, _: web.Request) -> web.Response:
-        return _json(msgspec.json.encode(self.word()))
+        return _json(msgspec.json.encode(self.gossip_message()))
 
     async def _load(self, _: web.Request) -> web.Response:
         self.status.sequence += 1

@@ -58,7 +58,7 @@ class Accounting:
         replica = reservation.replica
         replica.load.finish(reservation.in_flight)
         if ending.retryable:
-            replica.avoid(now, draining=ending is Ending.DRAINING)
+            replica.back_off(now, draining=ending is Ending.DRAINING)
         if not ending.computed:
             self._index.unsent(replica.url, reservation.new_keys)
         self._index.finished(replica.url, reservation.prompt.keys, now)

@@ -87,7 +87,7 @@ class ModelPool:
 
     def hold(self, size: int, prompt: Prompt, attributes: RequestAttributes = PLAIN) -> QueuedRequest[Reservation]:
         """A place in the queue. Raises `ApiError` 503 if waiting is pointless, 503 or 429 if the queue is full."""
-        if self._in_vain():
+        if self._is_waiting_pointless():
             raise refusals.without_replica(self.deployment, self._retry_after())
         granted: Future[Reservation] = get_running_loop().create_future()
         request = QueuedRequest(size, prompt.tokens, self.clock(), granted, prompt, attributes)
@@ -106,7 +106,7 @@ class ModelPool:
         """A replica answers. `prompt_header` maps the prompt to blocks; None without this header."""
         # An answer to an earlier request does not end the back-off: a draining replica finishes its running requests.
         if reservation.refusals == reservation.replica.refusals:
-            reservation.replica.trust()
+            reservation.replica.end_backoff()
         if prompt_header is not None:
             self.reports.take_prompt(reservation.replica, reservation.prompt, prompt_header)
 
@@ -152,7 +152,7 @@ class ModelPool:
             if before.get(url) is not self.replicas.get(url):
                 self.router.index.forget(url)
         self.dispatch()
-        if len(self.queue) and self._in_vain():
+        if len(self.queue) and self._is_waiting_pointless():
             self.fail_held(refusals.without_replica(self.deployment, self._retry_after()))
 
     def take_report(self, replica: Replica, report: LoadReport, after: int) -> None:
@@ -196,6 +196,6 @@ class ModelPool:
         refuse = refusals.queue_full if full else refusals.share_used
         return refuse(self.deployment, len(self.queue), self._retry_after())
 
-    def _in_vain(self) -> bool:
+    def _is_waiting_pointless(self) -> bool:
         """True if waiting for a replica is pointless: none accepts requests, and none is being started or can start."""
         return (not self.deployment.hold or bool(self.deployment.stuck)) and not self.available()

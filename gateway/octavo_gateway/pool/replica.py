@@ -46,7 +46,7 @@ class Replica:
     start_time: float | None = None
     steps: Steps = field(default_factory=Steps)
     step_cost: StepCost | None = None
-    complaints: set[str] = field(default_factory=set)
+    reported_kinds: set[str] = field(default_factory=set)
     failures: int = 0
     avoided_at: float = float("-inf")
     refusals: int = 0
@@ -62,7 +62,7 @@ class Replica:
         leaving = self.report is not None and self.report.draining
         return self.endpoint.ready and not leaving and now >= self.avoid_until
 
-    def avoid(self, now: float, *, draining: bool = False) -> None:
+    def back_off(self, now: float, *, draining: bool = False) -> None:
         """Start the back-off: it refused a connection, or it drains."""
         first = AVOID_DRAINING if draining else AVOID_FIRST
         self.avoid_until = now + min(AVOID_LONGEST, first * 2**self.failures)
@@ -70,7 +70,7 @@ class Replica:
         self.refusals += 1
         self.avoided_at = now
 
-    def trust(self) -> None:
+    def end_backoff(self) -> None:
         """End the back-off: it answered."""
         self.failures = 0
         self.avoid_until = float("-inf")
@@ -141,7 +141,7 @@ class Replica:
         self.reported_at = self.asked_at
         self.load.reported()
         if self.asked_at > self.avoided_at:
-            self.trust()
+            self.end_backoff()
         return self.steps.feed(report.steps)
 
     def restarted(self, start_time: float) -> bool:
@@ -154,19 +154,19 @@ class Replica:
         self.report = self.known = self.size = None
         return True
 
-    def distrust(self) -> None:
+    def discard_report(self) -> None:
         """Drop its report, which is not plausible any more."""
         self.report = self.known = None
 
-    def learned(self, step_cost: StepCost | None) -> None:
+    def set_step_cost(self, step_cost: StepCost | None) -> None:
         """Set its step cost."""
         self.step_cost = step_cost
         self._summarize()
 
-    def complain(self, kind: str) -> bool:
+    def first_of_kind(self, kind: str) -> bool:
         """Note an implausible report; True if it is the first of this kind."""
-        first = kind not in self.complaints
-        self.complaints.add(kind)
+        first = kind not in self.reported_kinds
+        self.reported_kinds.add(kind)
         return first
 
     def _summarize(self) -> None:

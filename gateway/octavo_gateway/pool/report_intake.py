@@ -34,7 +34,7 @@ class ReportIntake:
         `replicas`: all replicas of the model.
         """
         if (wrong := implausible(report)) is not None:
-            self.distrust(replica, "load", wrong)
+            self.discard_report(replica, "load", wrong)
             return False
         if replica.restarted(report.start_time):
             self.router.index.forget(replica.url)
@@ -57,23 +57,23 @@ class ReportIntake:
         else:
             self.router.learn(replica.url, prompt, blocks)
 
-    def distrust(self, replica: Replica, kind: str, why: str) -> None:
+    def discard_report(self, replica: Replica, kind: str, why: str) -> None:
         """Reject a whole report: until the next plausible one only the gateway's own counts apply to the replica."""
-        replica.distrust()
+        replica.discard_report()
         self.router.index.forget(replica.url)
         self.reject(replica, kind, why)
 
     def reject(self, replica: Replica, kind: str, why: str, error: Exception | None = None) -> None:
         """Count an implausible value; logged once for each replica and kind, with the error's traceback."""
         self.rejected[kind] = self.rejected.get(kind, 0) + 1
-        if replica.complain(kind):
+        if replica.first_of_kind(kind):
             name = replica.endpoint.name
             log.warning("implausible load report of %s, ignored: %s", name, why, exc_info=error)
 
     def _learn_step_costs(self, replicas: Sequence[Replica], now: float) -> None:
         costs = self.step_costs.learn([each.steps for each in replicas], now)
         for each, cost in zip(replicas, costs, strict=False):
-            each.learned(cost)
+            each.set_step_cost(cost)
 
     def _learn_lengths(self, replica: Replica, last: LoadReport, report: LoadReport, before: int) -> None:
         """Learn answer lengths from the tokens generated and the requests ended between two reports.

@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RoutingRequest:
     """A request to be routed: its prompt tokens and the tokens it will likely generate.
 
     `anchor` names the start of its prompt: equal for prompts with the same start, empty for a short prompt.

@@ -13,7 +13,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from octavo_common.step_cost import StepCost
-from octavo_gateway.routing.candidate import Ask, Candidate, Report
+from octavo_gateway.routing.candidate import Candidate, Report, RoutingRequest
 
 # Assumed for a pod without a known step cost: seconds of an empty step, with as much again for full rows and for full
 # KV tokens. A full budget of prompt tokens takes NEUTRAL_PREFILL times as long. Only ratios matter: with equal costs
@@ -125,10 +125,10 @@ def calm(pod: PodState, tokens: int) -> PodState:
     return pod
 
 
-def request_cost(pod: PodState, ask: Ask, matched: int) -> float:
+def request_cost(pod: PodState, request: RoutingRequest, matched: int) -> float:
     """Seconds that the request takes, plus the seconds by which it delays the others on the pod."""
     rows, used, backlog, pool, max_rows, batch, step_cost = pod
-    tokens, output = ask.tokens, ask.output
+    tokens, output = request.tokens, request.output
     step = step_cost.base + step_cost.row * rows + step_cost.context * used
     slower = step_cost.row + step_cost.context * tokens
     new = tokens - matched
@@ -141,6 +141,6 @@ def request_cost(pod: PodState, ask: Ask, matched: int) -> float:
     return cost
 
 
-def idle_cost(step_cost: StepCost, ask: Ask) -> float:
+def idle_cost(step_cost: StepCost, request: RoutingRequest) -> float:
     """Seconds that the request would take on an empty pod that has its whole prompt cached."""
-    return ask.output * (step_cost.base + step_cost.row + step_cost.context * ask.tokens)
+    return request.output * (step_cost.base + step_cost.row + step_cost.context * request.tokens)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo_gateway.routing import prompt_features
-from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Candidate, Choice, Policy
+from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Candidate, Choice, Policy, RoutingRequest
 from octavo_gateway.routing.decaying_stats import DecayingRatio
 from octavo_gateway.routing.prefix_chain import reach
 from octavo_gateway.routing.prefix_index import PrefixIndex
@@ -49,7 +49,7 @@ class Router:
 
     def choose(self, candidates: Sequence[Candidate], prompt: Prompt, output: float, policy: Policy) -> Choice | None:
         """The replica for a request that will generate about `output` tokens; None without a candidate."""
-        ask = Ask(
+        request = RoutingRequest(
             prompt.tokens,
             output,
             anchor=prompt.keys[0] if prompt.keys else b"",
@@ -58,7 +58,7 @@ class Router:
             session=prompt.session,
             turn=self.turns,
         )
-        choice = route(candidates, ask, policy, self.random)
+        choice = route(candidates, request, policy, self.random)
         if choice is not None:
             self.turns += 1
         return choice

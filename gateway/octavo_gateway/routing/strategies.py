@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Candidate, Choice, Policy
+from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Candidate, Choice, Policy, RoutingRequest
 from octavo_gateway.routing.cost import FREE_ROWS, FREE_SHARE, PodState, calm, idle_cost, pod_states, request_cost
 
 # Costs that differ by less than this share of the load's part are a tie: reports are up to a second old.
 TIE = 0.05
 
 
-def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Callable[[], float]) -> Choice | None:
+def route(
+    candidates: Sequence[Candidate], request: RoutingRequest, policy: Policy, random: Callable[[], float]
+) -> Choice | None:
     """The pod for a request; None without a candidate.
 
     `random` returns numbers in [0, 1). Equal inputs give equal choices in any order of the candidates, except where a
@@ -25,44 +27,44 @@ def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Cal
         return Choice(candidates[0], "only") if candidates else None
     if policy.strategy == ROUND_ROBIN:
         ordered = sorted(candidates, key=lambda candidate: candidate.key)
-        return Choice(ordered[ask.turn % len(ordered)], "turn")
+        return Choice(ordered[request.turn % len(ordered)], "turn")
     pods = pod_states(candidates)
     if policy.strategy == LEAST_LOAD:
-        return _least_loaded(candidates, pods, ask, random)
-    within = _within(pods, ask.tokens, policy.max_load)
-    if policy.strategy == SESSION and ask.session:
+        return _least_loaded(candidates, pods, request, random)
+    within = _within(pods, request.tokens, policy.max_load)
+    if policy.strategy == SESSION and request.session:
         allowed = [candidate for candidate, fits in zip(candidates, within, strict=True) if fits]
-        return Choice(_rendezvous(ask.session, allowed), "session")
-    return _cheapest(candidates, [calm(pod, ask.tokens) for pod in pods], ask, within, random)
+        return Choice(_rendezvous(request.session, allowed), "session")
+    return _cheapest(candidates, [calm(pod, request.tokens) for pod in pods], request, within, random)
 
 
 def _cheapest(
     candidates: Sequence[Candidate],
     pods: Sequence[PodState],
-    ask: Ask,
+    request: RoutingRequest,
     within: Sequence[bool],
     random: Callable[[], float],
 ) -> Choice:
     """The pod with the least cost. A cached prefix counts only on pods within the load bound."""
-    limit = ask.tokens - 1
+    limit = request.tokens - 1
     matches = [min(one.matched, limit) if fits else 0 for one, fits in zip(candidates, within, strict=True)]
     most = max(matches)
     home = -1
-    if ask.anchor and ask.presumed > 2 * most:
+    if request.anchor and request.presumed > 2 * most:
         holders = [one for one, match in zip(candidates, matches, strict=True) if match == most]
-        home = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, holders))
+        home = candidates.index(_rendezvous(request.conversation if most else request.anchor, holders))
         if within[home]:
-            matches[home] = min(ask.presumed, limit)
-    costs = [request_cost(pod, ask, matched) for pod, matched in zip(pods, matches, strict=True)]
-    chosen, tied = _least(costs, pods, ask)
+            matches[home] = min(request.presumed, limit)
+    costs = [request_cost(pod, request, matched) for pod, matched in zip(pods, matches, strict=True)]
+    chosen, tied = _least(costs, pods, request)
     if len(tied) > 1:
         longest = max(matches[index] for index in tied)
         tied = [index for index in tied if matches[index] == longest]
         if len(tied) == 1:
             (chosen,) = tied
-        elif ask.anchor:
+        elif request.anchor:
             equals = [candidates[index] for index in tied]
-            chosen = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, equals))
+            chosen = candidates.index(_rendezvous(request.conversation if most else request.anchor, equals))
         else:
             chosen = _better_of_two(costs, tied, random)
     against = candidates[chosen].matched < max(one.matched for one in candidates)
@@ -76,21 +78,21 @@ def _cheapest(
 
 
 def _least_loaded(
-    candidates: Sequence[Candidate], pods: Sequence[PodState], ask: Ask, random: Callable[[], float]
+    candidates: Sequence[Candidate], pods: Sequence[PodState], request: RoutingRequest, random: Callable[[], float]
 ) -> Choice:
     """The pod with the least cost, without regard to prefixes."""
-    costs = [request_cost(pod, ask, 0) for pod in pods]
-    chosen, tied = _least(costs, pods, ask)
+    costs = [request_cost(pod, request, 0) for pod in pods]
+    chosen, tied = _least(costs, pods, request)
     if len(tied) > 1:
         chosen = _better_of_two(costs, tied, random)
     return Choice(candidates[chosen], "tie" if len(tied) > 1 else "load")
 
 
-def _least(costs: Sequence[float], pods: Sequence[PodState], ask: Ask) -> tuple[int, list[int]]:
+def _least(costs: Sequence[float], pods: Sequence[PodState], request: RoutingRequest) -> tuple[int, list[int]]:
     """Index of the least cost, and the indices of all costs that tie with it."""
     best = min(costs)
     chosen = costs.index(best)
-    limit = best + TIE * max(0.0, best - idle_cost(pods[chosen].step_cost, ask))
+    limit = best + TIE * max(0.0, best - idle_cost(pods[chosen].step_cost, request))
     return chosen, [index for index, cost in enumerate(costs) if cost <= limit]
 
 

@@ -59,7 +59,7 @@ class _Peer:
     def name(self) -> str:
         return f"tensor-parallel rank {self.rank} (pid {self.process.pid})"
 
-    def fate(self) -> str:
+    def exit_reason(self) -> str:
         """A sentence on how the process ended; for a process with a closed socket."""
         try:
             status = self.process.wait(_EXIT_SECONDS)
@@ -105,14 +105,14 @@ class RankExecutor:
 
     def make(self, sizes: CacheSizes) -> None:
         """Make every rank load its shard. The load waits for rank 0 to do the same."""
-        self.tell(Make(sizes=sizes))
+        self.send_all(Make(sizes=sizes))
 
     def made(self) -> None:
         """Wait until every rank is ready for calls."""
         for peer in self._peers:
             self._answer(peer, Made)
 
-    def tell(self, call: Make | Call) -> None:
+    def send_all(self, call: Make | Call) -> None:
         """Send a call to every rank. Raises `RankLostError`."""
         frame = encode(call)
         for peer in self._peers:
@@ -160,7 +160,7 @@ class RankExecutor:
             peer.connection.sendall(frame)
         except OSError as error:
             self._watcher.join(2 * _EXIT_SECONDS)
-            raise RankLostError(peer.fate()) from error
+            raise RankLostError(peer.exit_reason()) from error
 
     def _answer(self, peer: _Peer, kind: type[Answer]) -> Answer:
         # The watcher ends this process if the rank ends before its reply.
@@ -176,9 +176,9 @@ class RankExecutor:
             while not self._closing:
                 for key, _ in selector.select():
                     peer, reader = key.data
-                    self._hear(peer, reader)
+                    self._receive(peer, reader)
 
-    def _hear(self, peer: _Peer, reader: Reader) -> None:
+    def _receive(self, peer: _Peer, reader: Reader) -> None:
         try:
             for frame in reader.read():
                 message = decode_from_rank(frame)
@@ -188,7 +188,7 @@ class RankExecutor:
                     peer.answers.put(message)
         except EOFError:
             if not self._closing:
-                self._finish(peer.fate(), EXIT_RANK_LOST)
+                self._finish(peer.exit_reason(), EXIT_RANK_LOST)
 
     def _finish(self, message: str, status: int) -> NoReturn:
         for peer in self._peers:

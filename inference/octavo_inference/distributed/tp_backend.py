@@ -41,25 +41,25 @@ class TensorParallel:
 
     def launch(self, step: RowStep) -> StepHandle:
         """Launch a step on all ranks."""
-        self._ranks.tell(Launch(step=replace(step, table=None)))
+        self._ranks.send_all(Launch(step=replace(step, table=None)))
         with self._ranks.in_step():
             return _PendingStep(self._own.launch(step), self._ranks)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
-        self._ranks.tell(CopyBlocks(pairs=list(pairs)))
+        self._ranks.send_all(CopyBlocks(pairs=list(pairs)))
         with self._ranks.in_step():
             self._own.copy_blocks(pairs)
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
-        self._ranks.tell(ClearBlocks(blocks=list(blocks)))
+        self._ranks.send_all(ClearBlocks(blocks=list(blocks)))
         with self._ranks.in_step():
             self._own.clear_blocks(blocks)
 
     def idle(self) -> bool:
         """Let every rank prepare the same later steps. Returns whether more is left to prepare."""
-        self._ranks.tell(Idle())
+        self._ranks.send_all(Idle())
         with self._ranks.in_step():
             return self._own.idle()
 

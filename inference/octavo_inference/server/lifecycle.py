@@ -32,7 +32,7 @@ from octavo_inference.server.auth import Keys
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.server.sockets import Sockets
-from octavo_inference.tokenizer.assets import check_vocabulary, load_words
+from octavo_inference.tokenizer.assets import check_vocabulary, load_assets
 from octavo_protocol.server_settings import ServerSettings
 
 log = logging.getLogger("octavo.server")
@@ -173,7 +173,7 @@ async def _start(
     service.own_memory = resident_memory(os.getpid())
     service.ready = True
     os.nice(_NICENESS)
-    _greet(service, settings, info, timeline, sockets)
+    _log_ready(service, settings, info, timeline, sockets)
 
 
 async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo:
@@ -187,16 +187,16 @@ async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo
 def _load_text(model: str) -> tuple[ServedModel, int]:
     from octavo_inference.tokenizer.chat_template import ChatTemplate  # noqa: PLC0415 -- jinja: while the engine loads, not before
 
-    words = load_words(model)
+    assets = load_assets(model)
     template = None
-    if words.chat_template is not None:
+    if assets.chat_template is not None:
         try:
             template = ChatTemplate(
-                words.chat_template, words.tokenizer, bos_token=words.bos_token, eos_token=words.eos_token
+                assets.chat_template, assets.tokenizer, bos_token=assets.bos_token, eos_token=assets.eos_token
             )
         except ModelError as error:
             raise ModelError(f"{model}: {error}") from None
-    text = ServedModel(words.tokenizer, template)
+    text = ServedModel(assets.tokenizer, template)
     return text, text.longest_token
 
 
@@ -211,7 +211,9 @@ async def _warm_up(router: OutputRouter, info: EngineInfo) -> None:
         raise EngineDiedError(f"the first token could not be generated: {output.error}")
 
 
-def _greet(service: Service, settings: ServerSettings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:
+def _log_ready(
+    service: Service, settings: ServerSettings, info: EngineInfo, timeline: Timeline, sockets: Sockets
+) -> None:
     log.info("start-up: %s", timeline)
     log.info(
         "engine: %s, %d threads, context %d, KV %d blocks of %d tokens (%.0f MiB); profile %s: %d running, "

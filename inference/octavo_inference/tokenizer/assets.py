@@ -26,14 +26,14 @@ class TokenizerAssets:
     eos_token: str | None
 
 
-def load_words(path: str) -> TokenizerAssets:
+def load_assets(path: str) -> TokenizerAssets:
     """Tokenizer and chat template of a model, `path` as for `find_model`. Raises `ModelError` naming the problem."""
     source = find_model(path)
     with refusing(source):
-        return gguf_words(read_header(source)) if source.is_file() else hf_words(source)
+        return gguf_assets(read_header(source)) if source.is_file() else hf_assets(source)
 
 
-def gguf_words(file: Described) -> TokenizerAssets:
+def gguf_assets(file: Described) -> TokenizerAssets:
     """From a GGUF file; a tokenizer.json in its folder takes precedence."""
     folder = file.path.parent
     beside = folder / "tokenizer.json"
@@ -46,7 +46,7 @@ def gguf_words(file: Described) -> TokenizerAssets:
     )
 
 
-def hf_words(folder: Path) -> TokenizerAssets:
+def hf_assets(folder: Path) -> TokenizerAssets:
     """From tokenizer.json and tokenizer_config.json."""
     file = folder / "tokenizer.json"
     if not file.exists():

@@ -66,7 +66,7 @@ class Told:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def tell(self, call: Call) -> None:
+    def send_all(self, call: Call) -> None:
         self._connection.sendall(encode(call))
 
     def in_step(self) -> nullcontext[None]:
@@ -151,12 +151,12 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tu
 def test_a_killed_rank_ends_the_process_with_its_name(start: Callable[[str], tuple[RankExecutor, Ended]]) -> None:
     ranks, ended = start(DIES)
     assert ranks.folder.stat().st_mode & 0o777 == 0o700
-    ranks.tell(ClearBlocks(blocks=[]))
+    ranks.send_all(ClearBlocks(blocks=[]))
     (pid,) = ranks.pids
     assert ended.get(timeout=60) == (f"tensor-parallel rank 1 (pid {pid}) was killed by signal 9", 73)
     assert not ranks.folder.exists()
     with pytest.raises(RankLostError, match=r"rank 1 .* was killed by signal 9"):
-        ranks.tell(ClearBlocks(blocks=[]))
+        ranks.send_all(ClearBlocks(blocks=[]))
     with (
         pytest.raises(RankLostError, match=rf"rank 0 \(pid {os.getpid()}\) failed in a step .*: no number"),
         ranks.in_step(),

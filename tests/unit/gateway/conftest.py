@@ -121,7 +121,7 @@ class World:
         self.gossip = LimitGossip(self.access.accounts, uuid4().hex)
         self.api = Api(self.registry, proxy, self.metrics, self.status, self.access)
         self.url = await self.serve(self.api.app())
-        self.admin = Admin(self.registry, self.metrics, self.status, lambda: self.gossip.say(self.now))
+        self.admin = Admin(self.registry, self.metrics, self.status, lambda: self.gossip.message(self.now))
         self.admin_url = await self.serve(self.admin.app())
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
 

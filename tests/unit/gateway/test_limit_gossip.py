@@ -16,7 +16,7 @@ from tests.unit.gateway.conftest import World
 
 from octavo_gateway.access.api_keys import opaque
 from octavo_gateway.access.key_file import KeyFile
-from octavo_gateway.access.limit_gossip import FORGOTTEN_SECONDS, MOST_GATEWAYS, LimitGossip, Taken, Word
+from octavo_gateway.access.limit_gossip import FORGOTTEN_SECONDS, MOST_GATEWAYS, GossipMessage, LimitGossip, Taken
 from octavo_gateway.access.rate_limits import Accounts, RateLimits
 from octavo_gateway.app.peer_client import PeerClient
 from octavo_gateway.app.run import replica_session
@@ -49,7 +49,7 @@ class Gateways:
         others = [other for other in range(len(self.gossips)) if other != index]
         for other in others:
             if index not in self.cut and other not in self.cut:
-                gossip.hear(self.gossips[other].say(self.now), self.now)
+                gossip.receive(self.gossips[other].message(self.now), self.now)
         return gossip.share_out([self.gossips[other].id for other in others], self.now)
 
     def advance(self, seconds: float) -> None:
@@ -69,7 +69,7 @@ class Gateways:
 def test_only_hashes_of_names_are_told():
     all_of_them = Gateways(1, RateLimits(requests=60))
     all_of_them.take(0)
-    word = all_of_them.gossips[0].say(0.0)
+    word = all_of_them.gossips[0].message(0.0)
     assert set(word.keys) == {opaque("account", NAME)}
     assert NAME not in str(word)
 
@@ -77,8 +77,8 @@ def test_only_hashes_of_names_are_told():
 def test_a_key_that_is_as_new_is_not_told():
     all_of_them = Gateways(1, RateLimits(requests=60))
     all_of_them.take(0)
-    assert all_of_them.gossips[0].say(0.5).keys
-    assert not all_of_them.gossips[0].say(2.0).keys
+    assert all_of_them.gossips[0].message(0.5).keys
+    assert not all_of_them.gossips[0].message(2.0).keys
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -195,8 +195,8 @@ def test_of_a_gateway_heard_for_the_first_time_only_what_is_left_counts():
     one = Gateways(1, RateLimits(requests=60))
 
     def hear(taken: float, left: float) -> float:
-        word = Word(id="old", keys={opaque("account", NAME): Taken(taken, 0.0, 0, requests_left=left)})
-        one.gossips[0].hear(word, one.now)
+        word = GossipMessage(id="old", keys={opaque("account", NAME): Taken(taken, 0.0, 0, requests_left=left)})
+        one.gossips[0].receive(word, one.now)
         return one.account(0).requests.level
 
     assert hear(5000.0, 40.0) == 40.0
@@ -223,10 +223,10 @@ def test_strangers_cannot_fill_the_memory():
     all_of_them = Gateways(1, RateLimits(requests=60))
     gossip = all_of_them.gossips[0]
     for index in range(2 * MOST_GATEWAYS):
-        gossip.hear(Word(id=f"x{index}", keys={"unknown": Taken(1.0, 1.0, 1)}), 0.0)
-    assert len(gossip._members) == MOST_GATEWAYS
+        gossip.receive(GossipMessage(id=f"x{index}", keys={"unknown": Taken(1.0, 1.0, 1)}), 0.0)
+    assert len(gossip._peers) == MOST_GATEWAYS
     gossip.share_out([], FORGOTTEN_SECONDS)
-    assert not gossip._members
+    assert not gossip._peers
 
 
 async def test_two_gateways_over_http(tmp_path):
@@ -266,7 +266,7 @@ async def test_two_gateways_over_http(tmp_path):
 
 
 async def test_a_word_that_comes_in_pieces_is_heard_whole():
-    word = msgspec.json.encode(Word(id="other", keys={f"key{n}": Taken(1.0, 1.0, 1) for n in range(3000)}))
+    word = msgspec.json.encode(GossipMessage(id="other", keys={f"key{n}": Taken(1.0, 1.0, 1) for n in range(3000)}))
 
     async def say(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -289,7 +289,7 @@ async def test_a_word_that_comes_in_pieces_is_heard_whole():
         await peers.round()
         sample = world.metrics.registry.get_sample_value
         assert sample("octavo_gateway_gateways", {"state": "silent"}) == 0
-        assert "other" in world.gossip._members
+        assert "other" in world.gossip._peers
 
 
 async def test_only_a_gateway_that_stays_silent_is_worth_a_warning(caplog):
@@ -312,7 +312,7 @@ async def test_a_word_that_nobody_foresaw_is_no_end(caplog):
         return web.Response(body=b'{"deep": ' + b"[" * 200_000)
 
     async def well(request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(Word(id="other")))
+        return web.Response(body=msgspec.json.encode(GossipMessage(id="other")))
 
     async with AsyncExitStack() as stack:
         world = World(stack)

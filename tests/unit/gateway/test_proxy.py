@@ -226,7 +226,7 @@ async def test_retries_have_a_budget(world):
     statuses = []
     for _ in range(30):
         for replica in pool.replicas.values():
-            replica.trust()
+            replica.end_backoff()
         async with world.post() as response:
             statuses.append(response.status)
     assert statuses[:8] == [200] * 8
@@ -243,7 +243,7 @@ async def test_pods_that_drain_cost_no_retry(world):
     pool = world.has(*(pod.endpoint() for pod in leaving), good.endpoint())
     for _ in range(12):
         for replica in pool.replicas.values():
-            replica.trust()
+            replica.end_backoff()
         async with world.post() as response:
             assert response.status == 200
     assert pool.retries.spend()
@@ -257,7 +257,7 @@ async def test_a_pod_that_only_ever_drains_ends_the_request(world):
     call = asyncio.create_task(world.post().__aenter__())
 
     def over() -> bool:
-        replica.trust()
+        replica.end_backoff()
         pool.dispatch()
         return call.done()
 
@@ -570,7 +570,7 @@ async def test_a_models_retries_are_its_own(world):
 
     async def ask(model):
         for _, replica in world.registry.replicas():
-            replica.trust()
+            replica.end_backoff()
         async with world.post({"model": model}) as response:
             return response.status
 

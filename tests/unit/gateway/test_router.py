@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_common.step_cost import StepCost
-from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Ask, Candidate, Policy, Report
+from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Candidate, Policy, Report, RoutingRequest
 from octavo_gateway.routing.cost import FREE_ROWS, FREE_SHARE
 from octavo_gateway.routing.strategies import route
 
@@ -42,7 +42,7 @@ def pod(
 
 
 def choose(*candidates, tokens=100, seed=0, strategy="PrefixAware", max_load=1.25, **ask):
-    return route(candidates, Ask(tokens, **ask), Policy(strategy, max_load), random.Random(seed).random)
+    return route(candidates, RoutingRequest(tokens, **ask), Policy(strategy, max_load), random.Random(seed).random)
 
 
 def pick(*candidates, **arguments):
@@ -55,7 +55,7 @@ def picks(*candidates, **arguments):
 
 @pytest.mark.parametrize("strategy", ["PrefixAware", LEAST_LOAD, ROUND_ROBIN, SESSION])
 def test_nobody_to_choose_and_only_one(strategy):
-    assert route([], Ask(1), Policy(strategy), random.Random(0).random) is None
+    assert route([], RoutingRequest(1), Policy(strategy), random.Random(0).random) is None
     assert choose(pod("a", used=9999), strategy=strategy, session=b"s").reason == "only"
 
 
@@ -259,7 +259,7 @@ candidates = st.lists(
     max_size=6,
 ).map(lambda found: [c._replace(key=str(i)) for i, c in enumerate(found)])
 asks = st.builds(
-    Ask,
+    RoutingRequest,
     st.integers(1, 5000),
     st.floats(0, 4000),
     anchor=st.sampled_from([b"", b"x", b"y"]),
@@ -359,5 +359,5 @@ def test_load_evens_out():
     sent = dict.fromkeys("abcd", 0)
     for _ in range(1000):
         found = [pod(key, since=n, since_tokens=100 * n, pool=200_000, max_rows=2000) for key, n in sent.items()]
-        sent[route(found, Ask(100), Policy(), rng.random).candidate.key] += 1
+        sent[route(found, RoutingRequest(100), Policy(), rng.random).candidate.key] += 1
     assert max(sent.values()) - min(sent.values()) <= 45

@@ -208,7 +208,7 @@ def test_a_conversation_of_a_pod_that_leaves_moves_at_once_and_once():
         prompt += text(800, seed)
         assert gateway.serve(prompt) == moved
     # Those that refused it with 503, or whose address is terminating, are left as fast.
-    gateway.pod(moved).avoid(gateway.now, draining=True)
+    gateway.pod(moved).back_off(gateway.now, draining=True)
     other = gateway.serve(prompt)
     assert other not in (home, moved)
     gateway.has(*(set("abcd") - {other}))
@@ -229,7 +229,7 @@ def test_only_pods_that_accept_are_chosen(states, strategy, seed, session):
         if state == "not ready":
             pod.endpoint = replace(pod.endpoint, ready=False)
         elif state == "avoided":
-            pod.avoid(gateway.now + 1)
+            pod.back_off(gateway.now + 1)
         elif state != "silent":
             lie = {"blocks_pinned": BLOCKS + 1} if state == "lying" else {}
             gateway.report(f"p{n}", draining=state == "draining", cache=[text(4000, seed)], **lie)

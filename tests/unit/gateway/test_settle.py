@@ -96,7 +96,7 @@ def test_whatever_happens_all_counters_return(stays, chance):
     pool, paid, open_ones = pool_of("a", "b", "c"), 0.0, []
     for number, (tokens, streamed, begins, made, ending, prompt, output, asks) in enumerate(stays):
         for replica in pool.replicas.values():
-            replica.trust()
+            replica.end_backoff()
             if asks:
                 replica.asked(1000.0 + number)
             if begins:
@@ -136,9 +136,9 @@ def test_an_answer_to_an_earlier_request_does_not_end_the_back_off():
 
 async def test_a_place_granted_to_a_client_that_has_left_costs_its_tenant_nothing():
     pool = pool_of("a", hold=True)
-    pool.replicas["http://a"].avoid(1000.0)
+    pool.replicas["http://a"].back_off(1000.0)
     queued = pool.hold(10, Prompt(100, 400, (b"x",)), RequestAttributes("t"))
-    pool.replicas["http://a"].trust()
+    pool.replicas["http://a"].end_backoff()
     pool.dispatch()
     assert queued.granted.done()
     pool.cancel(queued)

@@ -57,8 +57,8 @@ def test_traffic_adds_up():
     totals = WorkerTotals(start_time=9.0)
     one = traffic(arrivals=3, in_flight=2, held=1, oldest_hold=4.0, last_arrival=7.0, pods={"a": 10, "b": 1})
     two = traffic(arrivals=5, in_flight=1, arrival_prompt_tokens=8, last_arrival=9.0, pods={"b": 2})
-    totals.heard(0, report(one), "")
-    totals.heard(1, report(two), "")
+    totals.update(0, report(one), "")
+    totals.update(1, report(two), "")
     found = totals.report()
     assert (found.start_time, found.sequence) == (9.0, 1)
     assert found.models == [
@@ -72,15 +72,15 @@ def test_traffic_adds_up():
 
 def test_a_worker_that_ends_leaves_its_counters_and_nothing_else():
     totals = WorkerTotals(start_time=9.0)
-    totals.heard(0, report(traffic(arrivals=3)), exposition(3, 0))
-    totals.heard(
+    totals.update(0, report(traffic(arrivals=3)), exposition(3, 0))
+    totals.update(
         1, report(traffic(arrivals=5, in_flight=4, held=2, oldest_hold=8.0, pods={"a": 9})), exposition(5, 4, 8)
     )
     totals.ended(1)
     assert totals.report().models == [traffic(arrivals=8)]
     assert samples(totals)["octavo_gateway_requests_total"] == 8
     assert samples(totals)["octavo_gateway_in_flight_requests"] == 0
-    totals.heard(1, report(traffic(arrivals=1)), exposition(1, 1))
+    totals.update(1, report(traffic(arrivals=1)), exposition(1, 1))
     assert totals.report().models == [traffic(arrivals=9)]
     assert samples(totals)["octavo_gateway_requests_total"] == 9
 
@@ -88,9 +88,9 @@ def test_a_worker_that_ends_leaves_its_counters_and_nothing_else():
 def test_only_what_all_workers_know_is_listed():
     """The operator lets a model go to zero only when gateways that list it would hold for it."""
     totals = WorkerTotals(start_time=9.0)
-    totals.heard(0, report(traffic(), traffic("other")), "")
-    totals.heard(1, report(traffic()), "")
-    totals.heard(2, report(), "")
+    totals.update(0, report(traffic(), traffic("other")), "")
+    totals.update(1, report(traffic()), "")
+    totals.update(2, report(), "")
     assert [model.name for model in totals.report().models] == ["m"]
     assert WorkerTotals(start_time=9.0).report().models == []
 
@@ -102,7 +102,7 @@ def test_evidence_of_a_canary_is_of_one_step():
 
     totals = WorkerTotals(start_time=9.0)
     for worker, step in enumerate([canary("b", 2, [1, 1]), canary("b", 3, []), canary("a", 50, [9, 9]), None]):
-        totals.heard(worker, report(traffic(canary=step)), "")
+        totals.update(worker, report(traffic(canary=step)), "")
     found = totals.report().models[0].canary
     assert found.step == "b"
     assert found.stable == TrackTraffic(requests=5, errors=2, ttft=[1, 1])
@@ -110,8 +110,8 @@ def test_evidence_of_a_canary_is_of_one_step():
 
 def test_metrics_add_up_where_they_count():
     totals = WorkerTotals(start_time=9.0)
-    totals.heard(0, report(), exposition(2, 1, oldest=3.0, valid=0))
-    totals.heard(1, report(), exposition(40, 5, oldest=1.0))
+    totals.update(0, report(), exposition(2, 1, oldest=3.0, valid=0))
+    totals.update(1, report(), exposition(40, 5, oldest=1.0))
     found = samples(totals)
     assert found["octavo_gateway_requests_total"] == 42
     assert found["octavo_gateway_overhead_seconds_count"] == 42
@@ -137,7 +137,7 @@ octavo_gateway_upstream_endpoints{{model="m",state="not-accepting"}} {rest}
 # TYPE octavo_gateway_prefix_hash_stride gauge
 octavo_gateway_prefix_hash_stride {stride}
 """
-        totals.heard(worker, report(), said)
+        totals.update(worker, report(), said)
     families = text_string_to_metric_families(totals.exposition().decode())
     found = {sample.labels.get("state", ""): sample.value for family in families for sample in family.samples}
     assert found == {"heard": 2, "silent": 1, "accepting": 6, "not-accepting": 2, "": 4}
@@ -151,7 +151,7 @@ def test_counters_never_fall(events):
     for worker, more, ends in events:
         counted[worker] += more
         all_of_it += more
-        totals.heard(worker, report(traffic(arrivals=counted[worker])), exposition(counted[worker], 0))
+        totals.update(worker, report(traffic(arrivals=counted[worker])), exposition(counted[worker], 0))
         if ends:
             totals.ended(worker)
             counted[worker] = 0

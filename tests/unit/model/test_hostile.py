@@ -17,7 +17,7 @@ from tests.support.tiers import scaled
 from octavo_inference.checkpoints.from_hf import ARCHITECTURES
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import load_model, load_text
-from octavo_inference.tokenizer.assets import load_words
+from octavo_inference.tokenizer.assets import load_assets
 
 from .conftest import safetensors_bytes, write_gguf, write_hf
 
@@ -55,8 +55,8 @@ SHARED_GGUF_KEYS = [
 def loads_or_is_refused(path: Path) -> None:
     said = str(path)
     try:
-        load_model(str(path)).text.words  # noqa: B018 -- reads them
-        load_words(str(path))
+        load_model(str(path)).text.assets  # noqa: B018 -- reads them
+        load_assets(str(path))
     except ModelError as error:
         said = str(error)
     assert str(path) in said
@@ -254,8 +254,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path, tensors: Tensors) -> None:
         (folder / name).unlink()
         (folder / name).mkdir()
         with pytest.raises(ModelError, match=str(folder)):
-            load_model(str(folder)).text.words  # noqa: B018 -- reads them
+            load_model(str(folder)).text.assets  # noqa: B018 -- reads them
     folder = write_hf(tmp_path / "m", tensors)
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(ModelError, match="its description cannot be right"):
-        load_words(str(folder))
+        load_assets(str(folder))

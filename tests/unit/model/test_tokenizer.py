@@ -47,7 +47,7 @@ def test_merges_and_special_tokens(tmp_path: Path, tensors: dict[str, np.ndarray
     assert text.tokenizer.decode(ids) == "abcabba"
     assert text.tokenizer.decode(ids, skip_special_tokens=False) == "abcab<|end|>ba"
     assert text.config.eos_token_ids == (0,)
-    assert text.words.eos_token == "<|end|>"
+    assert text.assets.eos_token == "<|end|>"
 
 
 @pytest.mark.parametrize(

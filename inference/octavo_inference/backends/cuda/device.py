@@ -1,6 +1,6 @@
 """The GPU of this process: found and checked before the model loads, and checked again after errors.
 
-`judge` decides from plain values whether a GPU is usable, so that tests cover each of its messages without a GPU.
+`check_driver` decides from plain values whether a GPU is usable, so tests cover each of its messages without a GPU.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def find_device(index: int = 0, *, count: int = 1) -> Device:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return Device(torch.device("cpu"), INTERPRETER, MIN_CAPABILITY, 1, 0, 0)
     driver = _ask_driver()
-    refusal = judge(driver, torch.version.cuda) or judge_count(0 if driver is None else driver.devices, count)
+    refusal = check_driver(driver, torch.version.cuda) or check_count(0 if driver is None else driver.devices, count)
     if refusal:
         raise DeviceError(refusal)
     try:
@@ -83,14 +83,14 @@ def find_device(index: int = 0, *, count: int = 1) -> Device:
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(explain(str(error))) from error
     capability = (properties.major, properties.minor)
-    refusal = judge_capability(properties.name, capability)
+    refusal = check_capability(properties.name, capability)
     if refusal:
         raise DeviceError(refusal)
     where = torch.device("cuda", index)
     return Device(where, properties.name, capability, properties.multi_processor_count, total, free)
 
 
-def judge(driver: Driver | None, wheel: str | None) -> str | None:
+def check_driver(driver: Driver | None, wheel: str | None) -> str | None:
     """The reason why this driver cannot run a torch built for CUDA `wheel` ("13.2"), None when it can."""
     if wheel is None:
         return (
@@ -120,7 +120,7 @@ def judge(driver: Driver | None, wheel: str | None) -> str | None:
     return None
 
 
-def judge_count(found: int, count: int) -> str | None:
+def check_count(found: int, count: int) -> str | None:
     """The reason why a model cannot be sharded over `count` GPUs, None when it can."""
     if found >= count:
         return None
@@ -131,7 +131,7 @@ def judge_count(found: int, count: int) -> str | None:
     )
 
 
-def judge_capability(name: str, capability: tuple[int, int]) -> str | None:
+def check_capability(name: str, capability: tuple[int, int]) -> str | None:
     """The reason why the kernels cannot run on this GPU, None when they can."""
     if capability >= MIN_CAPABILITY:
         return None

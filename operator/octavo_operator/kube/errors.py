@@ -7,6 +7,9 @@ import json
 # The longest Retry-After that is honoured, in seconds.
 RETRY_AFTER_LIMIT = 60.0
 _THROTTLED = 429
+# For about ten seconds after a CRD is installed, the API server cannot tell who may own objects of its kind, and rejects
+# every object with such an owner.
+_UNDISCOVERED = "cannot find RESTMapping"
 
 
 class KubeError(Exception):
@@ -59,6 +62,8 @@ def from_response(status: int, body: bytes, what: str, header: str = "") -> Kube
         return NotFoundError(status, text)
     if status == 409:
         return ConflictError(status, text)
+    if status == 403 and _UNDISCOVERED in message:
+        return TransientError(status, text)
     if status in (400, 401, 403, 405, 413, 415, 422):
         return RefusedError(status, text)
     return TransientError(status, text, _seconds(header, status))

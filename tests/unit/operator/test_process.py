@@ -170,6 +170,12 @@ def test_errors_say_what_the_server_said(status: int, kind: type[errors.KubeErro
     assert "<html>" in str(errors.from_response(status, b"<html>", "GET /x"))
 
 
+def test_objects_of_a_kind_that_is_a_moment_old_are_sent_again() -> None:
+    refused = {"message": 'serviceaccounts "a" is forbidden: cannot find RESTMapping for Kind LLMDeployment'}
+    assert isinstance(errors.from_response(403, json.dumps(refused).encode(), "PATCH /x"), errors.TransientError)
+    assert isinstance(errors.from_response(403, b'{"message": "no"}', "PATCH /x"), errors.RefusedError)
+
+
 @pytest.mark.parametrize(
     ("status", "header", "seconds"),
     [(429, "7", 7.0), (429, "", 1.0), (429, "0", 1.0), (503, "3", 3.0), (503, "", 0.0), (429, "999999", 60.0)],

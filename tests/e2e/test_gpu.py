@@ -23,7 +23,7 @@ NAMESPACE = "gpus"
 TIMEOUT = 240
 QUICK = {"drain": {"timeoutSeconds": 0, "propagationSeconds": 0}}
 
-LOST = "the GPU failed and stays failed: CUDA error: an illegal memory access was encountered"
+LOST = "the GPU failed and cannot recover: CUDA error: an illegal memory access was encountered"
 # Python reads this at its start, when PYTHONPATH leads to it: a server in the real image that says what it sees, and
 # may end as one does whose GPU failed.
 TELLING = f"""

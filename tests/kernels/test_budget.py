@@ -111,7 +111,7 @@ def test_graphs_have_room_of_their_own_on_a_card() -> None:
 
 
 def test_an_interpreter_records_no_graphs() -> None:
-    with pytest.raises(SettingsError, match="cuda_graphs needs a GPU: Triton's interpreter records none"):
+    with pytest.raises(SettingsError, match="cuda_graphs needs a GPU: Triton's interpreter cannot capture them"):
         build_cuda(EngineSettings(**SETTINGS, cuda_graphs=True), model(), find_device())
 
 

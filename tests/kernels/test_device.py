@@ -98,7 +98,7 @@ def test_a_gpu_that_is_there_and_cannot_begin(said: str, sentence: str) -> None:
 
 
 def test_a_model_that_would_fit_an_empty_card_names_the_others() -> None:
-    with pytest.raises(DeviceError, match=r"needs 30.0 GiB and 20.0 of 140.0 GiB are free .* other processes hold 120"):
+    with pytest.raises(DeviceError, match=r"needs 30.0 GiB and 20.0 of 140.0 GiB are free .* other processes use 120"):
         require_room(h200(free=20), 30 * GIB)
 
 

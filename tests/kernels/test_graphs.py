@@ -185,8 +185,8 @@ def test_a_capture_that_fails_leaves_a_server_that_serves(
         backend = cuda(capture=out_of_memory)
     (message,) = caplog.messages
     assert message == (
-        "no CUDA graph of 7 sequences (CUDA out of memory. Tried to allocate 2.00 MiB): 0 shapes have one, steps of "
-        "others are launched kernel by kernel"
+        "no CUDA graph of 7 sequences (CUDA out of memory. Tried to allocate 2.00 MiB): 0 shapes have one; other steps "
+        "launch each kernel"
     )
     assert not backend.idle()
     runner = make_runner(backend, max_model_len=LONGEST)
@@ -231,7 +231,9 @@ def test_a_capture_that_loses_the_device_is_the_end_of_it(monkeypatch: pytest.Mo
     backend.graphs.later.append(GraphShape(1))
     monkeypatch.setattr(backend.graphs, "record", illegal)
     monkeypatch.setattr(backend, "_synchronize", illegal)
-    with pytest.raises(DeviceLostError, match="the GPU failed and stays failed: CUDA error: an illegal memory access"):
+    with pytest.raises(
+        DeviceLostError, match="the GPU failed and cannot recover: CUDA error: an illegal memory access"
+    ):
         backend.idle()
 
 

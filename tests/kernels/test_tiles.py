@@ -138,7 +138,7 @@ def test_a_table_that_has_no_room_is_refused(tmp_path: Path, rows: list[dict[str
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{"card": "x", "gemv_rows": {}, "gemv": [{"form": "int4"}], "linear": [], "attention": []}')
-    with pytest.raises(ValueError, match="is no table of tiles"):
+    with pytest.raises(ValueError, match="is not a table of tiles"):
         read_tiles(path)
 
 

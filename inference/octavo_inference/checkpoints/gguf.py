@@ -66,7 +66,7 @@ def read_gguf(path: Path) -> GgufFile:
     tensors: dict[str, GgufTensor] = {}
     for entry in header.entries:
         if entry.name in tensors:
-            raise damaged(path, f"tensor {entry.name} is there twice")
+            raise damaged(path, f"tensor {entry.name} occurs twice")
         tensors[entry.name] = _view(header, buffer, entry)
     placed = sorted(
         (entry.offset, entry.offset + tensors[entry.name].data.nbytes, entry.name) for entry in header.entries

@@ -185,7 +185,7 @@ def read_header(path: Path) -> Header:
         if len(key) > _MAX_NAME:
             raise cursor.fail(f"a metadata key of {len(key)} characters")
         if key in metadata:
-            raise cursor.fail(f"{key} is there twice")
+            raise cursor.fail(f"{key} occurs twice")
         metadata[key] = cursor.value(int(cursor.scalar("<I", f"type of {key}")), key)
     parts = metadata.get("split.count")
     if isinstance(parts, int) and parts > 1:

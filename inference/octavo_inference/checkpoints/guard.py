@@ -14,4 +14,4 @@ def refusing(source: object) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        raise ModelError(f"{source}: its description cannot be right: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{source}: invalid model metadata: {type(error).__name__}: {error}") from error

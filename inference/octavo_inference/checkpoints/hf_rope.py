@@ -47,7 +47,7 @@ def read_rope(path: Path, data: dict[str, Any], head_dim: int, *, theta: float, 
     if dim != head_dim and not partial:
         raise UnsupportedModelError(f"{path}: partial_rotary_factor {share} is not supported")
     if dim % 2 or not 2 < dim <= head_dim:
-        raise ModelError(f"{path}: partial_rotary_factor {share} turns {dim} of {head_dim} elements of a head")
+        raise ModelError(f"{path}: partial_rotary_factor {share} rotates {dim} of {head_dim} elements of a head")
     local_theta = local.get("rope_theta") or data.get("rope_local_base_freq")
     return RopeParameters(
         theta=_theta(path, rope.get("rope_theta") or data.get("rope_theta") or theta),

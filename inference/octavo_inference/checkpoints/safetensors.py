@@ -93,7 +93,7 @@ def _refuse_missing_shards(folder: Path, names: list[str]) -> None:
     for match in shards:
         found = sum(other["stem"] == match["stem"] for other in shards)
         if found != int(match["count"]):
-            raise ModelError(f"{folder}: {match[0]} is one of {int(match['count'])} shards, {found} are there")
+            raise ModelError(f"{folder}: {match[0]} is one of {int(match['count'])} shards, found {found}")
 
 
 def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[np.uint8]]:
@@ -109,7 +109,7 @@ def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[
     header = decode_json(mapped[8 : 8 + length], dict[str, msgspec.Raw], path, what)
     header.pop("__metadata__", None)
     if mapped[8 : 8 + length].count(b'"data_offsets"') > len(header):
-        raise ModelError(f"{path}: not {what}: a tensor is there twice")
+        raise ModelError(f"{path}: not {what}: a tensor occurs twice")
     entries = {name: decode_json(raw, _Entry, path, what) for name, raw in header.items()}
     buffer = np.frombuffer(mapped, np.uint8)
     data = buffer[8 + length :]

@@ -67,7 +67,7 @@ def _refuse(path: Path, name: str, data: dict[str, Any]) -> None:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
         raise refuse(f"its weights are quantised ({method}); use bf16, f16 or f32 weights or a GGUF file")
     if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
-        raise refuse("it is an encoder with a decoder; Octavo serves decoders alone")
+        raise refuse("it is an encoder-decoder model; Octavo serves decoder-only models")
     if data.get("alibi") or data.get("model_type") in _ALIBI:
         raise refuse("its positions are a bias on the attention scores (ALiBi), which paged attention does not have")
     layers = data.get("layer_types") or data.get("layers_block_type") or []

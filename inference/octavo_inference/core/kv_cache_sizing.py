@@ -115,7 +115,7 @@ def _host_blocks(settings: EngineSettings, num_blocks: int, block_bytes: int, ro
     if room is not None and settings.swap_memory > room:
         raise SettingsError(
             f"swap_memory {settings.swap_memory} bytes is more than the host can give: {room} bytes; raise the pod's "
-            "memory, or make swap_memory smaller",
+            "memory, or reduce swap_memory",
             "swap_memory",
         )
     if settings.swap_memory < block_bytes:

@@ -123,7 +123,7 @@ def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
         elif isinstance(call, Idle):
             backend.idle()
         else:
-            raise TypeError(f"{type(call).__name__} is no call")
+            raise TypeError(f"{type(call).__name__} is not a call")
 
 
 def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> Backend:
@@ -137,7 +137,7 @@ def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> Bac
     settings = begin.settings
     model = load_model(settings.model)
     if isinstance(model, ForeignModel) or model.config.digest != begin.digest:
-        raise ModelError(f"{settings.model} is not what rank 0 read there; let nothing change it while it is loaded")
+        raise ModelError(f"{settings.model} differs from what rank 0 read; do not change its files while it loads")
     group, device = enter(begin.rank, settings.tensor_parallel_size, folder)
     answer(RankDevice(name=device.name, total=device.total, free=device.free))
     make = inbox.next()

@@ -129,7 +129,7 @@ class Hub:
             raise BrokenError(f"the connection ended after {start} of {file.size} bytes")
         if start > file.size or digest.hexdigest() != (file.sha256 or file.blob):
             part.unlink()
-            raise CorruptError("what came has another hash than the hub says")
+            raise CorruptError("the downloaded file's hash differs from the hub's")
 
     def _json(self, url: str, what: str) -> tuple[Any, str | None]:
         """An answer of the hub's API, and the address of its next page."""

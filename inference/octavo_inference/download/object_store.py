@@ -122,7 +122,7 @@ class Bucket:
         files = [file for file in files if file.name.endswith(_SUFFIXES) and only in ("", file.name)]
         if not files:
             where = repo if only else f"{repo}/"
-            raise PrefetchError(f"the bucket has no file of a model at {where}", "ModelNotFound")
+            raise PrefetchError(f"the bucket has no model files at {where}", "ModelNotFound")
         return sorted(files, key=lambda file: file.name)
 
     @contextmanager
@@ -163,7 +163,8 @@ def _translated(repo: str, said: str) -> PrefetchError | BrokenError:
 
 def _changed(repo: str, commit: str) -> PrefetchError:
     return PrefetchError(
-        f"{repo}: its files are not those of revision {commit} any more: one was changed, added or removed meanwhile",
+        f"{repo}: its files are not those of revision {commit} any more: "
+        "one was changed, added or removed during the download",
         "ModelNotFound",
     )
 

@@ -141,7 +141,7 @@ class ProcessClient(asyncio.Protocol):
         self._child.process.kill()
         self.router.fail(
             EngineDiedError(
-                f"the engine made no step for {self._stall_seconds:g} s with {pending} sequences pending; "
+                f"the engine completed no step for {self._stall_seconds:g} s with {pending} sequences pending; "
                 "its stacks are in the log above",
                 EXIT_STALLED,
             )

@@ -45,14 +45,16 @@ def build_cuda(
     _refuse_settings_of_cpus(settings)
     if settings.quantization == "fp8" and not _has_floats(model.weights):
         raise SettingsError(
-            "quantization fp8 would change nothing: the checkpoint is quantised already; leave it at auto",
+            "quantization fp8 has no effect: the checkpoint is already quantised; leave it at auto",
             "quantization",
         )
     interpreted = device.name == INTERPRETER
     if settings.cuda_graphs and interpreted:
-        raise SettingsError("cuda_graphs needs a GPU: Triton's interpreter records none; leave it out", "cuda_graphs")
+        raise SettingsError(
+            "cuda_graphs needs a GPU: Triton's interpreter cannot capture them; leave it out", "cuda_graphs"
+        )
     if interpreted:
-        log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, right and thousands of times slower")
+        log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, which is thousands of times slower")
     check(model.config, device, settings.kv_dtype)
     group = ALONE
     if ranks is not None:

@@ -125,7 +125,7 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End
         except DeviceError as error:
             if settings.backend == "cuda":
                 raise
-            log.warning("computing on the CPU although a GPU is there: %s", error)
+            log.warning("computing on the CPU although a GPU is present: %s", error)
         else:
             return build_cuda(settings, model, device)
     for field in ("quantization", "kv_dtype"):

@@ -117,8 +117,8 @@ def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda
     except OctavoError as error:
         _send_failure(channel, str(error))
     except PoolError as error:
-        log.exception("the accounting of KV blocks is wrong")
-        _send_failure(channel, f"the accounting of KV blocks is wrong, so answers could mix: {error}", EXIT_CORRUPT)
+        log.exception("KV block accounting is inconsistent")
+        _send_failure(channel, f"KV block accounting is inconsistent, so answers could mix: {error}", EXIT_CORRUPT)
         return EXIT_CORRUPT
     except Exception as error:
         # An unexpected error: the peer gets one line, the log the traceback.

@@ -64,7 +64,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int, model: object) -> None:
     """Raises `ModelError` when the tokenizer of `model` has more tokens than its `vocab` logits."""
     known = tokenizer.get_vocab_size(with_added_tokens=True)
     if known > vocab:
-        raise ModelError(f"{model}: the tokenizer knows {known} tokens, the model {vocab}")
+        raise ModelError(f"{model}: the tokenizer has {known} tokens, more than the model's {vocab}")
 
 
 def _hf_template(folder: Path) -> str | None:

@@ -7,8 +7,8 @@ import json
 # The longest Retry-After that is honoured, in seconds.
 RETRY_AFTER_LIMIT = 60.0
 _THROTTLED = 429
-# For about ten seconds after a CRD is installed, the API server cannot tell who may own objects of its kind, and rejects
-# every object with such an owner.
+# For about ten seconds after a CRD is installed, the API server does not know its kind as an owner and rejects every
+# object with such an owner.
 _UNDISCOVERED = "cannot find RESTMapping"
 
 

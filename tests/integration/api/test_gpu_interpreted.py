@@ -46,7 +46,7 @@ def test_a_lost_gpu_ends_the_server_with_a_status_of_its_own(start):
     ask(server)
     assert server.process.wait(60) == 72
     last = server.log.strip().splitlines()[-1]
-    assert "the GPU failed and stays failed" in last
+    assert "the GPU failed and cannot recover" in last
 
 
 def test_an_error_that_passes_ends_its_requests_alone(start):

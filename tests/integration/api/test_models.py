@@ -102,7 +102,7 @@ def broken_template(folder: Path) -> Path:
     [
         (truncated, ["short.gguf", "reaches past the end"]),
         (unknown_type, ["new.gguf", "token_embd.weight has the ggml type 77, supported are F32"]),
-        (without_a_shard, ["model-00001-of-00002.safetensors is one of 2 shards, 1 are there"]),
+        (without_a_shard, ["model-00001-of-00002.safetensors is one of 2 shards, found 1"]),
         (lambda folder: llama(folder / "m", hidden_size=96, num_attention_heads=3), ["has shape", "config.json says"]),
         # 256 GiB that take no room on the disk.
         (lambda folder: llama(folder / "m", rows=2**30), ["its weights take", "GiB are available to this process"]),

@@ -118,7 +118,7 @@ async def test_wrong_accounting_ends_the_engine_with_a_status_of_their_own(fake_
 
 async def test_a_lost_gpu_ends_the_engine_with_a_status_of_its_own(fake_engine):
     def lost():
-        raise DeviceLostError("the GPU failed and stays failed: an illegal memory access")
+        raise DeviceLostError("the GPU failed and cannot recover: an illegal memory access")
 
     fake_engine.step = lost
     child = Child(lambda _: (fake_engine, INFO))

@@ -74,8 +74,8 @@ def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"is_encoder_decoder": True}, "it is an encoder with a decoder"),
-        ({"add_cross_attention": True}, "it is an encoder with a decoder"),
+        ({"is_encoder_decoder": True}, "it is an encoder-decoder model"),
+        ({"add_cross_attention": True}, "it is an encoder-decoder model"),
         ({"alibi": True}, r"a bias on the attention scores \(ALiBi\)"),
         ({"model_type": "bloom"}, r"a bias on the attention scores \(ALiBi\)"),
         ({"layer_types": ["linear_attention", "full_attention"]}, r"not softmax attention \(linear_attention\)"),

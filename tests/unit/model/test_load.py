@@ -157,7 +157,7 @@ def test_the_built_in_model_is_found_without_importing_its_package() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         (
             {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.01},
-            "partial_rotary_factor 0.01 turns 0 of 32",
+            "partial_rotary_factor 0.01 rotates 0 of 32",
         ),
         (
             {

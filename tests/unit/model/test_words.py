@@ -27,7 +27,7 @@ def test_words_are_those_of_the_loaded_model(tmp_path: Path, tensors: Tensors) -
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, tensors: Tensors) -> None:
     folder = str(write_hf(tmp_path / "m", tensors, vocab_size=39))
-    message = "the tokenizer knows 40 tokens, the model 39"
+    message = "the tokenizer has 40 tokens, more than the model's 39"
     with pytest.raises(ModelError, match=message):
         _ = load_text(folder).tokenizer
     with pytest.raises(ModelError, match=f"^m: {message}"):

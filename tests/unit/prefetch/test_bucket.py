@@ -104,12 +104,12 @@ def test_a_file_that_changes_during_the_download_is_noticed(bucket: FakeBucket, 
     commit = where.commit(repo, "")
     weights = next(file for file in where.files(repo, commit) if file.name == "model.safetensors")
     bucket.files["team/tiny/model.safetensors"] = b"?" + WEIGHTS[1:]
-    with pytest.raises(PrefetchError, match="changed, added or removed meanwhile"):
+    with pytest.raises(PrefetchError, match="changed, added or removed during the download"):
         where.download(repo, commit, weights, tmp_path, lambda _: None)
     del bucket.files["team/tiny/model.safetensors"]
-    with pytest.raises(PrefetchError, match="changed, added or removed meanwhile"):
+    with pytest.raises(PrefetchError, match="changed, added or removed during the download"):
         where.head(repo, commit, weights, 10)
-    with pytest.raises(PrefetchError, match="meanwhile"):
+    with pytest.raises(PrefetchError, match="during the download"):
         where.files(repo, commit)
     assert "model.safetensors" not in names(tmp_path)
 
@@ -206,10 +206,10 @@ def test_a_busy_bucket_is_asked_again(fetch: Callable[..., list[str]], bucket: F
 
 
 def test_what_is_not_there_is_named(bucket: FakeBucket) -> None:
-    with pytest.raises(PrefetchError, match="no file of a model at models/team/none/") as error:
+    with pytest.raises(PrefetchError, match="has no model files at models/team/none/") as error:
         revision("s3://models/team/none")
     assert error.value.reason == "ModelNotFound"
-    with pytest.raises(PrefetchError, match=r"no file of a model at models/team/tiny/Q4\.gguf"):
+    with pytest.raises(PrefetchError, match=r"has no model files at models/team/tiny/Q4\.gguf"):
         revision("s3://models/team/tiny/Q4.gguf")
 
 

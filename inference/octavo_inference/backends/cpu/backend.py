@@ -236,7 +236,7 @@ class CpuBackend:
 
 def _float_format(dtype: str) -> Literal["f32", "bf16"]:
     if dtype not in {"auto", "bfloat16", "float32"}:
-        raise SettingsError(f"dtype is {dtype!r}; the CPU backend knows auto, bfloat16 and float32", "dtype")
+        raise SettingsError(f"dtype is {dtype!r}; the CPU backend supports auto, bfloat16 and float32", "dtype")
     return "f32" if dtype == "float32" else "bf16"
 
 

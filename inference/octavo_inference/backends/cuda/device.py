@@ -165,11 +165,11 @@ def require_room(device: Device, needed: int, *, kv_memory: int | None = None) -
     told = f"{_gib(device.free)} of {_gib(device.total)} GiB are free on {device.name}"
     if kv_memory is not None and needed - kv_memory <= device.free:
         raise DeviceError(
-            f"the model needs {_gib(needed)} GiB, {_gib(kv_memory)} of it by --kv-memory, and {told}: make that smaller"
+            f"the model needs {_gib(needed)} GiB, {_gib(kv_memory)} of it by --kv-memory, and {told}: reduce it"
         )
     if needed <= device.total * (1 - _RESERVE_SHARE) and taken > _CONTEXT:
         raise DeviceError(
-            f"the model needs {_gib(needed)} GiB and {told}: other processes hold {_gib(taken)} GiB of it; end them "
+            f"the model needs {_gib(needed)} GiB and {told}: other processes use {_gib(taken)} GiB of it; end them "
             "(nvidia-smi lists them) or choose another GPU"
         )
     raise DeviceError(
@@ -194,7 +194,7 @@ def watched(check: Callable[[], object]) -> Generator[None, None, None]:
         except Exception as still:  # noqa: BLE001 -- any error means that the device is lost
             first = (str(still).strip().splitlines() or [type(still).__name__])[0]
             raise DeviceLostError(
-                f"the GPU failed and stays failed: {first}; the process ends so that a new one can begin; if it "
+                f"the GPU failed and cannot recover: {first}; the process ends so that a new one can start; if it "
                 "happens again, look for Xid errors in the node's kernel log"
             ) from error
         raise

@@ -83,7 +83,7 @@ def create(
             )
     except torch.OutOfMemoryError as error:
         raise DeviceError(
-            f"the GPU's memory ran out while the model was loaded: {device.free / 2**30:.1f} GiB were free when it "
+            f"out of GPU memory while loading the model: {device.free / 2**30:.1f} GiB were free when it "
             "began, and another process has taken some since; end it (nvidia-smi lists who), or set --kv-memory"
         ) from error
     return backend

@@ -129,7 +129,7 @@ class Graphs:
 
     def _stop(self, shape: GraphShape, why: str) -> bool:
         log.warning(
-            "no CUDA graph of %d sequences (%s): %d shapes have one, steps of others are launched kernel by kernel",
+            "no CUDA graph of %d sequences (%s): %d shapes have one; other steps launch each kernel",
             shape.sequences,
             why,
             len(self.captured),

@@ -193,7 +193,7 @@ def upload(
 
 def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantization: Quantization) -> _Plan:
     if dtype not in _DENSE:
-        raise SettingsError(f"dtype is {dtype}; the CUDA backend knows auto, bfloat16 and float32", "dtype")
+        raise SettingsError(f"dtype is {dtype}; the CUDA backend supports auto, bfloat16 and float32", "dtype")
     dense, layers = _DENSE[dtype], weights.layers[: config.layers]
 
     def alone(tensor: Tensor) -> _Part:

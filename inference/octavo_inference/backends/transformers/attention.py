@@ -165,7 +165,7 @@ def attend(
     if is_causal is False or position_bias is not None:
         raise UnsupportedModelError("its attention is not causal or adds a bias to the scores")
     if attention_mask is not None and not isinstance(attention_mask, Mask):
-        raise UnsupportedModelError("it makes its attention mask itself")
+        raise UnsupportedModelError("it builds its own attention mask")
     step = _STEP.get()
     keys, values = _store(step, key[0].transpose(0, 1), value[0].transpose(0, 1))
     heads, dim = query.shape[1], query.shape[3]

@@ -37,7 +37,7 @@ def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> A
     try:
         config = AutoConfig.from_pretrained(str(folder), **local)
     except Exception as error:
-        raise refuse(f"transformers {transformers.__version__} does not know it: {_first_line(error)}") from error
+        raise refuse(f"transformers {transformers.__version__} does not support it: {_first_line(error)}") from error
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None or known.__name__ != name:
         other = "" if known is None else f" (of this kind it has {known.__name__})"

@@ -69,7 +69,7 @@ def answer(
             found.tokens[int(output.id)] += output.tokens
             found.times[int(output.id)] += [now] * len(output.tokens)
     if (given := list(map(len, found.tokens))) != list(lengths):
-        raise OctavoError(f"the engine gave {sum(given)} tokens, {sum(lengths)} were asked for")
+        raise OctavoError(f"the engine generated {sum(given)} tokens, expected {sum(lengths)}")
     return found
 
 

@@ -88,7 +88,7 @@ class _Stub:
         """Path of the compiled extension `name`. Raises CompilerMissingError for any but the stub."""
         if name == NAME and file_name(Path(source).read_bytes()) == self._path.name:
             return str(self._path)
-        raise CompilerMissingError(f"Triton asks to compile {name}, which was not compiled ahead")
+        raise CompilerMissingError(f"Triton asks to compile {name}, which was not compiled ahead of time")
 
 
 def _compiler() -> str | None:

@@ -106,7 +106,7 @@ def read_tiles(path: Path) -> Tiles:
         tiles = Tiles(table["card"], table["gemv_rows"], gemv, linear, attention)
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no table of tiles ({error!r}): create it again with python -m bench.gpu tiles"
+            f"{path} is not a table of tiles ({error!r}): create it again with python -m bench.gpu tiles"
         ) from error
     for (_, group, _), narrow in attention.items():
         if narrow.rows < group:

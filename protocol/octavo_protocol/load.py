@@ -96,6 +96,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Unfilled token slots in KV blocks held by sequences."""
     recomputed: int = 0
     """Tokens computed again after preemption."""
+    deferred: int = 0
+    """Those of the waiting sequences that wait for a sibling to compute their common prompt, not for capacity."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
 
     @property

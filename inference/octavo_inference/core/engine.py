@@ -216,6 +216,7 @@ class Engine:
             checks=counters.checks,
             unused_slots=scheduler.unused_slots(),
             recomputed=scheduler.recomputed,
+            deferred=scheduler.pending_forks,
             requests=counters.requests,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
@@ -345,6 +346,7 @@ class Engine:
                     finish_reason=reason,
                     stop_reason=stop,
                     cached_tokens=sequence.cached,
+                    queued=sequence.first_start - sequence.arrived if known == sequence.prompt_len else 0.0,
                 )
             )
             if reason is not None:

@@ -111,5 +111,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The stop token id or string that ended it, or `DEADLINE`; None for end-of-sequence and length."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache; final once the first token is out."""
+    queued: float = 0.0
+    """Seconds from the arrival of the request to the start of its computation; only with the first token."""
     error: str | None = None
     """Message for the user if finish_reason is "error"."""

@@ -325,6 +325,7 @@ class Scheduler:
             plan.swap_in.append((sequence, len(hits), saved))
         if not sequence.started:
             self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
+            sequence.first_start = now
         sequence.level = level(sequence, now)
         self._start(sequence, computed)
         return min(missing, left)
@@ -373,6 +374,7 @@ class Scheduler:
             # The blocks are shared with the leader, which registers those of the prompt.
             fork.registered = 0 if leader.no_cache else fork.total // self.block_size
             fork.started = True
+            fork.first_start = now
             fork.cached = leader.cached
             fork.level = leader.level
             fork.no_cache = leader.no_cache

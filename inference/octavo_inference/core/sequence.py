@@ -41,6 +41,7 @@ class Sequence:
         "confirmed",
         "ends",
         "enqueued",
+        "first_start",
         "forks",
         "hashes",
         "host",
@@ -97,6 +98,8 @@ class Sequence:
         self.enqueued = 0.0
         self.state = SequenceState.WAITING
         self.started = False
+        # Time of its first start, in the unit of `arrived`; the arrival until then.
+        self.first_start = arrived
 
         self.tokens: Int32 = prompt
         self.prompt_len = len(prompt)

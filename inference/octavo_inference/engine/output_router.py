@@ -49,6 +49,8 @@ class OutputRouter:
         self._failed: asyncio.Future[EngineDiedError] = asyncio.get_running_loop().create_future()
         self._stats: EngineStats | None = None
         self._stalled = False
+        self.on_step: Callable[[EngineStats], None] | None = None
+        """Called with the engine's state after each of its steps."""
         self.sequences = 0
         """Number of sequences sent to the engine and not finished."""
         self.heartbeat = 0
@@ -110,6 +112,8 @@ class OutputRouter:
         """Route a step's outputs to their requests."""
         self._stats, self._stalled = step.stats, step.stalled
         self.heartbeat += 1
+        if self.on_step is not None:
+            self.on_step(step.stats)
         if step.known or step.forgotten:
             self.cache.apply(step.known, step.forgotten)
         for output in step.outputs:

@@ -124,7 +124,8 @@ class Generation:
         except QueueFullError as error:
             self._metrics.rejected["queue_full"] += 1
             raise overloaded(error.waiting) from None
-        self._metrics.prompt_tokens += self.counts.prompt
+        for prompt in self._prompts:
+            self._metrics.admitted(len(prompt.tokens), prompt.sampling.max_tokens, prompt.sampling.n)
 
     def _add_choices(self, now: float) -> None:
         # Stop strings are matched here on the text; the engine matches tokens only.
@@ -150,7 +151,7 @@ class Generation:
 
     def _advance(self, output: Output, choice: _Choice, now: float) -> Delta:
         delta = choice.detokenizer.push(output)
-        choice.timer.tokens(len(delta.tokens), now)
+        choice.timer.tokens(len(delta.tokens), now, output.queued)
         self.counts.completion += len(delta.tokens)
         if output.id not in self._cached and delta.tokens:
             self._cached.add(output.id)

@@ -10,6 +10,8 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
+from octavo_protocol.load import EngineStats
+
 # vLLM's buckets, so that dashboards and recorded baselines fit; seconds.
 # fmt: off
 FIRST_TOKEN_BUCKETS = (
@@ -22,6 +24,9 @@ REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
 )
 # fmt: on
+TOKEN_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+STEP_TOKEN_BUCKETS = (1.0, *(float(2**power) for power in range(3, 15)))
+CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
 class Histogram:
@@ -53,8 +58,34 @@ class ServerMetrics:
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         self.inter_token = Histogram(INTER_TOKEN_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)
+        self.queue = Histogram(REQUEST_BUCKETS)
+        self.prefill = Histogram(REQUEST_BUCKETS)
+        self.decode = Histogram(REQUEST_BUCKETS)
+        self.inference = Histogram(REQUEST_BUCKETS)
+        self.token_mean = Histogram(INTER_TOKEN_BUCKETS)
+        self.request_prompt_tokens = Histogram(TOKEN_BUCKETS)
+        self.request_generation_tokens = Histogram(TOKEN_BUCKETS)
+        self.request_max_tokens = Histogram(TOKEN_BUCKETS)
+        self.request_choices = Histogram(CHOICE_BUCKETS)
+        self.step_tokens = Histogram(STEP_TOKEN_BUCKETS)
+        self._tokens_of_steps = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.rejected: Counter[str] = Counter({"draining": 0, "not_ready": 0, "queue_full": 0})
+
+    def step(self, stats: EngineStats) -> None:
+        """Record the tokens computed since the last call, from the engine's state after a step."""
+        computed = stats.steps.prefill + stats.steps.rows
+        if computed > self._tokens_of_steps:
+            self.step_tokens.observe(computed - self._tokens_of_steps)
+        self._tokens_of_steps = computed
+
+    def admitted(self, prompt_tokens: int, max_tokens: int | None, choices: int) -> None:
+        """Record an admitted prompt and its parameters. `max_tokens` None: up to the model's limit."""
+        self.prompt_tokens += prompt_tokens
+        self.request_prompt_tokens.observe(prompt_tokens)
+        self.request_choices.observe(choices)
+        if max_tokens is not None:
+            self.request_max_tokens.observe(max_tokens)
 
 
 class SequenceTimer:
@@ -63,18 +94,23 @@ class SequenceTimer:
     def __init__(self, metrics: ServerMetrics, arrival: float) -> None:
         self._metrics = metrics
         self._arrival = arrival
-        self._last: float | None = None
+        self._queued = 0.0
+        self._first = self._last = arrival
+        self._tokens = 0
         self._finished = False
 
-    def tokens(self, count: int, now: float) -> None:
-        """Record `count` tokens of one step."""
+    def tokens(self, count: int, now: float, queued: float = 0.0) -> None:
+        """Record `count` tokens of one step; with the first, `queued` seconds from the arrival to the first step."""
         if not count:
             return
         self._metrics.generation_tokens += count
-        if self._last is None:
+        if not self._tokens:
+            self._queued = queued
+            self._first = self._last = now
             self._metrics.first_token.observe(now - self._arrival)
+            self._tokens = 1
             count -= 1
-            self._last = now
+        self._tokens += count
         if count:
             self._metrics.inter_token.observe((now - self._last) / count, count)
         self._last = now
@@ -85,3 +121,16 @@ class SequenceTimer:
             self._finished = True
             self._metrics.finished[reason] += 1
             self._metrics.request.observe(now - self._arrival)
+            self._metrics.request_generation_tokens.observe(self._tokens)
+            if self._tokens:
+                self._observe_phases()
+
+    def _observe_phases(self) -> None:
+        """Record the times between arrival, start, first and last token."""
+        metrics, start = self._metrics, self._arrival + self._queued
+        metrics.queue.observe(self._queued)
+        metrics.prefill.observe(max(0.0, self._first - start))
+        metrics.decode.observe(self._last - self._first)
+        metrics.inference.observe(max(0.0, self._last - start))
+        if self._tokens > 1:
+            metrics.token_mean.observe((self._last - self._first) / (self._tokens - 1))

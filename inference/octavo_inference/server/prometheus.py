@@ -50,6 +50,16 @@ class _ServerCollector(Collector):
             ("time_to_first_token_seconds", "From arrival to the first token of a sequence", m.first_token),
             ("inter_token_latency_seconds", "Between two tokens of a sequence", m.inter_token),
             ("e2e_request_latency_seconds", "From arrival to the last token of a sequence", m.request),
+            ("request_queue_time_seconds", "From arrival to the first step of a sequence", m.queue),
+            ("request_prefill_time_seconds", "From the first step to the first token of a sequence", m.prefill),
+            ("request_decode_time_seconds", "From the first to the last token of a sequence", m.decode),
+            ("request_inference_time_seconds", "From the first step to the last token of a sequence", m.inference),
+            ("request_time_per_output_token_seconds", "Mean time of a sequence's tokens after the first", m.token_mean),
+            ("request_prompt_tokens", "Tokens of a prompt", m.request_prompt_tokens),
+            ("request_generation_tokens", "Generated tokens of a sequence", m.request_generation_tokens),
+            ("request_params_max_tokens", "max_tokens of a request", m.request_max_tokens),
+            ("request_params_n", "n of a request", m.request_choices),
+            ("iteration_tokens_total", "Tokens computed in a step", m.step_tokens),
         ):
             family = HistogramMetricFamily(prefix + name, text, labels=["model_name"])
             buckets, total = histogram.cumulative()
@@ -77,6 +87,15 @@ class _ServerCollector(Collector):
             gauge = GaugeMetricFamily(prefix + name, text, labels=["model_name"])
             gauge.add_metric([self._model], value)
             yield gauge
+        waiting = GaugeMetricFamily(
+            f"{prefix}num_requests_waiting_by_reason",
+            "Waiting sequences: for capacity, or deferred until a sibling has computed their prompt",
+            labels=["model_name", "reason"],
+        )
+        waiting.add_metric([self._model, "capacity"], report.waiting - report.deferred)
+        waiting.add_metric([self._model, "deferred"], report.deferred)
+        yield waiting
+        yield self._cache_config(prefix)
         yield self._counter(f"{prefix}num_preemptions", "Sequences preempted for want of blocks", report.preemptions)
         if prefix == "octavo:":
             for name, text, value in (
@@ -91,6 +110,14 @@ class _ServerCollector(Collector):
             yield self._gauge("efficiency", "Product of octavo:efficiency_factor, since the start", efficiency(report))
             parts = factors(report)
             yield self._parts("efficiency_factor", "Shares of what was computed, held and asked for", "factor", parts)
+
+    def _cache_config(self, prefix: str) -> Metric:
+        labels = self._service.cache_config()
+        info = GaugeMetricFamily(
+            f"{prefix}cache_config_info", "Sizes of the KV pool, as labels", labels=["model_name", *labels]
+        )
+        info.add_metric([self._model, *labels.values()], 1)
+        return info
 
     def _memory(self) -> Iterator[Metric]:
         budget = self._service.memory()

@@ -76,6 +76,9 @@ class Service:
     loaded: Loaded | None = None
     _sequence: int = 0
 
+    def __post_init__(self) -> None:
+        self.router.on_step = self.metrics.step
+
     def require(self, model: str) -> Loaded:
         """The loaded model, if it has this name. Raises `ApiError` for another name, or if no requests are accepted."""
         if self.draining:
@@ -127,6 +130,18 @@ class Service:
             *sizes,
         )
         return {name: str(getattr(info, name)) for name in names}
+
+    def cache_config(self) -> dict[str, str]:
+        """Sizes of the KV pool, by the names that vLLM gives them, on CPUs too; empty while the model is loading."""
+        if self.loaded is None:
+            return {}
+        info = self.loaded.info
+        return {
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "num_cpu_blocks": str(info.swap_bytes * info.num_blocks // info.kv_bytes if info.kv_bytes else 0),
+            "enable_prefix_caching": str(info.prefix_caching),
+        }
 
     def memory(self) -> dict[str, int]:
         """Bytes planned at start, by part; `in_all` is their sum, `reserve` the rest. Empty without a plan.

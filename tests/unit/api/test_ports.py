@@ -164,6 +164,11 @@ async def test_metrics_are_exact(serve):
         assert value("request_success_total", 'finished_reason="length",') == 10
         assert value("num_requests_running") == value("num_requests_waiting") == value("kv_cache_usage_perc") == 0
         assert value("num_preemptions_total") == 0
+        for phase in ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token"):
+            assert value(f"request_{phase}_seconds_count") == 10
+        for size in ("prompt_tokens", "generation_tokens", "params_max_tokens", "params_n"):
+            assert value(f"request_{size}_count") == 10
+        assert value("request_generation_tokens_sum") == value("request_params_max_tokens_sum") == 100
 
 
 async def test_the_load_report_tells_of_the_cache_to_who_asks(serve):

@@ -88,6 +88,14 @@ class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
     """Reset the prefix cache: requests after this message match nothing computed before it."""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Release weights and KV pool. Sent while no sequence is open; nothing but `Wake` may follow."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Load weights and KV pool again, with the sizes from before."""
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities (natural) of one generated token and of its top alternatives, most likely first."""
 

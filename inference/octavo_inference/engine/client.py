@@ -9,17 +9,27 @@ import signal
 import subprocess
 import time
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.process import DUMP_SIGNAL
-from octavo_inference.core.request import Abort, Request, ResetCache
-from octavo_inference.engine.ipc import EngineFailure, EngineInfo, EngineStep, Ready, decode_from_engine
+from octavo_inference.core.request import Sleep, Wake
+from octavo_inference.engine.ipc import (
+    Asleep,
+    EngineFailure,
+    EngineInfo,
+    EngineStep,
+    Ready,
+    ToEngine,
+    decode_from_engine,
+)
 from octavo_inference.engine.kv_events import KvEventLog
 from octavo_inference.engine.output_router import EXIT_STALLED, EngineDiedError, OutputRouter
 from octavo_inference.engine.spawn import EngineProcess
 
 _EXIT_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 class ProcessClient(asyncio.Protocol):
@@ -34,9 +44,10 @@ class ProcessClient(asyncio.Protocol):
         self._child = child
         self._stall_seconds = stall_seconds
         self._reader = FrameReader()
-        self._outbox: list[Request | Abort | ResetCache] = []
+        self._outbox: list[ToEngine] = []
         self._transport: asyncio.WriteTransport | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._asleep: asyncio.Future[Asleep] | None = None
         self._reported: EngineFailure | None = None
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,6 +59,18 @@ class ProcessClient(asyncio.Protocol):
         info = await self._ready
         self._spawn(self._watch(info.rank_pids))
         return info
+
+    async def sleep(self) -> Asleep:
+        """Make the engine release weights and KV pool. No sequence may be open. Raises `EngineDiedError`."""
+        self._asleep = asyncio.get_running_loop().create_future()
+        self._send(Sleep())
+        return await self._unless_failed(self._asleep)
+
+    async def wake(self) -> EngineInfo:
+        """Make the engine load weights and KV pool again. Raises `EngineDiedError` if that fails."""
+        self._ready = asyncio.get_running_loop().create_future()
+        self._send(Wake())
+        return await self._unless_failed(self._ready)
 
     async def close(self) -> None:
         """Close the socket, which ends the child, and wait for it. Kill the child if it does not exit."""
@@ -77,6 +100,9 @@ class ProcessClient(asyncio.Protocol):
                 self.router.loaded(message.stats)
                 if not self._ready.done():  # the caller may have cancelled
                     self._ready.set_result(message.info)
+            elif isinstance(message, Asleep):
+                if self._asleep is not None and not self._asleep.done():
+                    self._asleep.set_result(message)
             elif isinstance(message, EngineFailure):
                 self._reported = message
 
@@ -85,7 +111,17 @@ class ProcessClient(asyncio.Protocol):
         if not self._closing:
             self._spawn(self._on_exit())
 
-    def _send(self, message: Request | Abort | ResetCache) -> None:
+    async def _unless_failed(self, reply: asyncio.Future[T]) -> T:
+        failed = asyncio.ensure_future(self.router.failed())
+        try:
+            await asyncio.wait((reply, failed), return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done():
+                raise failed.result()
+            return reply.result()
+        finally:
+            failed.cancel()
+
+    def _send(self, message: ToEngine) -> None:
         # All messages of one event loop iteration go in one frame.
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)

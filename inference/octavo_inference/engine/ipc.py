@@ -1,7 +1,7 @@
 """Messages between the API process and the engine process, in frames (`common.framing`).
 
-The API process sends `Start` once and then lists of `Request | Abort | ResetCache`. The engine process replies `Ready`
-once and then an `EngineStep` per step, or sends `EngineFailure` and exits.
+The API process sends `Start` once and then lists of `ToEngine` messages. The engine process replies `Ready` and then
+an `EngineStep` per step, or sends `EngineFailure` and exits. It replies `Asleep` to `Sleep`, and `Ready` to `Wake`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
-from octavo_inference.core.request import Abort, Output, Request, ResetCache
+from octavo_inference.core.request import Abort, Output, Request, ResetCache, Sleep, Wake
 from octavo_protocol.load import EngineStats
 from octavo_protocol.server_settings import ServerSettings
 
@@ -79,9 +79,15 @@ class EngineFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     status: int = 1
 
 
-FromEngine = Ready | EngineStep | EngineFailure
-ToEngine = list[Request | Abort | ResetCache]
+class Asleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
+    """Weights and KV pool are released; `resident` bytes are still in use by the engine process."""
+
+    resident: int
+
+
+FromEngine = Ready | EngineStep | EngineFailure | Asleep
+ToEngine = Request | Abort | ResetCache | Sleep | Wake
 
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_engine = msgspec.msgpack.Decoder(list[ToEngine]).decode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo_inference.common.errors import OctavoError
 from octavo_inference.core.request import REFUSED, Abort, Output, Request, ResetCache
-from octavo_inference.engine.ipc import EngineStep
+from octavo_inference.engine.ipc import EngineStep, ToEngine
 
 if TYPE_CHECKING:  # the API process imports this module too, and does not import numpy
     from octavo_inference.core.engine import Engine
@@ -30,7 +30,7 @@ class EngineLoop:
         """
         return self._engine.on_idle()
 
-    def run_once(self, messages: Iterable[Request | Abort | ResetCache]) -> EngineStep:
+    def run_once(self, messages: Iterable[ToEngine]) -> EngineStep:
         """Apply `messages` in order, then run one step. A rejected request ends with an error output."""
         outputs: list[Output] = []
         for message in messages:
@@ -39,6 +39,8 @@ class EngineLoop:
                 continue
             if isinstance(message, ResetCache):
                 self._engine.reset_cache()
+                continue
+            if not isinstance(message, Request):
                 continue
             try:
                 self._engine.submit(message)

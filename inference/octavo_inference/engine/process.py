@@ -25,16 +25,26 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from octavo_common import json_logs
+from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import DeviceLostError, OctavoError, RankLostError
 from octavo_inference.common.framing import FrameReader, encode_frame
+from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.common.process import DUMP_SIGNAL, EXIT_CORRUPT, EXIT_DEVICE_LOST, EXIT_RANK_LOST
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.engine import PROFILES, EngineSettings
 from octavo_inference.core.block_pool import PoolError
-from octavo_inference.core.request import Abort, Request, ResetCache
+from octavo_inference.core.request import ResetCache, Sleep, Wake
 from octavo_inference.distributed.executor import End
-from octavo_inference.engine.ipc import EngineFailure, EngineInfo, Ready, decode_start, decode_to_engine
+from octavo_inference.engine.ipc import (
+    Asleep,
+    EngineFailure,
+    EngineInfo,
+    Ready,
+    ToEngine,
+    decode_start,
+    decode_to_engine,
+)
 from octavo_inference.engine.loop import EngineLoop
 from octavo_protocol.server_settings import ServerSettings
 
@@ -128,10 +138,55 @@ def serve(channel: Channel, load: Loader, prepare: Callable[[], object] = lambda
 
 
 def _load_and_run(channel: Channel, load: Loader) -> NoReturn:
-    first, *early = channel.receive(None)
-    engine, info = load(decode_start(first).settings)
+    first, *frames = channel.receive(None)
+    settings = decode_start(first).settings
+    while True:
+        info, frames = _load_and_run_until_sleep(channel, load, settings, frames)
+        _release()
+        channel.send(encode_frame(Asleep(resident=resident_memory(os.getpid()))))
+        frames = _wait_for_wake(channel, frames)
+        settings = _same_sizes(settings, info)
+
+
+def _load_and_run_until_sleep(
+    channel: Channel, load: Loader, settings: ServerSettings, frames: list[bytes]
+) -> tuple[EngineInfo, list[bytes]]:
+    # The engine is local to this function, so nothing holds its memory after the return.
+    engine, info = load(settings)
     channel.send(encode_frame(Ready(info=info, stats=engine.stats())))
-    _run(EngineLoop(engine), channel, early)
+    return info, _run(EngineLoop(engine), channel, frames)
+
+
+def _release() -> None:
+    """Return the memory of an engine that is not referenced any more to the system."""
+    gc.unfreeze()
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    trim()
+
+
+def _wait_for_wake(channel: Channel, frames: list[bytes]) -> list[bytes]:
+    while True:
+        for number, frame in enumerate(frames):
+            if any(isinstance(message, Wake) for message in decode_to_engine(frame)):
+                return frames[number + 1 :]
+        frames = channel.receive(None)
+
+
+def _same_sizes(settings: ServerSettings, info: EngineInfo) -> ServerSettings:
+    """Settings that load an engine with the sizes of the one before, whatever memory is available now."""
+    sizes = dataclasses.replace(
+        settings.engine,
+        max_model_len=info.max_model_len,
+        kv_memory=info.kv_bytes or None,
+        kv_memory_percent=None,
+        swap_memory=info.swap_bytes or None,
+        max_running_requests=info.max_running_requests,
+        max_batched_tokens=info.max_batched_tokens,
+    )
+    return dataclasses.replace(settings, engine=sizes)
 
 
 def _send_failure(channel: Channel, message: str, status: int = 1) -> None:
@@ -139,12 +194,14 @@ def _send_failure(channel: Channel, message: str, status: int = 1) -> None:
         channel.send(encode_frame(EngineFailure(message=message, status=status)))
 
 
-def _run(loop: EngineLoop, channel: Channel, early: list[bytes]) -> NoReturn:
-    frames = early
+def _run(loop: EngineLoop, channel: Channel, frames: list[bytes]) -> list[bytes]:
+    """Run until the peer closes, which raises, or sends `Sleep`. Returns the frames after that one."""
     while True:
-        messages: list[Request | Abort | ResetCache] = [
-            message for frame in frames for message in decode_to_engine(frame)
-        ]
+        messages: list[ToEngine] = [message for frame in frames for message in decode_to_engine(frame)]
+        if any(isinstance(message, Sleep) for message in messages):
+            # Readers of the load report learn that the cache is empty.
+            channel.send(encode_frame(loop.run_once([ResetCache()])))
+            return []
         if messages or loop.poll_timeout() == 0:
             channel.send(encode_frame(loop.run_once(messages)))
         timeout = loop.poll_timeout()

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Callable
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -16,13 +17,14 @@ from octavo_inference.server.endpoint import HttpEndpoint, http_router
 from octavo_inference.server.errors import invalid, not_ready
 from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.service import Service
+from octavo_inference.server.sleep import Sleeper
 from octavo_protocol import load, names
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) -> ASGIApp:
-    """The app of the admin port: metrics, load report, drain and prefix cache.
+def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None], sleeper: Sleeper) -> ASGIApp:
+    """The app of the admin port: metrics, load report, drain, sleep and prefix cache.
 
     For the cluster, not for clients. Without `keys`, anyone with network access may use it, so a NetworkPolicy must
     restrict access.
@@ -42,11 +44,23 @@ def admin_app(service: Service, keys: Keys | None, drain: Callable[[], None]) ->
         drain()
         return json_response(b'{"draining":true}', 202)
 
+    async def get_sleep(_: Service, __: Request) -> Response:
+        return json_response(msgspec.json.encode(sleeper.state()))
+
+    async def post_sleep(_: Service, __: Request) -> Response:
+        return json_response(msgspec.json.encode(await sleeper.sleep()))
+
+    async def post_wake_up(_: Service, __: Request) -> Response:
+        return json_response(msgspec.json.encode(await sleeper.wake()))
+
     endpoints = [
         HttpEndpoint("GET", "/metrics", get_metrics),
         HttpEndpoint("GET", names.PATH_LOAD, get_load),
         HttpEndpoint("POST", names.PATH_DRAIN, post_drain),
         HttpEndpoint("POST", names.PATH_CACHE_RESET, reset_cache),
+        HttpEndpoint("GET", names.PATH_SLEEP, get_sleep),
+        HttpEndpoint("POST", names.PATH_SLEEP, post_sleep),
+        HttpEndpoint("POST", names.PATH_WAKE_UP, post_wake_up),
     ]
     return RequestGuard(http_router(service, endpoints), keys=keys)
 

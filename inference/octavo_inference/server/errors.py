@@ -14,6 +14,7 @@ _TYPES = {
     404: "not_found_error",
     405: "invalid_request_error",
     408: "invalid_request_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     500: "server_error",
@@ -90,6 +91,11 @@ def draining() -> ApiError:
     error = _unavailable("This server is draining and takes no new requests; try again.", "draining")
     error.headers |= {HEADER_DRAINING: "1", "Connection": "close"}
     return error
+
+
+def sleeping() -> ApiError:
+    """503: the server has released the model until it is woken on its admin port."""
+    return _unavailable("This server sleeps and takes no requests until it is woken; try again.", "sleeping")
 
 
 def overloaded(waiting: int) -> ApiError:

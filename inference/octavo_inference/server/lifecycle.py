@@ -22,15 +22,15 @@ from starlette.types import ASGIApp
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
-from octavo_inference.engine.output_router import EngineDiedError, OutputRouter
+from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
+from octavo_inference.server.sleep import Sleeper, warm_up
 from octavo_inference.server.sockets import Sockets
 from octavo_inference.tokenizer.assets import check_vocabulary, load_assets
 from octavo_protocol.server_settings import ServerSettings
@@ -72,9 +72,10 @@ async def _main(
         tenant_header=settings.tenant_header,
     )
     process = _Process(service, settings.drain_timeout)
+    sleeper = Sleeper(service, client, settings.drain_timeout)
     servers = [
         HttpServer(public_app(service, keys, version("octavo")), sockets.api),
-        HttpServer(admin_app(service, admin_keys, process.drain), sockets.admin),
+        HttpServer(admin_app(service, admin_keys, process.drain, sleeper), sockets.admin),
     ]
     process.handle_signals()
     serving = [asyncio.create_task(server.run()) for server in servers]
@@ -163,7 +164,7 @@ async def _start(
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
     timeline.mark("tokenizer")
-    await _warm_up(client.router, info)
+    await warm_up(client.router, info)
     timeline.mark("first token")
     service.loaded = Loaded(text, info, longest)
     service.cold_start = timeline.now()
@@ -198,17 +199,6 @@ def _load_text(model: str) -> tuple[ServedModel, int]:
             raise ModelError(f"{model}: {error}") from None
     text = ServedModel(assets.tokenizer, template)
     return text, text.longest_token
-
-
-async def _warm_up(router: OutputRouter, info: EngineInfo) -> None:
-    """Generate one token through the whole path. The server is not ready before it succeeds."""
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    outputs: asyncio.Queue[Output] = asyncio.Queue()
-    request = Request(id="warm-up", tokens=[min(1, info.vocab_size - 1)], sampling=sampling)
-    router.submit([request], outputs.put_nowait)
-    output = await outputs.get()
-    if output.error is not None:
-        raise EngineDiedError(f"the first token could not be generated: {output.error}")
 
 
 def _log_ready(

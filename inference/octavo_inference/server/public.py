@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint, http_router
-from octavo_inference.server.errors import ApiError, not_ready
+from octavo_inference.server.errors import ApiError, not_ready, sleeping
 from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
 from octavo_inference.server.service import Service
@@ -47,6 +47,8 @@ async def readyz(service: Service, _: Request) -> Response:
     """Readiness: the model is loaded, has generated a token, and the server accepts new requests."""
     if service.draining:
         raise ApiError(503, "Draining.", code="draining", headers={names.HEADER_DRAINING: "1"})
+    if service.sleeping:
+        raise sleeping()
     if not service.is_ready:
         raise not_ready()
     return json_response(b'{"status":"ready"}')

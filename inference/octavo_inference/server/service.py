@@ -70,6 +70,8 @@ class Service:
     ready: bool = False
     """True once the model is loaded and has generated a token."""
     draining: bool = False
+    sleeping: bool = False
+    """True from the moment the engine is told to release its memory until it is loaded again."""
     cold_start: float = 0.0
     own_memory: int = 0
     """Bytes this process had in RAM when it was ready."""
@@ -85,6 +87,8 @@ class Service:
             raise self._reject(draining(), "draining")
         if not self.ready or self.loaded is None:
             raise self._reject(not_ready(), "not_ready")
+        if self.sleeping:
+            raise self._reject(errors.sleeping(), "sleeping")
         failure = self.router.failure
         if failure is not None:
             raise errors.engine_failed(str(failure))
@@ -95,6 +99,13 @@ class Service:
     def generate(self, request: HttpRequest, loaded: Loaded, prompts: list[Request]) -> Generation:
         """Create a generation for the prompts of an HTTP request; use it as a context manager."""
         return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
+
+    def woke(self, info: EngineInfo) -> None:
+        """Serve again, by an engine whose counters begin anew: for readers of the load report, a new start."""
+        if self.loaded is not None:
+            self.loaded = Loaded(self.loaded.text, info, self.loaded.longest_token)
+        self.start_time = time.time()
+        self.sleeping = False
 
     def report(self, cache_after: int | None = None) -> LoadReport | None:
         """The load report of this pod, with the cache changes after a sequence. None while loading."""
@@ -174,7 +185,7 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """True if new requests are accepted."""
-        return self.ready and not self.draining and self.router.failure is None
+        return self.ready and not self.draining and not self.sleeping and self.router.failure is None
 
     async def work(self, function: Callable[[], Result]) -> Result:
         """Run a text function in a thread. Raises `ApiError` for a `RequestError`."""

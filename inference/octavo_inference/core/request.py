@@ -88,11 +88,11 @@ class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
     """Reset the prefix cache: requests after this message match nothing computed before it."""
 
 
-class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
-    """Release weights and KV pool. Sent while no sequence is open; nothing but `Wake` may follow."""
+class SleepEngine(msgspec.Struct, frozen=True, tag="sleep"):
+    """Release weights and KV pool. Sent while no sequence is open; nothing but `WakeEngine` may follow."""
 
 
-class Wake(msgspec.Struct, frozen=True, tag="wake"):
+class WakeEngine(msgspec.Struct, frozen=True, tag="wake"):
     """Load weights and KV pool again, with the sizes from before."""
 
 

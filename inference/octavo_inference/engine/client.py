@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.process import DUMP_SIGNAL
-from octavo_inference.core.request import Sleep, Wake
+from octavo_inference.core.request import SleepEngine, WakeEngine
 from octavo_inference.engine.ipc import (
     Asleep,
     EngineFailure,
@@ -63,13 +63,13 @@ class ProcessClient(asyncio.Protocol):
     async def sleep(self) -> Asleep:
         """Make the engine release weights and KV pool. No sequence may be open. Raises `EngineDiedError`."""
         self._asleep = asyncio.get_running_loop().create_future()
-        self._send(Sleep())
+        self._send(SleepEngine())
         return await self._unless_failed(self._asleep)
 
     async def wake(self) -> EngineInfo:
         """Make the engine load weights and KV pool again. Raises `EngineDiedError` if that fails."""
         self._ready = asyncio.get_running_loop().create_future()
-        self._send(Wake())
+        self._send(WakeEngine())
         return await self._unless_failed(self._ready)
 
     async def close(self) -> None:

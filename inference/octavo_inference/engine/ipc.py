@@ -1,7 +1,8 @@
 """Messages between the API process and the engine process, in frames (`common.framing`).
 
 The API process sends `Start` once and then lists of `ToEngine` messages. The engine process replies `Ready` and then
-an `EngineStep` per step, or sends `EngineFailure` and exits. It replies `Asleep` to `Sleep`, and `Ready` to `Wake`.
+an `EngineStep` per step, or sends `EngineFailure` and exits. It replies `Asleep` to `SleepEngine`, and `Ready` to
+`WakeEngine`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
-from octavo_inference.core.request import Abort, Output, Request, ResetCache, Sleep, Wake
+from octavo_inference.core.request import Abort, Output, Request, ResetCache, SleepEngine, WakeEngine
 from octavo_protocol.load import EngineStats
 from octavo_protocol.server_settings import ServerSettings
 
@@ -86,7 +87,7 @@ class Asleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
 
 
 FromEngine = Ready | EngineStep | EngineFailure | Asleep
-ToEngine = Request | Abort | ResetCache | Sleep | Wake
+ToEngine = Request | Abort | ResetCache | SleepEngine | WakeEngine
 
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

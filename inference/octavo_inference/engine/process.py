@@ -34,7 +34,7 @@ from octavo_inference.common.process import DUMP_SIGNAL, EXIT_CORRUPT, EXIT_DEVI
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.engine import PROFILES, EngineSettings
 from octavo_inference.core.block_pool import PoolError
-from octavo_inference.core.request import ResetCache, Sleep, Wake
+from octavo_inference.core.request import ResetCache, SleepEngine, WakeEngine
 from octavo_inference.distributed.executor import End
 from octavo_inference.engine.ipc import (
     Asleep,
@@ -170,7 +170,7 @@ def _release() -> None:
 def _wait_for_wake(channel: Channel, frames: list[bytes]) -> list[bytes]:
     while True:
         for number, frame in enumerate(frames):
-            if any(isinstance(message, Wake) for message in decode_to_engine(frame)):
+            if any(isinstance(message, WakeEngine) for message in decode_to_engine(frame)):
                 return frames[number + 1 :]
         frames = channel.receive(None)
 
@@ -195,10 +195,10 @@ def _send_failure(channel: Channel, message: str, status: int = 1) -> None:
 
 
 def _run(loop: EngineLoop, channel: Channel, frames: list[bytes]) -> list[bytes]:
-    """Run until the peer closes, which raises, or sends `Sleep`. Returns the frames after that one."""
+    """Run until the peer closes, which raises, or sends `SleepEngine`. Returns the frames after that one."""
     while True:
         messages: list[ToEngine] = [message for frame in frames for message in decode_to_engine(frame)]
-        if any(isinstance(message, Sleep) for message in messages):
+        if any(isinstance(message, SleepEngine) for message in messages):
             # Readers of the load report learn that the cache is empty.
             channel.send(encode_frame(loop.run_once([ResetCache()])))
             return []

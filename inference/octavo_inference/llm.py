@@ -103,7 +103,7 @@ class LLM:
         self._count += 1
         request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling)
         outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
-        detokenizers = [Detokenizer(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
+        detokenizers = [Detokenizer.of(self.tokenizer, tokens, sampling) for _ in outputs]
         return _Job(request, RequestOutput(request.id, text, tokens, outputs), detokenizers)
 
     @contextmanager

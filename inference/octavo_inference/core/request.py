@@ -27,6 +27,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     index) alone, independent of the rest of the batch; None draws a seed per request. `stop` are strings, matched in
     the decoded text; `stop_token_ids` are matched in the tokens. `max_tokens` None means up to the model's limit.
     `logprobs` is how many alternatives to report per token (0: only the chosen one), None for none at all.
+    `skip_special_tokens` false shows control tokens in the text. `include_stop_str_in_output` keeps the stop string, or
+    the text of the stop token, at the end of the text. `logit_bias` is added to the logits of its token ids. With
+    `allowed_token_ids`, no other token is sampled. `bad_words` are token sequences that are never completed.
+    `prompt_logprobs` is how many alternatives to report per prompt token. `logprob_token_ids` are further tokens whose
+    log-probabilities are reported at each position.
     """
 
     n: int = 1
@@ -43,7 +48,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = 16
     min_tokens: int = 0
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Accept a single string or any sequence as `stop` and `stop_token_ids`, such as `stop="END"` or `[2]`."""
@@ -106,6 +118,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Index among the request's n sequences."""
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """On the first output of index 0, if requested: one entry per prompt token, None for the first."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token id or string that ended it, or `DEADLINE`; None for end-of-sequence and length."""

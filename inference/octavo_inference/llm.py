@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from tqdm import tqdm
 
@@ -15,9 +17,12 @@ from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
+from octavo_inference.tokenizer.chat_template import Message, TemplateOptions, load_chat_template
 from octavo_inference.tokenizer.detokenizer import Detokenizer
+from octavo_inference.tokenizer.messages import plain_messages
 
 Prompt = str | Sequence[int]
+Conversation = Sequence[Message]
 
 
 @dataclass(slots=True)
@@ -58,7 +63,8 @@ class LLM:
     Its arguments are the fields of `EngineSettings`, named as in vLLM where vLLM has them. `model` is a folder, a .gguf
     file, `smollm2`, or a name on the hub (`ORG/NAME[:QUANTIZATION][@REVISION]`), which is downloaded first. Sizes are
     bytes, or texts such as "512Mi". With `tensor_parallel_size` above 1, other processes share the model. If one of
-    them ends, this process ends too, with status 73. Raises `ModelError` or `SettingsError`.
+    them ends, this process ends too, with status 73. `chat_template` is a file with a template in Jinja; without it,
+    `chat` uses the model's own. Raises `ModelError` or `SettingsError`.
     """
 
     # A static batch need not wait: all its requests are queued before its first step.
@@ -68,7 +74,11 @@ class LLM:
         self.engine = loaded.engine
         self.settings = loaded.settings
         self.tokenizer = loaded.text.tokenizer
-        self.chat_template = loaded.text.chat_template
+        words = loaded.text.words
+        # A model's own template may be broken, and only `chat` needs it.
+        self._template = functools.cache(lambda: load_chat_template(words, settings.chat_template, settings.model))
+        if settings.chat_template is not None:
+            self._template()
         self._count = 0
 
     def generate(
@@ -96,6 +106,27 @@ class LLM:
         with self._submitted(jobs):
             self._run(jobs, use_tqdm=use_tqdm)
         return [job.result for job in jobs]
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **options: Unpack[TemplateOptions],
+    ) -> list[RequestOutput]:
+        """Generate the next message of one or more conversations, in one batch; otherwise as `generate`.
+
+        A message is a dict with `role` and `content`, which is a text or a list of text parts, and what else the chat
+        template takes. `options` are the template's other arguments, the same for all conversations. Raises
+        `RequestError` if the model has no chat template, or the template refuses a conversation.
+        """
+        template = self._template()
+        if template is None:
+            raise RequestError("this model has no chat template: give one as LLM(chat_template=FILE)", "messages")
+        conversations = [plain_messages(conversation) for conversation in _conversations(messages)]
+        prompts = [template.tokens(conversation, **options) for conversation in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _job(self, prompt: Prompt, sampling: SamplingParams) -> _Job:
         text = prompt if isinstance(prompt, str) else None
@@ -153,6 +184,20 @@ class _Job:
     request: Request
     result: RequestOutput
     detokenizers: list[Detokenizer]
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Normalise to a list of conversations: a list of messages is one."""
+    listed: list[Conversation] = []
+    single: list[Message] = []
+    for entry in messages:
+        if isinstance(entry, Mapping):
+            single.append(entry)
+        else:
+            listed.append(entry)
+    if single and listed:
+        raise RequestError("messages mix messages and conversations: give a list of either", "messages")
+    return [single] if single else listed
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import jinja2
@@ -22,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from octavo_inference.common.errors import ModelError, RequestError
+from octavo_inference.tokenizer.assets import TokenizerAssets
 
 MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 * 2**20
@@ -33,6 +35,8 @@ RESERVED = frozenset(
 )
 # Whitespace for `trim`, and in no template: it follows the end mark of a message that the template did not trim.
 _UNTRIMMED = "\u2003"
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Message = Mapping[str, object]
 Value = TypeVar("Value")
@@ -111,7 +115,10 @@ class ChatTemplate:
             return self._control.guard(text, mark)
 
         guarded = [
-            {key: value if key == "role" else _mapped(value, guard) for key, value in message.items()}
+            {
+                key: value if key == "role" and value in _ROLES else _mapped(value, guard)
+                for key, value in message.items()
+            }
             for message in messages
         ]
         given = options.copy()
@@ -172,6 +179,23 @@ class ChatTemplate:
         if size > MAX_CHARACTERS:
             raise RequestError(f"messages: the prompt grows beyond {MAX_CHARACTERS} characters", "messages")
         return "".join(parts)
+
+
+def load_chat_template(words: TokenizerAssets, file: str | None, model: object) -> ChatTemplate | None:
+    """The chat template in `file`, else the model's own; None without either. Raises `ModelError` naming the source."""
+    source, origin = words.chat_template, str(model)
+    if file is not None:
+        origin = f"chat-template {file}"
+        try:
+            source = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{origin}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source, words.tokenizer, bos_token=words.bos_token, eos_token=words.eos_token)
+    except ModelError as error:
+        raise ModelError(f"{origin}: {error}") from None
 
 
 class ControlTokens:

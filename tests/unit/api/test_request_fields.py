@@ -195,7 +195,7 @@ async def test_the_last_text_and_the_reason_for_the_end_are_apart(serve):
 
 async def test_usage_in_every_chunk(serve):
     options = {"include_usage": True, "continuous_usage_stats": True}
-    async with serve() as server:
+    async with serve(pace=0.01) as server:
         for ask in (server.chat, server.complete):
             chunks = events((await ask(stream=True, stream_options=options, max_tokens=12)).text)
             counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]

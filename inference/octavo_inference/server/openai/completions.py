@@ -179,7 +179,7 @@ class _Answer:
     def _head_logprobs(self, index: int, prompt: Request, scores: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
         offsets = self._offsets[index]
         # A token that the tokenizer puts before a text is not in the text.
-        first = self.reply.tokenizer.id_to_token(prompt.tokens[0])
+        first = self.reply.tokenizer.id_to_token(prompt.tokens[0]) or ""
         if is_control(self.reply.tokenizer, prompt.tokens[0]) and not self.heads[index].startswith(first):
             offsets.hide(1)
         return completion_logprobs(self.reply.labels, prompt.tokens, trimmed(scores, self._logprobs or 0), offsets)

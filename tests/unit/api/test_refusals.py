@@ -118,6 +118,7 @@ BOTH = [
     ("bad_words", [""]),
     ("bad_words", ["x"] * 129),
     ("bad_words", ["x" * 257]),
+    ("bad_words", [f"word {i}" for i in range(70)]),
     ("logprob_token_ids", [49152]),
     ("logprob_token_ids", [1]),
     ("include_stop_str_in_output", 1),
@@ -268,6 +269,8 @@ async def test_contradictions(serve):
         assert refusal(await server.chat(min_tokens=9, max_tokens=3))["param"] == "min_tokens"
         assert refusal(await server.chat(max_tokens=1, max_completion_tokens=2))["param"] == "max_completion_tokens"
         assert refusal(await server.complete(echo=True, logprobs=20, prompt=[[5] * 511] * 128))["param"] == "echo"
+        both = await server.chat(logprobs=True, top_logprobs=2, logprob_token_ids=[5])
+        assert refusal(both)["param"] == "logprob_token_ids"
         unsure = await server.chat(continue_final_message=True, add_generation_prompt=True)
         assert refusal(unsure)["param"] == "continue_final_message"
         usage = {"stream": True, "stream_options": {"continuous_usage_stats": True}}

@@ -12,15 +12,22 @@ import msgspec
 from msgspec import Meta
 from tokenizers import Tokenizer
 
-from octavo_inference.core.request import MAX_LOGPROBS, SamplingParams
+from octavo_inference.core.request import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
+    SamplingParams,
+)
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.openai.accepted import AcceptedFields, Label
 from octavo_inference.tokenizer.bad_words import token_sequences
 
 MAX_PROMPTS = 128
 MAX_STOP = 4
-MAX_PROMPT_LOGPROBS = 2**20
-"""Log-probabilities of prompt tokens in one response."""
+MAX_ALLOWED = 1024
 
 Int31 = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -70,13 +77,13 @@ class Common(AcceptedFields, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)] | None = None
-    bad_words: Annotated[list[ShortText], Meta(max_length=128)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[ShortText], Meta(max_length=MAX_BAD_WORDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Logprobs | None = None
-    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -207,8 +214,18 @@ def check_prompt_logprobs(lengths: list[int], alternatives: int | None, field: s
 
 
 def bad_words(body: Common, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of the words that must not be generated."""
-    return token_sequences(tokenizer, body.bad_words) if body.bad_words else ()
+    """The token sequences of the words that must not be generated. Raises `ApiError` if they are too many."""
+    if not body.bad_words:
+        return ()
+    sequences = token_sequences(tokenizer, body.bad_words)
+    tokens = sum(map(len, sequences))
+    if len(sequences) > MAX_BAD_WORDS or tokens > MAX_BAD_WORD_TOKENS:
+        raise invalid(
+            f"bad_words: with and without a space before them, they are {len(sequences)} sequences of {tokens} tokens; "
+            f"the limit is {MAX_BAD_WORDS} sequences of {MAX_BAD_WORD_TOKENS} tokens in all. Send fewer words.",
+            "bad_words",
+        )
+    return sequences
 
 
 def sampling(
@@ -233,6 +250,11 @@ def sampling(
             raise invalid(f"{field}: {unknown} is not a token; the vocabulary has {vocab_size}.", field)
     if body.logprob_token_ids and logprobs is None:
         raise invalid("logprob_token_ids: needs logprobs.", "logprob_token_ids")
+    if body.logprob_token_ids and logprobs:
+        raise invalid(
+            f"logprob_token_ids: they are reported instead of the {logprobs} most likely tokens; ask for 0 of those.",
+            "logprob_token_ids",
+        )
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         n=_or(body.n, 1),
@@ -254,10 +276,10 @@ def sampling(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         logprobs=logprobs,
         logit_bias=tuple((body.logit_bias or {}).items()),
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
         bad_words=bad_words,
         prompt_logprobs=prompt_logprobs,
-        logprob_token_ids=tuple(body.logprob_token_ids or ()),
+        logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids or ())),
     )
 
 

@@ -45,6 +45,7 @@ class NullDevice:
     name: str = "null"
     block_size: int = BLOCK_SIZE
     steps_ahead: int = 1
+    max_prompt_scores: int | None = None
     vocab_size: int = VOCAB
     waited: float = 0.0
     """Seconds that the host waited for the device."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from tqdm import tqdm
 
@@ -15,9 +17,12 @@ from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
+from octavo_inference.tokenizer.chat_template import Message, TemplateOptions, load_chat_template
 from octavo_inference.tokenizer.detokenizer import Detokenizer
+from octavo_inference.tokenizer.messages import plain_messages
 
 Prompt = str | Sequence[int]
+Conversation = Sequence[Message]
 
 
 @dataclass(slots=True)
@@ -43,13 +48,17 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers. `prompt` is None if the prompt was given as token ids."""
+    """A prompt and its answers. `prompt` is None if the prompt was given as token ids.
+
+    `prompt_logprobs` has an entry per prompt token if requested, None for the first.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class LLM:
@@ -58,7 +67,8 @@ class LLM:
     Its arguments are the fields of `EngineSettings`, named as in vLLM where vLLM has them. `model` is a folder, a .gguf
     file, `smollm2`, or a name on the hub (`ORG/NAME[:QUANTIZATION][@REVISION]`), which is downloaded first. Sizes are
     bytes, or texts such as "512Mi". With `tensor_parallel_size` above 1, other processes share the model. If one of
-    them ends, this process ends too, with status 73. Raises `ModelError` or `SettingsError`.
+    them ends, this process ends too, with status 73. `chat_template` is a file with a template in Jinja; without it,
+    `chat` uses the model's own. Raises `ModelError` or `SettingsError`.
     """
 
     # A static batch need not wait: all its requests are queued before its first step.
@@ -68,7 +78,11 @@ class LLM:
         self.engine = loaded.engine
         self.settings = loaded.settings
         self.tokenizer = loaded.text.tokenizer
-        self.chat_template = loaded.text.chat_template
+        assets = loaded.text.assets
+        # A model's own template may be broken, and only `chat` needs it.
+        self._template = functools.cache(lambda: load_chat_template(assets, settings.chat_template, settings.model))
+        if settings.chat_template is not None:
+            self._template()
         self._count = 0
 
     def generate(
@@ -97,13 +111,34 @@ class LLM:
             self._run(jobs, use_tqdm=use_tqdm)
         return [job.result for job in jobs]
 
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **options: Unpack[TemplateOptions],
+    ) -> list[RequestOutput]:
+        """Generate the next message of one or more conversations, in one batch; otherwise as `generate`.
+
+        A message is a dict with `role` and `content`, which is a text or a list of text parts, and what else the chat
+        template takes. `options` are the template's other arguments, the same for all conversations. Raises
+        `RequestError` if the model has no chat template, or the template refuses a conversation.
+        """
+        template = self._template()
+        if template is None:
+            raise RequestError("this model has no chat template: give one as LLM(chat_template=FILE)", "messages")
+        conversations = [plain_messages(conversation) for conversation in _conversations(messages)]
+        prompts = [template.tokens(conversation, **options) for conversation in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
     def _job(self, prompt: Prompt, sampling: SamplingParams) -> _Job:
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
         self._count += 1
         request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling)
-        outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
-        detokenizers = [Detokenizer(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
+        outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
+        detokenizers = [Detokenizer.of(self.tokenizer, tokens, sampling) for _ in outputs]
         return _Job(request, RequestOutput(request.id, text, tokens, outputs), detokenizers)
 
     @contextmanager
@@ -143,6 +178,8 @@ class LLM:
             completion.logprobs += delta.logprobs or []
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
         job.result.num_cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            job.result.prompt_logprobs = output.prompt_logprobs
         if delta.finish_reason is not None and output.finish_reason is None:
             self.engine.abort(output.id, output.index)
         return delta.finish_reason is not None
@@ -153,6 +190,20 @@ class _Job:
     request: Request
     result: RequestOutput
     detokenizers: list[Detokenizer]
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Normalise to a list of conversations: a list of messages is one."""
+    listed: list[Conversation] = []
+    single: list[Message] = []
+    for entry in messages:
+        if isinstance(entry, Mapping):
+            single.append(entry)
+        else:
+            listed.append(entry)
+    if single and listed:
+        raise RequestError("messages mix messages and conversations: give a list of either", "messages")
+    return [single] if single else listed
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

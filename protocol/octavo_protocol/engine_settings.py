@@ -405,3 +405,7 @@ class EngineSettings:
         bool | None,
         Knob("record decoding steps and launch each as one thing", unset="on with a GPU"),
     ] = None
+    chat_template: Annotated[
+        str | None,
+        Knob("file with a chat template in Jinja", unset="the model's own", group="model", metavar="FILE"),
+    ] = None

@@ -190,7 +190,7 @@ def test_a_card_without_fp8_is_told_to_keep_int8() -> None:
 def prompt(tokens: np.ndarray, blocks: list[int]) -> RowStep:
     """All of one sequence, logits of each token."""
     count = len(tokens)
-    table = RowTable.zeros(1, LONGEST, BLOCK)
+    table = RowTable.zeros(1, LONGEST, BLOCK, CONFIG.vocab)
     table.tokens[0, :count], table.blocks[0, : len(blocks)] = tokens, blocks
     changes = [RowChange("tokens", 0, 0, table.tokens[0]), RowChange("blocks", 0, 0, table.blocks[0])]
     at, own = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)

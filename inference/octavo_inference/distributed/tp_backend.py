@@ -36,6 +36,7 @@ class TensorParallel:
         self.num_blocks = own.num_blocks
         self.vocab_size = own.vocab_size
         self.steps_ahead = own.steps_ahead
+        self.max_prompt_scores = own.max_prompt_scores
         self._own = own
         self._ranks = ranks
 

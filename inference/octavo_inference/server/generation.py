@@ -18,7 +18,7 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from octavo_inference.common.errors import QueueFullError
-from octavo_inference.core.request import DEADLINE, REFUSED, Output, Request
+from octavo_inference.core.request import DEADLINE, REFUSED, Output, Request, TokenLogprobs
 from octavo_inference.engine.output_router import OutputRouter
 from octavo_inference.server.errors import ApiError, deadline_exceeded, engine_failed, invalid, overloaded
 from octavo_inference.server.metrics import SequenceTimer, ServerMetrics
@@ -58,7 +58,9 @@ class Generation:
     ) -> None:
         self.choices = sum(prompt.sampling.n for prompt in prompts)
         self.counts = TokenCounts(sum(len(prompt.tokens) for prompt in prompts))
-        self._prompts = prompts
+        self.prompts = prompts
+        self.prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
+        """By request id, once its first output is here, if the request asked for them."""
         self._tokenizer = tokenizer
         self._router = router
         self._metrics = metrics
@@ -81,7 +83,7 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for prompt in self._prompts:
+        for prompt in self.prompts:
             self._router.abort(prompt.id)
         now = self._clock()
         for choice in self._open.values():
@@ -120,7 +122,7 @@ class Generation:
 
     def _submit(self) -> None:
         try:
-            self._router.submit(self._prompts, self._deliver)
+            self._router.submit(self.prompts, self._deliver)
         except QueueFullError as error:
             self._metrics.rejected["queue_full"] += 1
             raise overloaded(error.waiting) from None
@@ -129,10 +131,10 @@ class Generation:
 
     def _add_choices(self, now: float) -> None:
         # Stop strings are matched here on the text; the engine matches tokens only.
-        for prompt in self._prompts:
+        for prompt in self.prompts:
             sampling = prompt.sampling
             for index in range(sampling.n):
-                text = Detokenizer(self._tokenizer, prompt.tokens, sampling.stop, sampling.min_tokens)
+                text = Detokenizer.of(self._tokenizer, prompt.tokens, sampling)
                 self._open[prompt.id, index] = _Choice(len(self._open), text, SequenceTimer(self._metrics, now))
 
     def _deltas(self, outputs: list[Output]) -> list[tuple[int, Delta]]:
@@ -157,6 +159,8 @@ class Generation:
             self._cached.add(output.id)
             self.counts.cached += output.cached_tokens
             self._metrics.cached_tokens += output.cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs[output.id] = output.prompt_logprobs
         if delta.finish_reason is not None:
             if output.finish_reason is None:
                 self._router.abort(output.id, output.index)

@@ -7,13 +7,13 @@ A type mismatch is a 400 that names the field, the value found and the valid val
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from octavo_inference.server.errors import ApiError, invalid
+from octavo_inference.server.refusals import explain
 
 MAX_BODY = 8 * 2**20
 BODY_SECONDS = 10.0
@@ -34,7 +34,7 @@ def decode(data: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise explain(str(error), kind) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise invalid(f"The body is not valid JSON: {error}", None, "invalid_json") from None
 
@@ -70,35 +70,3 @@ async def _read(request: Request) -> bytes:
     if too_much:
         raise too_large
     return b"".join(chunks)
-
-
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_AT = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
-_WORDS = {
-    "array": "a list",
-    "object": "an object",
-    "str": "a text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "null": "null",
-}
-
-
-def _explain(text: str) -> ApiError:
-    """The message of msgspec, with its path converted to `param`."""
-    if unknown := _UNKNOWN.match(text):
-        param = ".".join(part for part in (unknown[2], unknown[1]) if part)[:128]
-        return invalid(f"{param}: this server knows no such field; leave it out.", param, "unknown_parameter")
-    if missing := _MISSING.match(text):
-        param = ".".join(part for part in (missing[2], missing[1]) if part)
-        return invalid(f"{param}: this field is required.", param, "missing_required_parameter")
-    located = _AT.match(text)
-    if located is None:
-        return invalid(f"The body must be a JSON object: {text}.", None, "invalid_type")
-    problem, param = located[1], located[2][:128]
-    if problem.startswith("Expected `null`, got"):
-        return invalid(f"{param}: not supported by this server yet; leave it out.", param, "unsupported_parameter")
-    problem = re.sub(r"`([a-z |]+)`", lambda m: " or ".join(_WORDS.get(t, t) for t in m[1].split(" | ")), problem)
-    return invalid(f"{param}: {problem[0].lower()}{problem[1:]}.", param, "invalid_value")

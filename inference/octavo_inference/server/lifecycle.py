@@ -19,7 +19,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from octavo_inference.common.errors import ModelError, OctavoError
+from octavo_inference.common.errors import OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.engine.client import ProcessClient
@@ -160,7 +160,8 @@ async def _start(
     """Load the tokenizer here and the weights in the engine process, generate one token, set ready."""
     # Both fail on a missing path. `gather` raises the first error and retrieves the second.
     (text, longest), info = await asyncio.gather(
-        asyncio.to_thread(_load_text, settings.engine.model), _start_engine(client, timeline)
+        asyncio.to_thread(_load_text, settings.engine.model, settings.engine.chat_template),
+        _start_engine(client, timeline),
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
     timeline.mark("tokenizer")
@@ -185,19 +186,12 @@ async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo
     return info
 
 
-def _load_text(model: str) -> tuple[ServedModel, int]:
-    from octavo_inference.tokenizer.chat_template import ChatTemplate  # noqa: PLC0415 -- jinja: while the engine loads, not before
+def _load_text(model: str, chat_template: str | None) -> tuple[ServedModel, int]:
+    # jinja is imported while the engine loads, not before.
+    from octavo_inference.tokenizer.chat_template import load_chat_template  # noqa: PLC0415
 
     assets = load_assets(model)
-    template = None
-    if assets.chat_template is not None:
-        try:
-            template = ChatTemplate(
-                assets.chat_template, assets.tokenizer, bos_token=assets.bos_token, eos_token=assets.eos_token
-            )
-        except ModelError as error:
-            raise ModelError(f"{model}: {error}") from None
-    text = ServedModel(assets.tokenizer, template)
+    text = ServedModel(assets.tokenizer, load_chat_template(assets, chat_template, model))
     return text, text.longest_token
 
 

@@ -12,7 +12,7 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from octavo_inference.core.request import FinishReason, Output, TokenLogprobs
+from octavo_inference.core.request import FinishReason, Output, SamplingParams, TokenLogprobs
 
 # Prompt tokens shown to the decoder before the first new one: enough for decoders that treat the start of a text
 # differently (a leading space of SentencePiece vocabularies).
@@ -27,7 +27,8 @@ class Delta(msgspec.Struct, frozen=True):
     """The part of a sequence's answer that one engine output adds.
 
     `text` may be empty while characters or a possible stop string are held back. `tokens` and `logprobs` are the
-    output's without those after a stop string; the stop token or end-of-sequence token counts but has no text.
+    output's without those after a stop string; the stop token or end-of-sequence token counts but has no text, unless
+    the request includes it.
     """
 
     text: str
@@ -45,18 +46,38 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
     ) -> None:
-        self._decoder = TokenDecoder(tokenizer, prompt)
+        self._decoder = TokenDecoder(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         self._finder = StopFinder(stop)
         self._min_tokens = min_tokens
+        self._include_stop = include_stop
         self._count = 0
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, prompt: Sequence[int], sampling: SamplingParams) -> Detokenizer:
+        """The detokenizer of one answer to `prompt` (token ids)."""
+        return cls(
+            tokenizer,
+            prompt,
+            sampling.stop,
+            sampling.min_tokens,
+            skip_special_tokens=sampling.skip_special_tokens,
+            include_stop=sampling.include_stop_str_in_output,
+        )
 
     def push(self, output: Output) -> Delta:
         """The text that `output` completes, in order; everything that is held back is flushed at its finish reason."""
         parts: list[str] = []
         shown = len(output.tokens)
-        if output.finish_reason == "stop" and shown:
+        if output.finish_reason == "stop" and shown and not self._include_stop:
             shown -= 1
         for used, token in enumerate(output.tokens[:shown], 1):
             self._count += 1
@@ -82,18 +103,21 @@ class Detokenizer:
 
     def _stopped(self, output: Output, used: int, parts: list[str], found: str) -> Delta:
         logprobs = output.logprobs[:used] if output.logprobs is not None else None
+        if self._include_stop:
+            parts.append(found)
         return Delta("".join(parts), output.tokens[:used], logprobs, "stop", found)
 
 
 class TokenDecoder:
     """tokenizers' `DecodeStream`, extended: bytes that never become a character are emitted as U+FFFD."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
         context = list(prompt[-_CONTEXT_TOKENS:])
-        if context and tokenizer.decode(context).endswith("\ufffd"):
+        if context and tokenizer.decode(context, skip_special_tokens=skip_special_tokens).endswith("\ufffd"):
             context = []
-        self._stream = DecodeStream(ids=context, skip_special_tokens=True)
+        self._stream = DecodeStream(ids=context, skip_special_tokens=self._skip)
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
@@ -111,16 +135,16 @@ class TokenDecoder:
     def _give_up(self) -> str:
         # No character ends among the pending tokens, or it had been shown; only the last three can be one's beginning.
         lost, self._pending = self._pending[:-_UNFINISHED], self._pending[-_UNFINISHED:]
-        self._stream = DecodeStream(ids=self._pending, skip_special_tokens=True)
-        return self._tokenizer.decode(lost, skip_special_tokens=True)
+        self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(lost, skip_special_tokens=self._skip)
 
     def flush(self) -> str:
         """Text of what is held back, incomplete bytes as U+FFFD."""
         if not self._pending:
             return ""
-        text = self._tokenizer.decode(self._pending, skip_special_tokens=True)
+        text = self._tokenizer.decode(self._pending, skip_special_tokens=self._skip)
         self._pending.clear()
-        self._stream = DecodeStream(ids=[], skip_special_tokens=True)
+        self._stream = DecodeStream(ids=[], skip_special_tokens=self._skip)
         return text
 
 

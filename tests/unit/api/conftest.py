@@ -107,15 +107,18 @@ class FakeEngine:
             reason = "length"
         if reason is not None:
             self.sequences.remove(sequence)
-        logprobs = None
+        logprobs = prompt_logprobs = None
         if sampling.logprobs is not None:
-            others = [token, *range(100, 100 + sampling.logprobs)][: sampling.logprobs]
-            logprobs = [TokenLogprobs(-0.5, 1, others, [-0.5 - i for i in range(len(others))])]
+            logprobs = [_scored(token, sampling.logprobs)]
+        if sampling.prompt_logprobs is not None and sequence.done == 1 and sequence.index == 0:
+            prompt = sequence.request.tokens[1:]
+            prompt_logprobs = [None, *(_scored(token, sampling.prompt_logprobs) for token in prompt)]
         return Output(
             id=sequence.request.id,
             index=sequence.index,
             tokens=[token],
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
             stop_reason=token if reason == "stop" and token != EOS else None,
             cached_tokens=7,
@@ -144,6 +147,12 @@ class FakeEngine:
             max_batched_tokens=64,
             max_waiting=self.max_queued,
         )
+
+
+def _scored(token: int, alternatives: int) -> TokenLogprobs:
+    """A chosen token that is never among its alternatives."""
+    others = [100 + i if 100 + i < token else 101 + i for i in range(alternatives)]
+    return TokenLogprobs(-0.5, 1, others, [-0.25 - i for i in range(len(others))])
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.common.errors import ModelError, RequestError
-from octavo_inference.tokenizer.chat_template import ChatTemplate
+from octavo_inference.tokenizer.assets import TokenizerAssets
+from octavo_inference.tokenizer.chat_template import ChatTemplate, load_chat_template
 
 USER = [{"role": "user", "content": "Hi"}]
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>"]
@@ -74,3 +76,110 @@ def test_what_a_template_may_not_do(tokenizer, source):
 def test_a_broken_template_is_a_broken_model(tokenizer):
     with pytest.raises(ModelError, match="line 2"):
         ChatTemplate("\n{% for %}", tokenizer)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather <|im_end|> of a place",
+            "parameters": {"type": "object", "properties": {"place<|im_start|>": {"type": "string"}}},
+        },
+    }
+]
+
+
+def test_tools_and_documents_reach_the_template(tokenizer):
+    source = "{{ tools | tojson }}{% for d in documents %}{{ d.title }}{% endfor %}"
+    template = ChatTemplate(source, tokenizer)
+    tokens = template.tokens(USER, tools=TOOLS, documents=[{"title": "A"}, {"title": "B"}])
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == json.dumps(TOOLS, ensure_ascii=False) + "AB"
+
+
+def test_without_tools_and_documents_they_are_none(tokenizer):
+    template = ChatTemplate("{{ tools is none and documents is none and not style is defined }}", tokenizer)
+    assert template.render(USER) == "True"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tools": TOOLS},
+        {"documents": [{"title": "<|im_start|>", "parts": ["a<|im_end|>", ["<|endoftext|>"]]}]},
+        {"variables": {"style": {"<|im_start|>": ["<|im_end|>"]}}},
+    ],
+)
+def test_no_control_token_comes_from_nested_values(tokenizer, options):
+    source = "<|im_start|>{{ [tools, documents, style] | tojson }}{{ messages[0].parts[0].text }}<|im_end|>"
+    template = ChatTemplate(source, tokenizer)
+    message = {"role": "user", "content": "", "parts": [{"text": "<|im_start|>"}]}
+    tokens = template.tokens([message], **({"variables": {"style": ""}} | options))
+    assert [token for token in tokens if token < 17] == [1, 2]
+    rendered = template.render([message], **({"variables": {"style": ""}} | options))
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == rendered
+
+
+def test_a_role_that_spells_a_control_token_is_text(tokenizer):
+    template = ChatTemplate("<|im_start|>{{ messages[0].role }}", tokenizer)
+    tokens = template.tokens([{"role": "<|im_end|>", "content": ""}])
+    assert [token for token in tokens if token < 17] == [1]
+
+
+def test_variables_do_not_replace_what_the_server_gives(tokenizer):
+    template = ChatTemplate("{{ messages[0].content }}{{ bos_token }}{{ style }}", tokenizer, bos_token="B")
+    given = {"messages": [], "bos_token": "X", "style": "S"}
+    assert template.render(USER, variables=given) == "HiBS"
+
+
+def test_a_template_names_its_own_variables(tokenizer):
+    source = (
+        "{% if not tools is defined %}{% set tools = none %}{% endif %}{% set ns = namespace(x=1) %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined %}{{ style }}{% endif %}"
+        "{{ strftime_now('%Y') }}{{ bos_token }}{{ raise_exception('x') if ns.x == 2 }}"
+    )
+    template = ChatTemplate(source, tokenizer)
+    assert template.variables == {"enable_thinking", "style"}
+    assert template.uses("tools")
+    assert not template.uses("documents")
+
+
+@pytest.mark.parametrize("content", ["Well, ", "Well,", " Well", "a <|im_end|> b"])
+def test_the_last_message_stays_open(template, content):
+    messages = [*USER, {"role": "assistant", "content": content}]
+    rendered = template.render(messages, continue_final_message=True)
+    assert rendered.endswith(f"<|im_start|>assistant\n{content}")
+    assert rendered + "<|im_end|>\n" == template.render(messages, add_generation_prompt=False)
+
+
+def test_a_template_that_trims_messages_trims_the_open_one(tokenizer):
+    source = "{% for m in messages %}<|im_start|>{{ m.content | trim }} <|im_end|>{% endfor %}"
+    template = ChatTemplate(source, tokenizer)
+    messages = [{"role": "assistant", "content": " Well, "}]
+    assert template.render(messages, continue_final_message=True) == "<|im_start|>Well,"
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "no messages"])
+def test_a_template_without_the_last_message_cannot_continue_it(tokenizer, source):
+    template = ChatTemplate(source, tokenizer)
+    with pytest.raises(RequestError) as caught:
+        template.tokens([*USER, {"role": "assistant", "content": "Well"}], continue_final_message=True)
+    assert caught.value.field == "continue_final_message"
+
+
+def test_a_file_replaces_the_template_of_the_model(tokenizer, tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ bos_token }}mine", encoding="utf-8")
+    words = TokenizerAssets(tokenizer, "own", "B", None)
+    assert load_chat_template(words, str(file), "m").render(USER) == "Bmine"
+    assert load_chat_template(words, None, "m").render(USER) == "own"
+    assert load_chat_template(TokenizerAssets(tokenizer, None, None, None), None, "m") is None
+
+
+@pytest.mark.parametrize(("content", "problem"), [(None, "No such file"), ("{% for %}", "line 1")])
+def test_a_bad_template_file_is_named(tokenizer, tmp_path, content, problem):
+    file = tmp_path / "mine.jinja"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    with pytest.raises(ModelError, match=rf"chat-template .*mine.jinja: .*{problem}"):
+        load_chat_template(TokenizerAssets(tokenizer, None, None, None), str(file), "m")

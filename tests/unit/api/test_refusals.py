@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
@@ -13,7 +14,9 @@ from tests.support.waiting import eventually_async
 
 from octavo_inference.server.errors import ApiError
 from octavo_inference.server.json_body import decode
+from octavo_inference.server.openai.accepted import AcceptedFields
 from octavo_inference.server.openai.requests import ChatRequest, CompletionRequest
+from octavo_inference.server.prompts import SchedulingFields
 
 BIG = 2**63
 
@@ -58,7 +61,8 @@ CHAT = [
     ("top_logprobs", 3),
     ("min_tokens", -1),
     ("stream", "yes"),
-    ("stream_options", {"include_obfuscation": True}),
+    ("stream_options", {"include_usage": True}),
+    ("stream_options", {"nonsense": True}),
     ("user", "x" * 513),
     ("metadata", {str(i): "x" for i in range(17)}),
     ("cache_salt", "no spaces"),
@@ -68,15 +72,62 @@ CHAT = [
     ("messages", [{"role": "user"}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
     ("messages", [{"role": "user", "content": "x"}] * 4097),
-    ("tools", []),
+    ("messages", [{"role": "user", "content": None}]),
+    ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
+    ("messages", [{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "auto"),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+    ("functions", [{"name": "f"}]),
+    ("function_call", "auto"),
+    ("parallel_tool_calls", "yes"),
+    ("modalities", ["text", "audio"]),
+    ("audio", {"voice": "a"}),
+    ("reasoning_effort", "high"),
+    ("reasoning_effort", "much"),
+    ("verbosity", "low"),
     ("response_format", {"type": "json_object"}),
-    ("logit_bias", {"1": 5}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("chat_template", "{{ x }}"),
+    ("chat_template_kwargs", {"enable_thinking": True}),
+    ("chat_template_kwargs", {"messages": []}),
+    ("documents", [{"title": "a"}]),
+    ("continue_final_message", "yes"),
+    ("echo", True),
     ("prompt_logprobs", -1),
+    ("prompt_logprobs", 21),
+    ("service_tier", "flex"),
+    ("prompt_cache_retention", "24h"),
+    ("prompt_cache_key", "x" * 513),
     ("nonsense", 1),
     ("model", 5),
     ("store", True),
+]
+
+BOTH = [
+    ("logit_bias", {"1": 100.5}),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"49152": 1}),
+    ("logit_bias", {str(i): 1 for i in range(1025)}),
+    ("logit_bias", [1]),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [49152]),
+    ("allowed_token_ids", [1] * 1025),
+    ("bad_words", "x"),
+    ("bad_words", [""]),
+    ("bad_words", ["x"] * 129),
+    ("bad_words", ["x" * 257]),
+    ("bad_words", [f"word {i}" for i in range(70)]),
+    ("logprob_token_ids", [49152]),
+    ("logprob_token_ids", [1]),
+    ("include_stop_str_in_output", 1),
+    ("skip_special_tokens", "no"),
+    ("spaces_between_special_tokens", False),
+    ("return_token_ids", 1),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("stream_options", {"include_usage": True}),
 ]
 
 COMPLETIONS = [
@@ -92,17 +143,111 @@ COMPLETIONS = [
     ("suffix", "x"),
     ("logprobs", 21),
     ("messages", []),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
 ]
 
 
 async def test_every_field_has_bounds(serve):
     async with serve() as server:
-        for ask, cases in ((server.chat, CHAT), (server.complete, COMPLETIONS)):
+        for ask, cases in ((server.chat, CHAT + BOTH), (server.complete, COMPLETIONS + BOTH)):
             for field, value in cases:
                 response = await ask(**{field: value})
                 assert response.status_code == 400, field
                 assert refusal(response)["param"].startswith(field)
     assert server.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("tools", [{"type": "function"}], "tools: not supported; supported: an empty one, null (leave it out)."),
+        ("audio", {}, "audio: not supported; supported: null (leave it out)."),
+        ("tool_choice", "auto", "tool_choice: 'auto' is not supported; supported: 'none'."),
+        ("tool_choice", {"type": "function"}, "tool_choice: an object is not supported; supported: 'none'."),
+        ("store", True, "store: true is not supported; supported: false."),
+        ("modalities", ["text", "audio"], "modalities[1]: 'audio' is not supported; supported: 'text'."),
+        (
+            "response_format",
+            {"type": "json_schema"},
+            "response_format.type: 'json_schema' is not supported; supported: 'text'.",
+        ),
+        (
+            "messages",
+            [{"role": "robot", "content": "x"}],
+            "messages[0].role: 'robot' is not supported; supported: 'assistant', 'developer', 'system', 'user'.",
+        ),
+        ("cache_policy", "big", "cache_policy: 'big' is not supported; supported: 'api', 'batch', 'chat'."),
+        (
+            "reasoning_effort",
+            "high",
+            "reasoning_effort: 'high' is not supported; supported: 'none' (this model's chat template takes no other).",
+        ),
+        (
+            "chat_template_kwargs",
+            {"style": 1},
+            "chat_template_kwargs.style: not supported; supported: none (this model's chat template has no variables).",
+        ),
+    ],
+)
+async def test_a_refusal_says_what_is_supported(serve, field, value, message):
+    async with serve() as server:
+        response = await server.chat(**{field: value})
+    assert response.status_code == 400
+    assert refusal(response)["message"] == message
+    assert refusal(response)["code"] == "unsupported_value"
+
+
+ASKS_FOR_NOTHING = [
+    ("tools", []),
+    ("tool_choice", "none"),
+    ("parallel_tool_calls", True),
+    ("parallel_tool_calls", False),
+    ("functions", []),
+    ("function_call", "none"),
+    ("modalities", ["text"]),
+    ("reasoning_effort", "none"),
+    ("verbosity", "medium"),
+    ("response_format", {"type": "text"}),
+    ("chat_template_kwargs", {"enable_thinking": False}),
+    ("documents", []),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), ASKS_FOR_NOTHING)
+async def test_a_value_that_asks_for_nothing_changes_nothing(serve, field, value):
+    async with serve() as server:
+        without, given = await server.chat(), await server.chat(**{field: value})
+    first, second = server.engine.seen
+    assert without.json()["choices"] == given.json()["choices"]
+    assert first.tokens == second.tokens
+
+
+ACCEPTED = {
+    "user": "someone",
+    "metadata": {"a": "b"},
+    "safety_identifier": "someone",
+    "prompt_cache_key": "key",
+    "prompt_cache_retention": "in_memory",
+    "store": False,
+    "service_tier": "auto",
+}
+
+
+async def test_fields_without_effect_are_the_same_on_all_endpoints(serve):
+    async with serve() as server:
+        responses = [await server.chat(**ACCEPTED), await server.complete(**ACCEPTED)]
+    assert [response.status_code for response in responses] == [200, 200]
+    assert set(ACCEPTED) == set(AcceptedFields.__struct_fields__) - set(SchedulingFields.__struct_fields__)
+
+
+async def test_a_history_of_another_server_is_accepted(serve, template):
+    answer = {"role": "assistant", "content": None, "tool_calls": [], "annotations": [], "refusal": None, "audio": None}
+    async with serve() as server:
+        response = await server.chat(messages=[{"role": "user", "content": "a"}, answer])
+    assert response.status_code == 200
+    expected = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]
+    assert server.engine.seen[0].tokens == template.tokens(expected)
 
 
 BODIES = [b"", b"{", b"[]", b"42", b"null", b'"x"', b"true", b"\xff\xfe", b"[" * 100_000]
@@ -123,7 +268,13 @@ async def test_contradictions(serve):
     async with serve() as server:
         assert refusal(await server.chat(min_tokens=9, max_tokens=3))["param"] == "min_tokens"
         assert refusal(await server.chat(max_tokens=1, max_completion_tokens=2))["param"] == "max_completion_tokens"
-        assert refusal(await server.complete(echo=True, logprobs=1))["param"] == "echo"
+        assert refusal(await server.complete(echo=True, logprobs=20, prompt=[[5] * 511] * 128))["param"] == "echo"
+        both = await server.chat(logprobs=True, top_logprobs=2, logprob_token_ids=[5])
+        assert refusal(both)["param"] == "logprob_token_ids"
+        unsure = await server.chat(continue_final_message=True, add_generation_prompt=True)
+        assert refusal(unsure)["param"] == "continue_final_message"
+        usage = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+        assert refusal(await server.chat(**usage))["param"] == "stream_options.continuous_usage_stats"
 
 
 async def test_context_overflow_names_the_numbers(serve):

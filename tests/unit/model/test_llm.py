@@ -51,6 +51,49 @@ def test_text_and_token_ids_are_the_same_prompt(llm: LLM) -> None:
     assert [result.prompt_token_ids for result in both] == [[1, 2], [3]]
 
 
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = tmp_path_factory.mktemp("models")
+    template = folder / "template.jinja"
+    template.write_text("{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
+    model = write_hf(folder / "tiny", matrices(np.random.default_rng(3)))
+    return LLM(str(model), backend="reference", kv_memory="4Mi", chat_template=str(template))
+
+
+def test_chat_is_generation_from_the_filled_template(talking: LLM) -> None:
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    conversation = [{"role": "developer", "content": "a"}, {"role": "user", "content": parts}]
+    [answer] = talking.chat(conversation, GREEDY, use_tqdm=False)
+    [expected] = talking.generate("abc", GREEDY, use_tqdm=False)
+    assert (answer.prompt_token_ids, answer.outputs) == (expected.prompt_token_ids, expected.outputs)
+
+
+def test_several_conversations_are_one_batch(talking: LLM) -> None:
+    conversations = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "z"}]]
+    answers = talking.chat(conversations, GREEDY, use_tqdm=False, variables={"style": "x"})
+    assert [answer.prompt_token_ids for answer in answers] == [
+        talking.generate(prompt, GREEDY, use_tqdm=False)[0].prompt_token_ids for prompt in ("xa", "xz")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"content": "a"}], r"messages\[0\]: it has no role"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "only parts of the type text"),
+        ([{"role": "user", "content": "a"}, [{"role": "user", "content": "a"}]], "messages mix"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(talking: LLM, messages: list, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        talking.chat(messages, GREEDY, use_tqdm=False)
+
+
+def test_chat_needs_a_template(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="no chat template"):
+        llm.chat([{"role": "user", "content": "a"}], GREEDY, use_tqdm=False)
+
+
 def test_n_answers_with_logprobs(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=1, temperature=2.0, max_tokens=4, logprobs=2, ignore_eos=True)
     [first] = llm.generate("abc", params, use_tqdm=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,6 +29,7 @@ from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import allocate_pool
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
+from octavo_inference.backends.cuda.scoring import PromptScorer, Scored
 from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import upload
@@ -55,12 +56,14 @@ class CudaStep:
     """A launched step. `check` tests the device after an error."""
 
     chosen: Chosen
+    scored: Scored | None
     check: Callable[[], None]
 
     def collect(self) -> StepResult:
         """Wait for the result. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self.check):
-            return self.chosen.collect()
+            result = self.chosen.collect()
+            return result if self.scored is None else replace(result, scores=self.scored.collect())
 
 
 class CudaBackend:
@@ -75,6 +78,7 @@ class CudaBackend:
         decoder: Decoder,
         rows: DeviceRows,
         sampler: Sampler,
+        scorer: PromptScorer,
         failpoints: Failpoints,
         capture: Capture | None,
     ) -> None:
@@ -84,11 +88,13 @@ class CudaBackend:
         self.num_blocks = decoder.pool.data.shape[1]
         self.vocab_size = decoder.config.vocab
         self.steps_ahead = 1
+        self.max_prompt_scores = None
         self._device = device.torch
         self._failpoints = failpoints
         self._decoder = decoder
         self._rows = rows
         self._sampler = sampler
+        self._scorer = scorer
         self._stage = Stage(decoder.buffers.inputs, decoder.limits)
         self._transfer = Transfer(decoder.pool)
         self.graphs: Graphs | None = None
@@ -129,7 +135,7 @@ class CudaBackend:
         if device.torch.type == "cuda":
             # By default cuBLAS may add partial sums in bfloat16.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
+        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, config.vocab, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
         fp8_activations, tiles = multiplies_fp8(device, quantization, dtype), find_tiles(device.name)
@@ -167,7 +173,8 @@ class CudaBackend:
             group,
         )
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
-        return cls(device, decoder, rows, sampler, failpoints or Failpoints(""), capture)
+        scorer = PromptScorer(decoder, max_logprobs=MAX_LOGPROBS)
+        return cls(device, decoder, rows, sampler, scorer, failpoints or Failpoints(""), capture)
 
     def warm_up(self) -> None:
         """Compile and load all kernels and capture graphs, so that the first requests do not wait for that."""
@@ -194,11 +201,12 @@ class CudaBackend:
                 self.graphs.replay(shape)
             logits = self._decoder.logits(size.samples)
             if any(step.sample.penalties):
-                # Graphs do not contain penalties. They are applied to the logits after replay, and tokens are sampled
-                # again.
-                self._sampler.penalize(logits, step.sample)
-                self._sampler.choose(logits, inputs)
-            return CudaStep(self._sampler.send(logits, inputs, step.sample), self._synchronize)
+                # Graphs do not contain changes of logits. They are made after replay, and tokens are sampled again.
+                self._sampler.choose(self._sampler.adjust(logits, step.sample), inputs)
+            chosen = self._sampler.send(logits, inputs, step.sample)
+            # Last: it writes into the buffer of the logits.
+            scored = self._scorer.send(step.scores) if step.scores else None
+            return CudaStep(chosen, scored, self._synchronize)
 
     def logits(self, step: RowStep) -> Float32:
         """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""
@@ -311,10 +319,10 @@ def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, in
 
 
 def limits_of(
-    device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, ranks: int = 1
+    device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, vocab: int, ranks: int = 1
 ) -> StepLimits:
     """Limits of the largest step with these settings."""
-    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, ranks)
+    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, vocab, ranks)
 
 
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, UnsetType
-from tokenizers import Tokenizer
 
 from octavo_inference.core.request import TokenLogprobs
 from octavo_inference.server.generation import TokenCounts
-from octavo_inference.tokenizer.detokenizer import token_bytes
+from octavo_inference.server.openai.token_text import TextOffsets, TokenLabels
+
+# JSON has no minus infinity; OpenAI's API has this value for a token that cannot occur.
+_IMPOSSIBLE = -9999.0
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -56,12 +60,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Tokens of a completion, field by field. `text_offset` counts characters from the start of the choice's text."""
+    """Tokens of a completion, field by field. `text_offset` counts characters from the start of the choice's text.
+
+    With `echo`, the tokens of the prompt come first. The first one has no log-probability.
+    """
 
     tokens: list[str] = msgspec.field(default_factory=list)
-    token_logprobs: list[float] = msgspec.field(default_factory=list)
-    top_logprobs: list[dict[str, float]] = msgspec.field(default_factory=list)
+    token_logprobs: list[float | None] = msgspec.field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
     text_offset: list[int] = msgspec.field(default_factory=list)
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One token at a place of the prompt. `rank` 1 is the most likely one."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Per prompt token, itself and its alternatives by token id; None for the first."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -80,6 +99,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatResponse(msgspec.Struct, frozen=True):
@@ -92,6 +112,8 @@ class ChatResponse(msgspec.Struct, frozen=True):
     usage: Usage
     object: str = "chat.completion"
     system_fingerprint: None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -109,10 +131,14 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """One event of a chat stream. `usage` is present, null or filled, only if requested."""
+    """One event of a chat stream. `usage` is present, null or filled, only if requested.
+
+    `prompt_token_ids` and `prompt_logprobs` are in the first event. `obfuscation` are random characters, if requested.
+    """
 
     id: str
     created: int
@@ -121,6 +147,9 @@ class ChatChunk(msgspec.Struct, frozen=True):
     object: str = "chat.completion.chunk"
     system_fingerprint: None = None
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -131,6 +160,9 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextResponse(msgspec.Struct, frozen=True):
@@ -143,6 +175,7 @@ class TextResponse(msgspec.Struct, frozen=True):
     object: str = "text_completion"
     system_fingerprint: None = None
     usage: Usage | UnsetType | None = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 class ModelObject(msgspec.Struct, frozen=True):
@@ -163,39 +196,63 @@ class ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: list[int], logprobs: list[TokenLogprobs]) -> list[ChatLogprob]:
+def chat_logprobs(labels: TokenLabels, tokens: list[int], logprobs: list[TokenLogprobs]) -> list[ChatLogprob]:
     """Log-probabilities in the chat endpoint's form."""
     rows = []
     for token, entry in zip(tokens, logprobs, strict=True):
-        top = [
-            TopLogprob(*_named(tokenizer, other, logprob))
-            for other, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
-        ]
-        rows.append(ChatLogprob(*_named(tokenizer, token, entry.logprob), top))
+        top = [TopLogprob(*_named(labels, other, logprob)) for other, logprob in _alternatives(entry)]
+        rows.append(ChatLogprob(*_named(labels, token, entry.logprob), top))
     return rows
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: list[int], logprobs: list[TokenLogprobs], offset: int
+    labels: TokenLabels, tokens: list[int], logprobs: Sequence[TokenLogprobs | None], offsets: TextOffsets
 ) -> CompletionLogprobs:
-    """Log-probabilities in the completion endpoint's form; `offset` is that of the first token."""
+    """Log-probabilities in the completion endpoint's form. `offsets` counts on from the tokens before."""
     result = CompletionLogprobs()
     for token, entry in zip(tokens, logprobs, strict=True):
-        text = token_text(tokenizer, token)
-        result.tokens.append(text)
-        result.token_logprobs.append(entry.logprob)
-        alternatives = zip(entry.top_ids, entry.top_logprobs, strict=True)
-        result.top_logprobs.append({token_text(tokenizer, other): logprob for other, logprob in alternatives})
-        result.text_offset.append(offset)
-        offset += len(text)
+        result.tokens.append(labels.label(token))
+        result.text_offset.append(offsets.next(token))
+        if entry is None:
+            result.token_logprobs.append(None)
+            result.top_logprobs.append(None)
+        else:
+            logprob = max(entry.logprob, _IMPOSSIBLE)
+            result.token_logprobs.append(logprob)
+            result.top_logprobs.append(labels.keyed(token, logprob, _alternatives(entry)))
     return result
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; incomplete characters become U+FFFD."""
-    return token_bytes(tokenizer, token).decode("utf-8", "replace")
+def prompt_logprobs(labels: TokenLabels, tokens: list[int], logprobs: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
+    """Log-probabilities of a prompt: its token, then the most likely ones."""
+    rows: PromptLogprobs = []
+    for token, entry in zip(tokens, logprobs, strict=True):
+        if entry is None:
+            rows.append(None)
+            continue
+        ranked = [(token, entry.logprob, entry.rank)]
+        ranked += [
+            (other, value, rank) for rank, (other, value) in enumerate(_alternatives(entry), 1) if other != token
+        ]
+        rows.append(
+            {str(t): PromptLogprob(max(value, _IMPOSSIBLE), rank, labels.label(t)) for t, value, rank in ranked}
+        )
+    return rows
 
 
-def _named(tokenizer: Tokenizer, token: int, logprob: float) -> tuple[str, float, list[int]]:
-    data = token_bytes(tokenizer, token)
-    return data.decode("utf-8", "replace"), logprob, list(data)
+def trimmed(logprobs: Sequence[TokenLogprobs | None], top: int) -> list[TokenLogprobs | None]:
+    """The entries with at most `top` alternatives each."""
+    return [
+        entry and TokenLogprobs(entry.logprob, entry.rank, entry.top_ids[:top], entry.top_logprobs[:top])
+        for entry in logprobs
+    ]
+
+
+def _alternatives(entry: TokenLogprobs) -> list[tuple[int, float]]:
+    pairs = zip(entry.top_ids, entry.top_logprobs, strict=True)
+    return [(token, max(logprob, _IMPOSSIBLE)) for token, logprob in pairs]
+
+
+def _named(labels: TokenLabels, token: int, logprob: float) -> tuple[str, float, list[int]]:
+    text, data = labels.shown(token)
+    return text, max(logprob, _IMPOSSIBLE), data

@@ -255,7 +255,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True
         drained: list[bool] = []
-        apps = [public_app(service, keys, "1.2.3"), admin_app(service, None, lambda: drained.append(True))]
+        apps = [public_app(service, keys, "1.2.3"), admin_app(service, None, "1.2.3", lambda: drained.append(True))]
         try:
             async with (_listening if listen else _called)(apps) as (api, admin):
                 yield Server(engine, client, service, api, admin, drained)

@@ -41,7 +41,7 @@ class CacheReset(msgspec.Struct, frozen=True):
 class LoadQuery(msgspec.Struct, frozen=True):
     """Parameters of the load report."""
 
-    cache_after: Annotated[str, Meta(pattern=r"^[0-9]{1,18}$")] | None = None
+    cache_after: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | None = None
     """`cache.sequence` of the reader's last report: adds the changes of the prefix cache since then. 0 for all."""
 
 

@@ -37,7 +37,7 @@ def _of_module(name: str) -> dict[str, dict[str, str]]:
         return {}
     try:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
-    except OSError:
+    except (OSError, KeyError):
         return {}
     return {node.name: dict(_fields(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
 

@@ -147,7 +147,7 @@ def _query(kind: type[msgspec.Struct] | None) -> list[dict[str, Any]]:
         return []
     schema = inline_schema(kind)
     return [
-        {"name": name, "in": "query", "required": name in schema["required"], **_parameter(described)}
+        {"name": name, "in": "query", "required": name in schema.get("required", ()), **_parameter(described)}
         for name, described in schema["properties"].items()
     ]
 

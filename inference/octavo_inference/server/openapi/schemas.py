@@ -4,7 +4,9 @@ msgspec writes the schemas from the types that decode requests, so bounds cannot
 
 - names of components that depend on the classes alone, see `component_names`;
 - descriptions of fields, from the docstrings in the source;
-- fields that are always present in an answer, which msgspec counts as optional because they have a default.
+- fields that are always present in an answer, which msgspec counts as optional because they have a default;
+- `$` for the `\\Z` at the end of a pattern. In Python, `$` also matches before a last line break; in JSON Schema only
+  at the end, where `\\Z` has no meaning.
 """
 
 from __future__ import annotations
@@ -123,7 +125,7 @@ def _finished(schema: Schema, kind: Any, info: inspect.StructType, is_input: boo
         properties[field.encode_name] = described
     required = schema["required"] if is_input else _present(schema, origin, info)
     finished = {**schema, "description": class_description(origin), "properties": properties, "required": required}
-    return {key: value for key, value in finished.items() if key != "title"}
+    return {key: value for key, value in finished.items() if key != "title" and (key != "required" or value)}
 
 
 def _present(schema: Schema, kind: type[msgspec.Struct], info: inspect.StructType) -> list[str]:
@@ -147,7 +149,10 @@ def _with_names(schema: Any, names: dict[str, str]) -> Any:
 
 def _mapped(node: Any, rename: Callable[[str], str]) -> Any:
     if isinstance(node, dict):
-        return {key: _mapped(value, rename) for key, value in node.items()}
+        mapped = {key: _mapped(value, rename) for key, value in node.items()}
+        if isinstance(pattern := mapped.get("pattern"), str):
+            mapped["pattern"] = re.sub(r"\\Z$", "$", pattern)
+        return mapped
     if isinstance(node, list | tuple):
         return [_mapped(value, rename) for value in node]
     if isinstance(node, str) and node.startswith(_REF_PREFIX):

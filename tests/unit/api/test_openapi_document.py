@@ -204,7 +204,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: "-".join(fields))
+@pytest.mark.parametrize("fields", OPTIONS, ids="-".join)
 async def test_every_kind_of_chat_answer_is_as_described(serve, fields):
     endpoint = next(endpoint for endpoint in PUBLIC if endpoint.path == "/v1/chat/completions")
     async with serve() as server:
@@ -229,8 +229,8 @@ def conforms(found: dict[str, Any], endpoint: HttpEndpoint, response: httpx.Resp
     described = resolved(
         found, found["paths"][endpoint.url][endpoint.method.lower()]["responses"][str(response.status_code)]
     )
-    for name, header in described["headers"].items():
-        header = resolved(found, header)
+    headers = {name: resolved(found, header) for name, header in described["headers"].items()}
+    for name, header in headers.items():
         assert name in response.headers or not header.get("required"), name
         if name in response.headers:
             value = response.headers[name]

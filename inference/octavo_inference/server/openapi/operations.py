@@ -27,7 +27,7 @@ ERRORS = {
     429: "The API key has reached its limit. Only a gateway sends this.",
     500: "The server failed.",
     503: "The server is loading, full or draining; try again.",
-    504: f"The time of `{HEADER_TIMEOUT}` passed before the first token.",
+    504: f"The time of `{HEADER_TIMEOUT}` passed without a token.",
 }
 """Error statuses of all endpoints, and what they mean."""
 
@@ -52,14 +52,15 @@ PARAMETERS = {
     "RequestId": {
         "name": HEADER_REQUEST_ID,
         "in": "header",
-        "description": "Id for the server's log and the response. Another value than letters, digits and `.`, `_`, `-` "
-        "(at most 128) is replaced by an id that the server chooses.",
+        "description": "Id of the request in the log and the response: 1 to 128 letters, digits and `.`, `_`, `-`. "
+        "The server replaces any other value by an id of its own.",
         "schema": {"type": "string"},
     },
     "Timeout": {
         "name": HEADER_TIMEOUT,
         "in": "header",
-        "description": f"Seconds until the first token, from 0.001 to {MAX_TIMEOUT:g}; then the request ends with 504.",
+        "description": f"Deadline in seconds, from 0.001 to {MAX_TIMEOUT:g}. A request without a token by then ends "
+        "with 504, another with the text so far.",
         "schema": {"type": "string", "pattern": r"^\d{1,6}(\.\d{1,6})?$"},
         "example": "30",
     },

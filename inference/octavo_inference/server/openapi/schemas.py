@@ -1,12 +1,12 @@
-"""JSON Schemas of message types, with the structs among them as components.
+r"""JSON Schemas of message types, with the structs among them as components.
 
 msgspec writes the schemas from the types that decode requests, so bounds cannot differ. Added here:
 
 - names of components that depend on the classes alone, see `component_names`;
 - descriptions of fields, from the docstrings in the source;
 - fields that are always present in an answer, which msgspec counts as optional because they have a default;
-- `$` for the `\\Z` at the end of a pattern. In Python, `$` also matches before a last line break; in JSON Schema only
-  at the end, where `\\Z` has no meaning.
+- `$` for the `\Z` at the end of a pattern. In Python, `$` also matches before a last line break; in JSON Schema only
+  at the end, where `\Z` has no meaning.
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ NO_RULES = LogitRules()
 
 def logit_rules(sampling: SamplingParams, vocab: int) -> LogitRules:
     """The rules of a request with valid parameters (`core.validation`)."""
-    if not (
-        sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words or sampling.logprob_token_ids
-    ):
+    if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words or sampling.logprob_token_ids):
         return NO_RULES
     bias = dict(sampling.logit_bias)
     return LogitRules(

@@ -1,48 +1,76 @@
-"""HTTP endpoints: method, path and handler. A group of endpoints is a folder with its own request bodies."""
+"""HTTP endpoints: method, path, handler and message types. A group of endpoints is a folder with its own bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
 
+from octavo_inference.server.errors import ErrorObject
 from octavo_inference.server.service import Service
 
+_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+# Any endpoint may fail; these come with a body, and with an answer that is generated.
+_BODY_ERRORS = (400, 404, 408, 413, 415, 429, 503)
+_GENERATION_ERRORS = (504,)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class HttpEndpoint:
     """One endpoint. `path` is a Starlette route path; `respond` may raise `ApiError`.
 
-    `body`, `answer` and `event` are the message types of the request body, of a JSON response with status 200 and of
-    one event of a stream; None if there is none.
+    The other fields describe the endpoint; /openapi.json and docs/reference/http.md are generated from them.
     """
 
     method: str
     path: str
     respond: Callable[[Service, Request], Awaitable[Response]]
     body: type[msgspec.Struct] | None = None
-    answer: type[msgspec.Struct] | None = None
+    """Type of the request body."""
+    answer: object = None
+    """Type of a response that succeeds. None leaves the endpoint out of /openapi.json."""
     event: object = None
+    """Type of one event, if the endpoint can stream."""
+    query: type[msgspec.Struct] | None = None
+    """A struct with a field for each query parameter."""
+    error: type[msgspec.Struct] = ErrorObject
+    """Type of an error response."""
+    errors: tuple[int, ...] = ()
+    """Statuses of error responses besides those in `statuses`. With 504 the endpoint reads the client's timeout."""
+    status: int = 200
+    """Status of a response that succeeds."""
+    media: str = "application/json"
+    """Media type of `answer`."""
+    example: Mapping[str, object] | None = None
+    """An example of `body`, without the field `model`."""
+    is_open: bool = False
+    """True if the endpoint needs no API key."""
 
+    @property
+    def surface(self) -> str:
+        """Folder or module of the handler, such as `openai`: the group that the endpoint belongs to."""
+        return self.respond.__module__.removeprefix("octavo_inference.server.").partition(".")[0]
 
-def http_router(service: Service, endpoints: Iterable[HttpEndpoint]) -> Router:
-    """The ASGI app of these endpoints. Any other path is a 404 for `RequestGuard`."""
-    routes = [_route(service, endpoint) for endpoint in endpoints]
-    return Router(routes, redirect_slashes=False, default=_not_found)
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the path's parameters."""
+        return tuple(_PARAMETER.findall(self.path))
 
+    @property
+    def url(self) -> str:
+        """The path with the parameters as OpenAPI writes them, without convertors."""
+        return _PARAMETER.sub(r"{\1}", self.path)
 
-def _route(service: Service, endpoint: HttpEndpoint) -> Route:
-    async def call(request: Request) -> Response:
-        return await endpoint.respond(service, request)
-
-    return Route(endpoint.path, call, methods=[endpoint.method])
-
-
-async def _not_found(_: Scope, __: Receive, ___: Send) -> None:
-    raise HTTPException(404)
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """Statuses of all error responses, without that of a missing key."""
+        found = {500, *self.errors}
+        if self.body is not None:
+            found.update(_BODY_ERRORS)
+        if self.event is not None:
+            found.update(_GENERATION_ERRORS)
+        return tuple(sorted(found))

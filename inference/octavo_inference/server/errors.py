@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 
 from octavo_protocol.names import HEADER_DRAINING, HEADER_TIMEOUT
 
-_TYPES = {
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"
+]
+_TYPES: Final[dict[int, ErrorType]] = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -22,6 +26,25 @@ _TYPES = {
     504: "server_error",
 }
 RETRY_AFTER_SECONDS = 2
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """The reason of an error."""
+
+    message: str
+    """What is wrong, with the field, the value and the fix; for people."""
+    type: ErrorType
+    """Kind of the error."""
+    param: str | None
+    """Field or header at fault, null if there is none."""
+    code: str | None
+    """Reason for programs, such as `context_length_exceeded`."""
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """The body of every error: always the same four keys."""
+
+    error: ErrorDetail
 
 
 class ApiError(Exception):
@@ -46,16 +69,8 @@ class ApiError(Exception):
     @property
     def body(self) -> bytes:
         """The JSON error object."""
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": self.message,
-                    "type": _TYPES.get(self.status, "server_error"),
-                    "param": self.param,
-                    "code": self.code,
-                }
-            }
-        )
+        kind = _TYPES.get(self.status, "server_error")
+        return msgspec.json.encode(ErrorObject(ErrorDetail(self.message, kind, self.param, self.code)))
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:

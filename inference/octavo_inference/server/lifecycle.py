@@ -72,10 +72,11 @@ async def _main(
         tenant_header=settings.tenant_header,
     )
     process = _Process(service, settings.drain_timeout)
-    sleeper = Sleeper(service, client, settings.drain_timeout)
+    service.sleeper = Sleeper(service, client, settings.drain_timeout)
+    release = version("octavo")
     servers = [
-        HttpServer(public_app(service, keys, version("octavo")), sockets.api),
-        HttpServer(admin_app(service, admin_keys, process.drain, sleeper), sockets.admin),
+        HttpServer(public_app(service, keys, release), sockets.api),
+        HttpServer(admin_app(service, admin_keys, release, process.drain), sockets.admin),
     ]
     process.handle_signals()
     serving = [asyncio.create_task(server.run()) for server in servers]

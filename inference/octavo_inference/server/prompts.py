@@ -23,7 +23,7 @@ class SchedulingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_policy: PolicyName | None = None
-    cache_salt: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
+    cache_salt: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")] | None = None
 
 
 def engine_requests(

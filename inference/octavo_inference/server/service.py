@@ -34,6 +34,7 @@ from octavo_inference.server.metrics import ServerMetrics
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
+    from octavo_inference.server.sleep import Sleeper
     from octavo_inference.tokenizer.chat_template import ChatTemplate, Message, TemplateOptions
 
 Result = TypeVar("Result")
@@ -76,6 +77,8 @@ class Service:
     own_memory: int = 0
     """Bytes this process had in RAM when it was ready."""
     loaded: Loaded | None = None
+    sleeper: Sleeper | None = None
+    """Gives the engine's memory back and loads it again; None if the engine has no process of its own."""
     _sequence: int = 0
 
     def __post_init__(self) -> None:

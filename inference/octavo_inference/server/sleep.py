@@ -11,13 +11,18 @@ import logging
 import time
 
 import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import EngineDiedError, OutputRouter
+from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.errors import ApiError, not_ready
+from octavo_inference.server.http import json_response
 from octavo_inference.server.service import Service
+from octavo_protocol import names
 
 log = logging.getLogger("octavo.server")
 _POLL_SECONDS = 0.02
@@ -105,3 +110,31 @@ async def warm_up(router: OutputRouter, info: EngineInfo) -> None:
     output = await outputs.get()
     if output.error is not None:
         raise EngineDiedError(f"the first token could not be generated: {output.error}")
+
+
+async def get_sleep(service: Service, _: HttpRequest) -> Response:
+    """Get whether the server sleeps."""
+    return json_response(msgspec.json.encode(_sleeper(service).state()))
+
+
+async def post_sleep(service: Service, _: HttpRequest) -> Response:
+    """Let running sequences finish, then give weights and KV pool back."""
+    return json_response(msgspec.json.encode(await _sleeper(service).sleep()))
+
+
+async def post_wake_up(service: Service, _: HttpRequest) -> Response:
+    """Load weights and KV pool again, with the same sizes."""
+    return json_response(msgspec.json.encode(await _sleeper(service).wake()))
+
+
+def _sleeper(service: Service) -> Sleeper:
+    if service.sleeper is None:
+        raise not_ready()
+    return service.sleeper
+
+
+ENDPOINTS = (
+    HttpEndpoint("GET", names.PATH_SLEEP, get_sleep, answer=SleepState, errors=(503,)),
+    HttpEndpoint("POST", names.PATH_SLEEP, post_sleep, answer=SleepState, errors=(409, 503)),
+    HttpEndpoint("POST", names.PATH_WAKE_UP, post_wake_up, answer=SleepState, errors=(503,)),
+)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import cast
 
 import httpx
 import pytest
@@ -18,7 +17,6 @@ from tests.unit.api.thread_client import ThreadClient
 from tokenizers import Tokenizer
 
 from octavo_inference.core.request import Output, Request, TokenLogprobs
-from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.model_loader import TextModel as ModelText
 from octavo_inference.model_loader import load_text
@@ -27,7 +25,6 @@ from octavo_inference.server.auth import Keys
 from octavo_inference.server.lifecycle import HttpServer
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
-from octavo_inference.server.sleep import Sleeper
 from octavo_inference.tokenizer.chat_template import ChatTemplate
 from octavo_protocol.load import EngineStats
 
@@ -267,13 +264,10 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True
         drained: list[bool] = []
-        # Sleeping needs an engine process: tests/integration/api/test_sleep.py.
-        sleeper = Sleeper(service, cast("ProcessClient", client), 1.0)
-        admin = admin_app(service, None, lambda: drained.append(True), sleeper)
-        apps = [public_app(service, keys, "1.2.3"), admin]
+        apps = [public_app(service, keys, "1.2.3"), admin_app(service, None, "1.2.3", lambda: drained.append(True))]
         try:
-            async with (_listening if listen else _called)(apps) as (public_client, admin_client):
-                yield Server(engine, client, service, public_client, admin_client, drained)
+            async with (_listening if listen else _called)(apps) as (api, admin):
+                yield Server(engine, client, service, api, admin, drained)
         finally:
             engine.hold = False
             engine.sequences.clear()

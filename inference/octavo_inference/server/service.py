@@ -31,6 +31,7 @@ from octavo_inference.server.errors import (
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import NOTES
 from octavo_inference.server.metrics import ServerMetrics
+from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -74,6 +75,9 @@ class Service:
     own_memory: int = 0
     """Bytes this process had in RAM when it was ready."""
     loaded: Loaded | None = None
+    replica: str = ""
+    """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
+    responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
     _sequence: int = 0
 
     def require(self, model: str) -> Loaded:

@@ -181,19 +181,14 @@ class ResponseStore:
         return True
 
     def finish(self, entry: StoredResponse, response: ResponseObject) -> None:
-        """Put the final response in the place of a running one, unless that was removed."""
-        if self._entries.get((entry.tenant, entry.id)) is entry:
-            self.put(
-                StoredResponse(
-                    entry.tenant,
-                    entry.id,
-                    entry.input_items,
-                    _encode(response),
-                    (*entry.item_ids, *(item.id for item in response.output)),
-                    is_final=True,
-                    run=entry.run,
-                )
-            )
+        """Put the final response in the place of a running one, unless that was removed.
+
+        If there is no room for its answer and events, it is kept without them.
+        """
+        if self._entries.get((entry.tenant, entry.id)) is not entry:
+            return
+        if not self.put(_final(entry, response, entry.run)):
+            self.put(_final(entry, msgspec.structs.replace(response, output=[]), None))
 
     def remove(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Remove a response and return it; None if there is none."""
@@ -249,6 +244,12 @@ class ResponseStore:
         entry.counted += size
         self._shares[entry.tenant].bytes += size
         self.bytes += size
+
+
+def _final(entry: StoredResponse, response: ResponseObject, run: BackgroundRun | None) -> StoredResponse:
+    item_ids = (*entry.item_ids, *(item.id for item in response.output))
+    items = entry.input_items
+    return StoredResponse(entry.tenant, entry.id, items, _encode(response), item_ids, is_final=True, run=run)
 
 
 async def expire_regularly(store: ResponseStore) -> None:

@@ -40,9 +40,10 @@ async def get_response(service: Service, request: HttpRequest) -> Response:
 async def cancel_response(service: Service, request: HttpRequest) -> Response:
     """Stop a background response. Returns it, also if it had ended before."""
     entry = _find(service, request)
-    if entry.run is None:
+    response = await entry.run.cancel() if entry.run is not None else entry.current()
+    if not response.background:
         raise invalid("Only a response with background true can be cancelled.", "response_id", "not_in_background")
-    return json_response(_encode(await entry.run.cancel()))
+    return json_response(_encode(response))
 
 
 async def delete_response(service: Service, request: HttpRequest) -> Response:

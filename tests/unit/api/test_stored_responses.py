@@ -312,3 +312,12 @@ async def test_background_needs_a_stored_response(serve):
     async with serve() as server:
         refused = await server.respond(background=True, store=False)
     assert refused.json()["error"]["param"] == "background"
+
+
+async def test_metrics_count_stored_responses(serve):
+    async with serve() as server:
+        await server.respond()
+        text = (await server.admin.get("/metrics")).text
+        size = server.service.responses.bytes
+    assert 'octavo:response_store_entries{model_name="m"} 1.0' in text
+    assert f'octavo:response_store_bytes{{model_name="m"}} {float(size)}' in text

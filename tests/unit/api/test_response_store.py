@@ -56,7 +56,7 @@ def response(name: str, text: str = "hello", status: str = "completed") -> Respo
 
 
 def entry(tenant: str, name: str, text: str = "hello", status: str = "completed", run: object = None) -> StoredResponse:
-    items = [MessageItem(f"in-{name}", "user", [ItemText(text)])]
+    items = [MessageItem("shared", "user", [ItemText("Hi")]), MessageItem(f"in-{name}", "user", [ItemText(text)])]
     return StoredResponse.of(tenant, items, response(name, text, status), run)
 
 
@@ -71,14 +71,14 @@ def test_what_is_put_is_found_with_its_conversation() -> None:
     assert kept.put(entry("a", "1"))
     found = kept.get("a", "1")
     assert found.current() == response("1")
-    assert [item.text for item in found.conversation()] == ["hello", "hello"]
+    assert [item.text for item in found.conversation()] == ["Hi", "hello", "hello"]
 
 
 def test_tenants_do_not_see_each_other() -> None:
     kept = store()
     kept.put(entry("a", "1"))
     assert kept.get("b", "1") is None
-    assert kept.item("b", "in-1") is None
+    assert kept.items("b", ["in-1"]) == {}
     assert kept.remove("b", "1") is None
     assert kept.get("a", "1") is not None
 
@@ -168,7 +168,7 @@ def test_the_end_of_a_running_response_takes_its_place() -> None:
     kept.put(running)
     kept.finish(running, response("1"))
     assert kept.get("a", "1").current().status == "completed"
-    assert kept.item("a", "out-1").text == "hello"
+    assert kept.items("a", ["out-1"])["out-1"].text == "hello"
     assert len(kept) == 1
 
 
@@ -184,9 +184,9 @@ def test_the_end_of_a_removed_response_leaves_no_trace() -> None:
 def test_an_item_is_found_as_long_as_a_response_has_it() -> None:
     kept = store()
     kept.put(entry("a", "1"))
-    assert kept.item("a", "in-1").text == kept.item("a", "out-1").text == "hello"
+    assert set(kept.items("a", ["in-1", "out-1", "in-2"])) == {"in-1", "out-1"}
     kept.remove("a", "1")
-    assert kept.item("a", "in-1") is None
+    assert kept.items("a", ["in-1"]) == {}
 
 
 STEP = st.one_of(
@@ -195,6 +195,7 @@ STEP = st.one_of(
     st.tuples(st.just("grow"), st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 6000)),
     st.tuples(st.just("finish"), st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 2000)),
     st.tuples(st.just("get"), st.sampled_from("abc"), st.integers(0, 9), st.just(0)),
+    st.tuples(st.just("items"), st.sampled_from("abc"), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("remove"), st.sampled_from("abc"), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("wait"), st.just(""), st.just(0), st.integers(0, 60)),
 )
@@ -220,6 +221,8 @@ def test_bounds_hold_for_any_sequence(steps: list[tuple[str, str, int, int]], li
             kept.get(tenant, name)
         elif what == "remove":
             kept.remove(tenant, name)
+        elif what == "items":
+            assert set(kept.items(tenant, [f"in-{name}", "shared"])) <= {f"in-{name}", "shared"}
         elif (found := kept.get(tenant, name)) is not None and not found.is_final:
             if what == "grow":
                 before, found.run.size = found.run.size, amount

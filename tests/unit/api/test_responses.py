@@ -207,7 +207,7 @@ REFUSED = [
         [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}],
         "input[0].content[0].type",
     ),
-    ("input", [{"type": "item_reference", "id": "msg_0"}], "input"),
+    ("input", [{"type": "item_reference", "id": "msg_0"}], "input[0].id"),
     ("input", "word " * 600, "input"),
     ("previous_response_id", "resp_0", "previous_response_id"),
 ]

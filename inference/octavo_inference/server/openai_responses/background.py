@@ -8,8 +8,10 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
+import msgspec
+
 from octavo_inference.server.errors import ApiError, internal
-from octavo_inference.server.generation import Generation
+from octavo_inference.server.generation import Generation, TokenCounts
 from octavo_inference.server.openai.responses import ChatLogprob
 from octavo_inference.server.openai_responses.answer import Answer
 from octavo_inference.server.openai_responses.events import EventWriter, fragment
@@ -17,6 +19,7 @@ from octavo_inference.server.openai_responses.resource import ResponseObject
 from octavo_inference.tokenizer.detokenizer import Delta
 
 log = logging.getLogger("octavo.http")
+_encode = msgspec.json.Encoder().encode
 
 # What a piece takes in memory besides its JSON, and how often its JSON is held while the response is running: as text,
 # as objects, and in the response to come.
@@ -32,16 +35,17 @@ class Logprobs(Protocol):
 
 
 class BackgroundRun:
-    """A running or finished response of the background. `final` is the response at its end.
+    """A running or finished response of the background. `final` is the response at its end, in JSON.
 
     `size` is the memory in bytes. `grew` counts it in the store, and returns False if there is no room.
     """
 
-    def __init__(self, answer: Answer, generation: Generation, logprobs: Logprobs, request_id: str) -> None:
-        self.final: ResponseObject | None = None
+    def __init__(self, answer: Answer, logprobs: Logprobs, request_id: str) -> None:
+        self.final: bytes | None = None
+        self.started = False
+        """True after the first piece."""
         self.grew: Callable[[], bool] = lambda: True
         self._answer = answer
-        self._generation = generation
         self._logprobs = logprobs
         self._request_id = request_id
         self._fragments: list[bytes] = []
@@ -52,22 +56,24 @@ class BackgroundRun:
     @property
     def size(self) -> int:
         """Bytes of the pieces."""
-        factor = _RUNNING_FACTOR if self.final is None else 1
-        return len(self._fragments) * _PIECE_OVERHEAD + self._length * factor
+        pieces = len(self._fragments) * _PIECE_OVERHEAD
+        if self.final is None:
+            return pieces + self._length * _RUNNING_FACTOR
+        return pieces + self._length + len(self.final)
 
-    @property
-    def started(self) -> bool:
-        """True after the first piece."""
-        return bool(self._answer.texts)
-
-    def start(self, submitted: contextlib.ExitStack, done: Callable[[ResponseObject], None]) -> None:
-        """Run as a task. At its end, `submitted` is closed, which aborts what is unfinished, and `done` is called."""
-        self._task = asyncio.create_task(self._run(), name=f"background {self._answer.draft.id}")
+    def start(
+        self, generation: Generation, submitted: contextlib.ExitStack, done: Callable[[ResponseObject], None]
+    ) -> None:
+        """Run a generation as a task. At its end, `submitted` is closed, which aborts it, and `done` is called."""
+        self._task = asyncio.create_task(self._run(generation), name=f"background {self._answer.draft.id}")
 
         def end(task: asyncio.Task[ResponseObject]) -> None:
             submitted.close()
-            self.final = self._result(task)
-            done(self.final)
+            final = self._result(task, generation.counts)
+            self.final = _encode(final)
+            done(final)
+            # The JSON is counted in the store; the objects are not.
+            self._answer.texts, self._answer.logprobs, self._task = [], [], None
             self._notify()
 
         self._task.add_done_callback(end)
@@ -78,7 +84,7 @@ class BackgroundRun:
             self._task.cancel()
         while self.final is None:
             await self._changed(None)
-        return self.final
+        return msgspec.json.decode(self.final, type=ResponseObject)
 
     async def follow(self, after: int, patience: float, *, obfuscate: bool) -> AsyncGenerator[bytes | None]:
         """The events with numbers above `after`, until the last one. None after `patience` seconds without any."""
@@ -100,13 +106,14 @@ class BackgroundRun:
                 break
             if not await self._changed(patience):
                 yield None
-        first = writer.text_starts + count if final.output else len(writer.introduction)
-        yield b"".join(_above(after, first, writer.closing(count, final)))
+        response = msgspec.json.decode(final, type=ResponseObject)
+        first = writer.text_starts + count if response.output else len(writer.introduction)
+        yield b"".join(_above(after, first, writer.closing(count, response)))
 
-    async def _run(self) -> ResponseObject:
-        answer, counts = self._answer, self._generation.counts
+    async def _run(self, generation: Generation) -> ResponseObject:
+        answer, counts = self._answer, generation.counts
         try:
-            async for ready in self._generation.pieces():
+            async for ready in generation.pieces():
                 for _, piece in ready or ():
                     self._add(piece)
                 if not self.grew():
@@ -119,13 +126,13 @@ class BackgroundRun:
     def _add(self, piece: Delta) -> None:
         logprobs = self._logprobs(piece)
         self._answer.add(piece, logprobs)
+        self.started = True
         if piece.text or logprobs:
             self._fragments.append(fragment(piece.text, logprobs))
             self._length += len(self._fragments[-1])
             self._answer.deltas += 1
 
-    def _result(self, task: asyncio.Task[ResponseObject]) -> ResponseObject:
-        counts = self._generation.counts
+    def _result(self, task: asyncio.Task[ResponseObject], counts: TokenCounts) -> ResponseObject:
         if task.cancelled():
             return self._answer.cancelled(counts)
         if (error := task.exception()) is not None:

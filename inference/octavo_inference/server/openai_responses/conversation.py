@@ -34,7 +34,7 @@ def conversation(body: InputFields, store: ResponseStore, tenant: str) -> list[M
     if isinstance(body.input, str):
         items.append(user_message(body.input))
     else:
-        items += [_resolved(item, store, tenant) for item in body.input or ()]
+        items += _resolved(body.input or [], store, tenant)
     if not items:
         raise invalid(
             "input: there is nothing to answer; give a text or at least one item.",
@@ -68,7 +68,8 @@ def prompt(loaded: Loaded, instructions: str | None, items: Sequence[MessageItem
     if room is None:
         return tokens(items)
     limit = loaded.info.max_model_len - room
-    starts = [0, *(i for i, item in enumerate(items) if i and item.role == "user")]
+    first = _first_affordable(loaded, items, limit)
+    starts = [start for start, item in enumerate(items) if start >= first and (not start or item.role == "user")]
     low, high = 0, len(starts) - 1
     while low < high:
         middle = (low + high) // 2
@@ -76,14 +77,7 @@ def prompt(loaded: Loaded, instructions: str | None, items: Sequence[MessageItem
             high = middle
         else:
             low = middle + 1
-    return tokens(items[starts[low] :])
-
-
-def room_for(body: InputFields, limit: int, max_output_tokens: int | None) -> int | None:
-    """Tokens to keep free for the answer with truncation "auto"; None without it."""
-    if body.truncation != "auto":
-        return None
-    return max_output_tokens or limit // _ROOM
+    return tokens(items[starts[low] :] if starts else items[-1:])
 
 
 def _fits(tokens: Callable[[Sequence[MessageItem]], list[int]], items: Sequence[MessageItem], limit: int) -> bool:
@@ -93,6 +87,29 @@ def _fits(tokens: Callable[[Sequence[MessageItem]], list[int]], items: Sequence[
         if error.code != "context_length_exceeded":
             raise
         return False
+
+
+def _first_affordable(loaded: Loaded, items: Sequence[MessageItem], limit: int) -> int:
+    """The first item from which on the texts alone, without the template, have at most `limit` tokens.
+
+    What is tokenized is little more than the limit, however long the conversation is.
+    """
+    used = 0
+    for number in range(len(items) - 1, -1, -1):
+        text = items[number].text
+        if len(text) // loaded.longest_token > limit:
+            return number + 1
+        used += len(loaded.text.tokenizer.encode(text, add_special_tokens=False).ids)
+        if used > limit:
+            return number + 1
+    return 0
+
+
+def room_for(body: InputFields, limit: int, max_output_tokens: int | None) -> int | None:
+    """Tokens to keep free for the answer with truncation "auto"; None without it."""
+    if body.truncation != "auto":
+        return None
+    return max_output_tokens or limit // _ROOM
 
 
 def _earlier(response_id: str | None, store: ResponseStore, tenant: str) -> list[MessageItem]:
@@ -119,17 +136,20 @@ def _earlier(response_id: str | None, store: ResponseStore, tenant: str) -> list
     return found.conversation()
 
 
-def _resolved(item: InputItem, store: ResponseStore, tenant: str) -> MessageItem:
-    if not item.is_reference:
-        return message_item(item)
-    found = store.item(tenant, item.id or "")
-    if found is None:
-        raise invalid(
-            f"input: no stored response has an item with id {item.id!r}; send the message itself.",
-            "input",
-            "item_not_found",
-        )
-    return found
+def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -> list[MessageItem]:
+    """The messages of the input, in place of references those that they name."""
+    stored = store.items(tenant, [item.id or "" for item in given if item.is_reference])
+    items = []
+    for number, item in enumerate(given):
+        found = stored.get(item.id or "") if item.is_reference else message_item(item)
+        if found is None:
+            raise invalid(
+                f"input[{number}].id: no stored response has an item with id {item.id!r}; send the message itself.",
+                f"input[{number}].id",
+                "item_not_found",
+            )
+        items.append(found)
+    return items
 
 
 def _about_input(work: Callable[[], list[int]]) -> list[int]:

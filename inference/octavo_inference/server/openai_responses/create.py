@@ -152,7 +152,7 @@ async def _events(exchange: _Exchange, generation: Generation, *, obfuscate: boo
 
 def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
     """Submit a response of the background and store it. Raises `ApiError` if there is no room."""
-    run = BackgroundRun(exchange.answer, generation, exchange.logprobs, exchange.request_id)
+    run = BackgroundRun(exchange.answer, exchange.logprobs, exchange.request_id)
     store = exchange.store
     entry = StoredResponse.of(exchange.tenant, exchange.items, exchange.answer.draft, run)
     with contextlib.ExitStack() as stack:
@@ -165,7 +165,7 @@ def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
                 headers=overloaded(0).headers,
             )
         run.grew = lambda: store.grew(entry)
-        run.start(stack.pop_all(), lambda final: store.finish(entry, final))
+        run.start(generation, stack.pop_all(), lambda final: store.finish(entry, final))
     return run
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -143,14 +143,19 @@ class ResponseStore:
             self._shares[tenant].finished.move_to_end(response_id)
         return entry
 
-    def item(self, tenant: str, item_id: str) -> MessageItem | None:
-        """An item of one of a tenant's stored responses, of the newest one that has it."""
+    def items(self, tenant: str, item_ids: Iterable[str]) -> dict[str, MessageItem]:
+        """Items of a tenant's stored responses by id, each of the newest response that has it; unknown ids are absent.
+
+        Decodes each response once, so the work is bounded by the tenant's share.
+        """
         self.expire()
-        response_id = self._by_item.get((tenant, item_id))
-        if response_id is None:
-            return None
-        items = self._entries[tenant, response_id].conversation()
-        return next((item for item in items if item.id == item_id), None)
+        wanted = set(item_ids)
+        responses = {self._by_item.get((tenant, item_id)) for item_id in wanted} - {None}
+        found = {}
+        for response_id in responses:
+            items = self._entries[tenant, str(response_id)].conversation()
+            found.update({item.id: item for item in items if self._by_item.get((tenant, item.id)) == response_id})
+        return {item_id: item for item_id, item in found.items() if item_id in wanted}
 
     def put(self, entry: StoredResponse) -> bool:
         """Add a response, or replace the one of its id. Removes others to make room; False if there cannot be room."""

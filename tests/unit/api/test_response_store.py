@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
+from tests.support.waiting import eventually_async
 
+from octavo_inference.server.openai_responses import store as store_module
 from octavo_inference.server.openai_responses.items import AnswerText, ItemText, MessageItem
 from octavo_inference.server.openai_responses.resource import ReasoningSettings, ResponseObject
 from octavo_inference.server.openai_responses.store import ResponseStore, StoredResponse, StoreLimits
@@ -251,3 +255,15 @@ def check(kept: ResponseStore, limits: StoreLimits) -> None:
 def test_size_counts_at_least_the_json(status: str) -> None:
     made = entry("a", "1", "x" * 1000, status, Run() if status == "queued" else None)
     assert made.size >= len(msgspec.json.encode(made.items())) + len(made.response)
+
+
+async def test_old_responses_go_without_requests_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    kept = store(ttl=5, clock=clock)
+    kept.put(entry("a", "1"))
+    monkeypatch.setattr(store_module, "EXPIRY_SECONDS", 0.001)
+    task = asyncio.ensure_future(store_module.expire_regularly(kept))
+    clock.now = 6.0
+    await eventually_async(lambda: not len(kept))
+    task.cancel()
+    assert kept.bytes == 0

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.server import json_body
-from octavo_inference.server.errors import ApiError, internal, invalid, overloaded
+from octavo_inference.server.errors import RETRY_AFTER_SECONDS, ApiError, internal, invalid
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import (
     KEEP_ALIVE_SECONDS,
@@ -162,7 +162,7 @@ def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
                 503,
                 "The response store has no room for another response of the background; try again later.",
                 code="store_full",
-                headers=overloaded(0).headers,
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         run.grew = lambda: store.grew(entry)
         run.start(generation, stack.pop_all(), lambda final: store.finish(entry, final))

@@ -199,7 +199,9 @@ REFUSED = [
     ("input", [], "input"),
     ("input", None, "input"),
     ("input", [{"role": "user"}], "input[0]"),
-    ("input", [{"type": "item_reference"}], "input[0]"),
+    ("input", [{"type": "item_reference"}], "input[0].id"),
+    ("input", [{"type": "item_reference", "id": "a", "role": "user", "content": "x"}], "input[0]"),
+    ("input", [{}], "input[0]"),
     ("input", [{"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}], None),
     ("input", [{"role": "tool", "content": "x"}], "input[0].role"),
     (

@@ -9,6 +9,7 @@ from octavo_inference.common.errors import RequestError
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.openai_responses.items import (
     MAX_ITEMS,
+    MISSING,
     InputItem,
     MessageItem,
     message_item,
@@ -39,7 +40,7 @@ def conversation(body: InputFields, store: ResponseStore, tenant: str) -> list[M
         raise invalid(
             "input: there is nothing to answer; give a text or at least one item.",
             "input",
-            "missing_required_parameter",
+            MISSING,
         )
     if len(items) > MAX_ITEMS:
         raise invalid(
@@ -138,6 +139,8 @@ def _earlier(response_id: str | None, store: ResponseStore, tenant: str) -> list
 
 def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -> list[MessageItem]:
     """The messages of the input, in place of references those that they name."""
+    for number, item in enumerate(given):
+        item.check(f"input[{number}]")
     stored = store.items(tenant, [item.id or "" for item in given if item.is_reference])
     items = []
     for number, item in enumerate(given):

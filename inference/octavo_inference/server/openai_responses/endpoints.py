@@ -20,7 +20,7 @@ from octavo_inference.server.openai_responses.stored import (
     list_input_items,
 )
 
-_ONE = "/v1/responses/{response_id}"
+_ONE = "/v1/responses/{id}"
 
 ENDPOINTS = (
     HttpEndpoint("POST", "/v1/responses", create_response, CreateResponseBody, ResponseObject, StreamEvent),

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from octavo_inference.server.errors import invalid
 from octavo_inference.server.openai.responses import ChatLogprob
 
 MAX_ITEMS = 4096
+MISSING = "missing_required_parameter"
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -47,15 +49,15 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for an item that is neither a message nor a reference."""
+    def check(self, param: str) -> None:
+        """Raise `ApiError` about `param` for an item that is neither a message nor a reference."""
         if self.is_reference:
             if self.id is None:
-                raise ValueError("a reference needs the field id")
+                raise invalid(f"{param}: a reference needs the field id.", f"{param}.id", MISSING)
             if self.role is not None or self.content is not None:
-                raise ValueError("a reference has no role and no content; leave out type for a message")
+                raise invalid(f"{param}: a reference has an id only; leave out type for a message.", param)
         elif self.role is None or self.content is None:
-            raise ValueError("a message needs the fields role and content, a reference the field id")
+            raise invalid(f"{param}: a message needs role and content, a reference type and id.", param, MISSING)
 
     @property
     def is_reference(self) -> bool:

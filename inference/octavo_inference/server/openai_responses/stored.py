@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -16,24 +17,38 @@ from octavo_inference.server.openai_responses.store import StoredResponse
 from octavo_inference.server.prompts import tenant_of
 from octavo_inference.server.service import Service
 
-DEFAULT_PAGE = 20
-MAX_PAGE = 100
+Query = TypeVar("Query", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
+
+
+class RetrieveQuery(msgspec.Struct, frozen=True):
+    """The query of GET /v1/responses/{id}. `starting_after` is the number of the last event that the client has."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    include_obfuscation: bool = False
+
+
+class InputItemsQuery(msgspec.Struct, frozen=True):
+    """The query of GET /v1/responses/{id}/input_items. `after` is the id of the last item of the page before."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
 
 
 async def get_response(service: Service, request: HttpRequest) -> Response:
     """The response as it is now. With `?stream=true`, the events of a background response, from the start or later."""
     entry = _find(service, request)
-    stream = _choice(request, "stream", ("false", "true"), "false") == "true"
-    after = _number(request, "starting_after", 0, 2**31 - 1)
-    obfuscate = _choice(request, "include_obfuscation", ("false", "true"), "false") == "true"
-    if not stream:
+    query = _query(request, RetrieveQuery)
+    after = query.starting_after
+    if not query.stream:
         if after is not None:
             raise invalid("starting_after: needs stream=true.", "starting_after")
         return json_response(_encode(entry.current()))
     if entry.run is None:
         raise invalid("stream: only a response with background true can be streamed again; supported: false.", "stream")
-    events = entry.run.follow(-1 if after is None else after, KEEP_ALIVE_SECONDS, obfuscate=obfuscate)
+    events = entry.run.follow(-1 if after is None else after, KEEP_ALIVE_SECONDS, obfuscate=query.include_obfuscation)
     return EventStream(events, {}, end=b"")
 
 
@@ -58,13 +73,11 @@ async def delete_response(service: Service, request: HttpRequest) -> Response:
 async def list_input_items(service: Service, request: HttpRequest) -> Response:
     """A page of the items before the answer, those of earlier responses included; the newest first by default."""
     entry = _find(service, request)
-    limit = _number(request, "limit", 1, MAX_PAGE)
-    order = _choice(request, "order", ("asc", "desc"), "desc")
+    query = _query(request, InputItemsQuery)
     items = entry.items()
-    if order == "desc":
+    if query.order == "desc":
         items.reverse()
-    after = request.query_params.get("after")
-    return json_response(_encode(_page(items, after, DEFAULT_PAGE if limit is None else limit)))
+    return json_response(_encode(_page(items, query.after, query.limit)))
 
 
 def _page(items: list[MessageItem], after: str | None, limit: int) -> ItemPage:
@@ -80,7 +93,7 @@ def _page(items: list[MessageItem], after: str | None, limit: int) -> ItemPage:
 
 
 def _find(service: Service, request: HttpRequest) -> StoredResponse:
-    name: str = request.path_params["response_id"]
+    name: str = request.path_params["id"]
     entry = service.responses.get(tenant_of(service, request), name)
     if entry is None:
         why = "" if service.responses.enabled else " This server stores no responses."
@@ -90,17 +103,13 @@ def _find(service: Service, request: HttpRequest) -> StoredResponse:
     return entry
 
 
-def _choice(request: HttpRequest, name: str, choices: tuple[str, str], default: str) -> str:
-    given = request.query_params.get(name, default)
-    if given not in choices:
-        raise invalid(f"{name}: {given[:64]!r} is not supported; supported: {', '.join(choices)}.", name)
-    return given
-
-
-def _number(request: HttpRequest, name: str, low: int, high: int) -> int | None:
-    given = request.query_params.get(name)
-    if given is None:
-        return None
-    if re.fullmatch(r"[0-9]{1,10}", given) is None or not low <= int(given) <= high:
-        raise invalid(f"{name}: {given[:64]!r} is not a whole number from {low} to {high}.", name)
-    return int(given)
+def _query(request: HttpRequest, kind: type[Query]) -> Query:
+    """The parameters of the query that `kind` has; others are ignored. Raises `ApiError`."""
+    given = {name: value for name, value in request.query_params.items() if name in kind.__struct_fields__}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`")
+        found = given.get(name, "")[:64]
+        raise invalid(f"{name}: {found!r} is not supported; {problem[0].lower()}{problem[1:]}.", name) from None

@@ -79,8 +79,13 @@ class ServerSettings:
     ] = 1000
     response_store_memory: Annotated[
         int,
-        Knob("memory for them; the least recently used one goes first", group="stored responses", unit=BYTES),
-    ] = 32 * 2**20
+        Knob(
+            "memory for them; the least recently used one goes first",
+            unset="16Mi",
+            group="stored responses",
+            unit=BYTES,
+        ),
+    ] = 16 * 2**20
     response_store_ttl: Annotated[
         float,
         Knob(

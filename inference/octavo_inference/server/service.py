@@ -140,7 +140,7 @@ class Service:
         plan = None if self.loaded is None else self.loaded.info.memory
         if plan is None:
             return {}
-        processes = plan.process + self.own_memory
+        processes = plan.process + self.own_memory + self.responses.planned_bytes
         return {
             "weights": plan.weights,
             "kv_pool": plan.kv_pool,

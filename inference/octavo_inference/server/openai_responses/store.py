@@ -131,6 +131,11 @@ class ResponseStore:
         """False if nothing is ever stored."""
         return self.limits.entries > 0
 
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes when it is full."""
+        return self.limits.bytes if self.enabled else 0
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -20,7 +20,7 @@ from octavo_inference.server.openai_responses.resource import FINAL, ResponseObj
 
 # Bytes that an entry and each of its items take besides their JSON: index entries, objects and keys.
 ENTRY_OVERHEAD = 1024
-ITEM_OVERHEAD = 256
+ITEM_OVERHEAD = 384
 EXPIRY_SECONDS = 30.0
 _encode = msgspec.json.Encoder().encode
 

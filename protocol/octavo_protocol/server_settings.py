@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from octavo_protocol.engine_settings import EngineSettings
-from octavo_protocol.knobs import Knob
+from octavo_protocol.knobs import BYTES, Knob
 from octavo_protocol.names import PORT_ADMIN, PORT_API
 
 
@@ -68,4 +68,37 @@ class ServerSettings:
             high=3600,
         ),
     ] = 60.0
+    response_store_entries: Annotated[
+        int,
+        Knob(
+            "responses of /v1/responses that are kept for GET and previous_response_id; 0: none",
+            group="stored responses",
+            low=0,
+            high=1_000_000,
+        ),
+    ] = 1000
+    response_store_memory: Annotated[
+        int,
+        Knob(
+            "memory for them; the least recently used one goes first",
+            unset="16Mi",
+            group="stored responses",
+            unit=BYTES,
+        ),
+    ] = 16 * 2**20
+    response_store_ttl: Annotated[
+        float,
+        Knob(
+            "how long each is kept",
+            group="stored responses",
+            unit="seconds",
+            metavar="SECONDS",
+            low=1,
+            high=2_592_000,
+        ),
+    ] = 3600.0
+    response_store_tenant_percent: Annotated[
+        int,
+        Knob("percent of entries and memory that one tenant may use", group="stored responses", low=1, high=100),
+    ] = 50
     log_format: Annotated[Literal["text", "json"], Knob("one text or one JSON object per line", group="other")] = "text"

@@ -154,13 +154,16 @@ class EventStream(Response):
 
     `events` yields one or more encoded events at a time (`server.sse`). None produces a comment, which keeps proxies
     from closing an idle connection. Headers are sent with the first event, so an error before it is still an HTTP
-    error.
+    error. `end` follows the last event of an answer that is complete.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes | None], headers: dict[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes | None], headers: dict[str, str], *, end: bytes = b"data: [DONE]\n\n"
+    ) -> None:
         self._events = events
+        self._end = end
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
@@ -180,7 +183,8 @@ class EventStream(Response):
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     await _send_chunk(write, b": keep-alive\n\n" if data is None else data)
-            await _send_chunk(write, b"data: [DONE]\n\n")
+            if self._end:
+                await _send_chunk(write, self._end)
         except ApiError as error:
             if not started:
                 raise

@@ -28,6 +28,7 @@ from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
+from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits, expire_regularly
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.server.sleep import Sleeper, warm_up
@@ -70,6 +71,16 @@ async def _main(
         router=client.router,
         start_time=time.time() - timeline.now(),
         tenant_header=settings.tenant_header,
+        replica=socket.gethostname(),
+        responses=ResponseStore(
+            StoreLimits(
+                settings.response_store_entries,
+                settings.response_store_memory,
+                settings.response_store_ttl,
+                settings.response_store_tenant_percent,
+            ),
+            time.monotonic,
+        ),
     )
     process = _Process(service, settings.drain_timeout)
     service.sleeper = Sleeper(service, client, settings.drain_timeout)
@@ -80,6 +91,7 @@ async def _main(
     ]
     process.handle_signals()
     serving = [asyncio.create_task(server.run()) for server in servers]
+    expiring = asyncio.create_task(expire_regularly(service.responses))
     timeline.mark("HTTP")
     cause: OctavoError | None = None
     try:
@@ -87,6 +99,7 @@ async def _main(
         status = await process.wait(starting)
     except OctavoError as error:
         cause, status = error, error.status if isinstance(error, EngineDiedError) else 1
+    expiring.cancel()
     for server in servers:
         server.should_exit = True
     await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)

@@ -31,6 +31,9 @@ class _ServerCollector(Collector):
             if report is not None:
                 yield from self._engine(prefix, report)
         yield from self._memory()
+        stored = self._service.responses
+        yield self._gauge("response_store_entries", "Responses kept for later requests", len(stored))
+        yield self._gauge("response_store_bytes", "Memory counted for them", stored.bytes)
         settings = self._service.settings()
         if settings:
             info = GaugeMetricFamily("octavo:engine_info", "Settings in effect, as labels", labels=list(settings))

@@ -39,9 +39,8 @@ def engine_requests(
     Prefix caches are separate per tenant, and within a tenant per `cache_salt`. Raises `ApiError` for headers that no
     gateway sends.
     """
-    tenant, priority = request.scope[TENANT], body.priority
+    tenant, priority = tenant_of(service, request), body.priority
     if service.tenant_header:
-        tenant = gateway_headers.tenant(request.headers, tenant)
         priority = gateway_headers.priority(request.headers, priority)
     seconds = timeout(request.headers.get(HEADER_TIMEOUT))
     return [
@@ -58,6 +57,12 @@ def engine_requests(
         )
         for number, (tokens, params) in enumerate(zip(prompts, sampling, strict=True))
     ]
+
+
+def tenant_of(service: Service, request: HttpRequest) -> str:
+    """The owner of the request's API key, with the tenant that a gateway names. Raises `ApiError`."""
+    tenant: str = request.scope[TENANT]
+    return gateway_headers.tenant(request.headers, tenant) if service.tenant_header else tenant
 
 
 async def prompt_headers(

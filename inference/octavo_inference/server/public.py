@@ -9,6 +9,7 @@ from octavo_inference.server.application import http_application
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
+from octavo_inference.server.openai_responses.endpoints import ENDPOINTS as OPENAI_RESPONSES
 from octavo_inference.server.service import Service
 
 
@@ -16,6 +17,7 @@ def public_endpoints(version: str) -> tuple[HttpEndpoint, ...]:
     """The endpoints of the API port."""
     return (
         *OPENAI,
+        *OPENAI_RESPONSES,
         *health.endpoints(version),
     )
 

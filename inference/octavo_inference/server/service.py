@@ -31,6 +31,7 @@ from octavo_inference.server.errors import (
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import NOTES
 from octavo_inference.server.metrics import ServerMetrics
+from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -79,6 +80,9 @@ class Service:
     loaded: Loaded | None = None
     sleeper: Sleeper | None = None
     """Gives the engine's memory back and loads it again; None if the engine has no process of its own."""
+    replica: str = ""
+    """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
+    responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
     _sequence: int = 0
 
     def __post_init__(self) -> None:
@@ -165,7 +169,7 @@ class Service:
         plan = None if self.loaded is None else self.loaded.info.memory
         if plan is None:
             return {}
-        processes = plan.process + self.own_memory
+        processes = plan.process + self.own_memory + self.responses.planned_bytes
         return {
             "weights": plan.weights,
             "kv_pool": plan.kv_pool,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -23,12 +24,14 @@ from octavo_inference.model_loader import load_text
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.lifecycle import HttpServer
+from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.tokenizer.chat_template import ChatTemplate
 from octavo_protocol.load import EngineStats
 
 EOS = 2
+STORE = StoreLimits(entries=100, bytes=2**20, ttl=60.0, tenant_percent=100)
 ANSWER = "The capital of France is Paris. \N{CAT FACE} It lies on the Seine."
 
 
@@ -174,6 +177,10 @@ class Server:
         body = {"model": "m", "messages": messages} | fields
         return await self.api.post("/v1/chat/completions", json=body, headers=headers)
 
+    async def respond(self, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
+        body = {"model": "m", "input": "What is the capital of France?"} | fields
+        return await self.api.post("/v1/responses", json=body, headers=headers)
+
     async def complete(self, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
         return await self.api.post("/v1/completions", json={"model": "m", "prompt": "Once"} | fields, headers=headers)
 
@@ -235,6 +242,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         tenant_header: bool = False,
         prefix_caching: bool = True,
         listen: bool = False,
+        store: StoreLimits = STORE,
         **engine_fields: object,
     ) -> AsyncIterator[Server]:
         engine = FakeEngine(tokenizer, **engine_fields)  # type: ignore[arg-type]
@@ -257,6 +265,8 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             router=client.router,
             start_time=1.0,
             tenant_header=tenant_header,
+            replica="pod-1",
+            responses=ResponseStore(store, time.monotonic),
         )
         await client.start()
         text = ServedModel(tokenizer, template)

@@ -196,7 +196,7 @@ def _load_text(model: str) -> tuple[ServedModel, int]:
             )
         except ModelError as error:
             raise ModelError(f"{model}: {error}") from None
-    text = ServedModel(words.tokenizer, template)
+    text = ServedModel(words.tokenizer, template, words.tokenizer_class, words.special_tokens)
     return text, text.longest_token
 
 

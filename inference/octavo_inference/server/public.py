@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from octavo_inference.server.anthropic.endpoints import ENDPOINTS as ANTHROPIC
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint, http_router
 from octavo_inference.server.errors import ApiError, not_ready
@@ -26,6 +27,7 @@ def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
 
     endpoints = [
         *OPENAI,
+        *ANTHROPIC,
         HttpEndpoint("GET", "/version", get_version),
         HttpEndpoint("GET", "/livez", livez),
         HttpEndpoint("GET", "/readyz", readyz),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -44,10 +44,15 @@ TEXT_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat."""
+    """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat.
+
+    `special_tokens` are those with a role, such as `eos_token`, by transformers' name of the role.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def longest_token(self) -> int:
@@ -181,12 +186,16 @@ class Loaded:
     info: EngineInfo
     longest_token: int
 
-    def chat_tokens(self, messages: list[Message]) -> list[int]:
-        """Prompt tokens of a conversation. Raises `RequestError` or `ApiError`."""
+    def chat_tokens(
+        self, messages: list[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+    ) -> list[int]:
+        """Prompt tokens of a conversation; options as in `ChatTemplate.tokens`. Raises `RequestError` or `ApiError`."""
         if self.text.template is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        self._check_length(sum(len(text) for message in messages for text in message.values()), "messages")
-        return self.text.template.tokens(messages)
+        self.check_length(sum(len(text) for message in messages for text in message.values()), "messages")
+        return self.text.template.tokens(
+            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+        )
 
     def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
         """Prompt tokens of a completion. Raises `ApiError`.
@@ -194,7 +203,7 @@ class Loaded:
         The caller applies the template of a raw prompt, so control tokens in its text become control tokens.
         """
         if isinstance(prompt, str):
-            self._check_length(len(prompt), "prompt")
+            self.check_length(len(prompt), "prompt")
             tokens = list(self.text.tokenizer.encode(prompt).ids)
         else:
             tokens = prompt
@@ -215,8 +224,8 @@ class Loaded:
             raise context_overflow(prompt, 1, limit, param)
         return wanted or min(default or room, room)
 
-    def _check_length(self, characters: int, param: str) -> None:
-        # Reject a text that is surely too long without tokenising megabytes.
+    def check_length(self, characters: int, param: str) -> None:
+        """Reject a text that is surely too long without tokenising megabytes. Raises `ApiError`."""
         at_least = characters // self.longest_token
         if at_least > self.info.max_model_len:
             raise context_overflow(at_least, 1, self.info.max_model_len, param)

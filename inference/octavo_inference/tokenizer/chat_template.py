@@ -26,6 +26,9 @@ MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 * 2**20
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
+# Whitespace for `trim`, and in no template: it follows the end mark of a message that the template did not trim.
+_UNTRIMMED = "\u2003"
+
 Message = Mapping[str, str]
 
 
@@ -56,25 +59,36 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self.source = source
+        """The template's text."""
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
 
-    def tokens(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Prompt tokens of a conversation.
+    def tokens(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Prompt tokens of a conversation. With `continue_final_message` it ends with the text of the last message.
 
         Every control token in the result comes from the template. One spelled out in a message (`<|im_end|>`) is
         encoded as plain characters: a marker character that occurs nowhere else is inserted into it, the template is
         rendered, control tokens are cut out, and the pieces between them are encoded as plain text without the marker.
         Raises `RequestError` when the template refuses the conversation or exceeds its time or size limit.
         """
-        mark = _unused_character(messages)
+        mark, end = _unused_characters(messages)
         guarded = [
             {key: value if key == "role" else self._control.guard(value, mark) for key, value in message.items()}
             for message in messages
         ]
-        text = self._render(guarded, add_generation_prompt)
+        if continue_final_message:
+            text = _cut(self._render(_with_end(guarded, end), False), end)
+        else:
+            text = self._render(guarded, add_generation_prompt)
         if mark not in text:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self._control.encode_guarded(text, mark)
@@ -222,13 +236,33 @@ def _timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
     return timer
 
 
-def _unused_character(messages: Sequence[Message]) -> str:
+def _with_end(messages: Sequence[Message], end: str) -> list[Message]:
+    """The messages with `end` after the text of the last one."""
+    if not messages:
+        raise RequestError("continue_final_message: there is no message to continue", "continue_final_message")
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": last["content"] + end + _UNTRIMMED}]
+
+
+def _cut(text: str, end: str) -> str:
+    """`text` up to the end of the last message, without trailing space if the template trims messages."""
+    head, found, tail = text.rpartition(end)
+    if not found:
+        raise RequestError(
+            "continue_final_message: the model's chat template does not show the last message", "continue_final_message"
+        )
+    head = head.replace(end + _UNTRIMMED, "").replace(end, "")
+    return head if tail.startswith(_UNTRIMMED) else head.rstrip()
+
+
+def _unused_characters(messages: Sequence[Message]) -> tuple[str, str]:
+    """Two characters that occur in no message."""
     used = {character for message in messages for value in message.values() for character in set(value)}
-    for block in _PRIVATE_USE:
-        for code in block:
-            if chr(code) not in used:
-                return chr(code)
-    raise RequestError("messages: they use every private-use character of Unicode", "messages")
+    free = (chr(code) for block in _PRIVATE_USE for code in block if chr(code) not in used)
+    first, second = next(free, None), next(free, None)
+    if first is None or second is None:
+        raise RequestError("messages: they use every private-use character of Unicode", "messages")
+    return first, second
 
 
 def _raise_exception(message: str) -> None:

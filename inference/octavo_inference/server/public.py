@@ -14,6 +14,7 @@ from octavo_inference.server.errors import ApiError, not_ready
 from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
 from octavo_inference.server.service import Service
+from octavo_inference.server.tokens.endpoints import ENDPOINTS as TOKENS
 from octavo_protocol import names
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health"})
@@ -28,6 +29,7 @@ def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
     endpoints = [
         *OPENAI,
         *ANTHROPIC,
+        *TOKENS,
         HttpEndpoint("GET", "/version", get_version),
         HttpEndpoint("GET", "/livez", livez),
         HttpEndpoint("GET", "/readyz", readyz),

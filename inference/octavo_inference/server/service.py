@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -34,7 +34,7 @@ from octavo_inference.server.metrics import ServerMetrics
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
-    from octavo_inference.tokenizer.chat_template import ChatTemplate, Message
+    from octavo_inference.tokenizer.chat_template import ChatTemplate, Message, TemplateOptions
 
 Result = TypeVar("Result")
 
@@ -187,23 +187,32 @@ class Loaded:
     longest_token: int
 
     def chat_tokens(
-        self, messages: list[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self, messages: list[Message], *, bounded: bool = True, **options: Unpack[TemplateOptions]
     ) -> list[int]:
-        """Prompt tokens of a conversation; options as in `ChatTemplate.tokens`. Raises `RequestError` or `ApiError`."""
-        if self.text.template is None:
-            raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        self.check_length(sum(len(text) for message in messages for text in message.values()), "messages")
-        return self.text.template.tokens(
-            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
-        )
+        """Prompt tokens of a conversation. Raises `RequestError` or `ApiError`.
 
-    def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
-        """Prompt tokens of a completion. Raises `ApiError`.
+        With `bounded`, a text that surely exceeds the model's context is refused before it is tokenised. `options` are
+        further arguments of the chat template.
+        """
+        template = self.template("messages")
+        if bounded:
+            self._check_length(sum(map(_characters, messages)), "messages")
+        return template.tokens(messages, **options)
+
+    def template(self, param: str) -> ChatTemplate:
+        """The model's chat template. Raises `ApiError` for this field if it has none."""
+        if self.text.template is None:
+            raise invalid("This model has no chat template; use /v1/completions.", param)
+        return self.text.template
+
+    def prompt_tokens(self, prompt: str | list[int], *, bounded: bool = True) -> list[int]:
+        """Prompt tokens of a completion. Raises `ApiError`. `bounded` as in `chat_tokens`.
 
         The caller applies the template of a raw prompt, so control tokens in its text become control tokens.
         """
         if isinstance(prompt, str):
-            self.check_length(len(prompt), "prompt")
+            if bounded:
+                self._check_length(len(prompt), "prompt")
             tokens = list(self.text.tokenizer.encode(prompt).ids)
         else:
             tokens = prompt
@@ -213,6 +222,13 @@ class Loaded:
         if not tokens:
             raise invalid("prompt: it is empty; give at least one token.", "prompt")
         return tokens
+
+    def truncated(self, tokens: list[int], limit: int | None, answer: int | None) -> list[int]:
+        """The last `limit` prompt tokens: all without a limit, and with -1 as many as leave room for the answer."""
+        if limit is None:
+            return tokens
+        keep = max(1, self.info.max_model_len - (answer or 1)) if limit < 0 else limit
+        return tokens[-keep:]
 
     def answer_length(self, prompt: int, wanted: int | None, default: int | None, param: str) -> int:
         """Maximum number of tokens of the answer. Raises `ApiError` if prompt and answer exceed the model's context."""
@@ -224,8 +240,17 @@ class Loaded:
             raise context_overflow(prompt, 1, limit, param)
         return wanted or min(default or room, room)
 
-    def check_length(self, characters: int, param: str) -> None:
-        """Reject a text that is surely too long without tokenising megabytes. Raises `ApiError`."""
+    def text_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokens of a text, which may exceed the model's context. Raises `ApiError` if it surely does."""
+        self._check_length(len(text), "prompt")
+        return list(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _check_length(self, characters: int, param: str) -> None:
+        # Reject a text that is surely too long without tokenising megabytes.
         at_least = characters // self.longest_token
         if at_least > self.info.max_model_len:
             raise context_overflow(at_least, 1, self.info.max_model_len, param)
+
+
+def _characters(message: Message) -> int:
+    return sum(len(value) for value in message.values() if isinstance(value, str))

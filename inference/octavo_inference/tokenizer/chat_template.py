@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.exceptions import SecurityError
@@ -26,10 +27,30 @@ MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 * 2**20
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
+# Variables that a template always gets. `TemplateOptions.variables` cannot replace them.
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
+)
 # Whitespace for `trim`, and in no template: it follows the end mark of a message that the template did not trim.
 _UNTRIMMED = "\u2003"
 
-Message = Mapping[str, str]
+Message = Mapping[str, object]
+Value = TypeVar("Value")
+
+
+class TemplateOptions(TypedDict, total=False):
+    """Arguments of a chat template besides the messages, named as in transformers' `apply_chat_template`.
+
+    `add_generation_prompt` (default true) opens the assistant's answer. `continue_final_message` leaves the last
+    message open instead, so that the answer continues it. `tools` and `documents` are JSON objects; `variables` are
+    the template's own variables.
+    """
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, object]] | None
+    documents: Sequence[Mapping[str, object]] | None
+    variables: Mapping[str, object] | None
 
 
 class ChatTemplate:
@@ -62,49 +83,75 @@ class ChatTemplate:
         self.source = source
         """The template's text."""
         try:
+            tree = environment.parse(source)
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
+        self._names = frozenset(jinja2.meta.find_undeclared_variables(tree)) - set(environment.globals)
 
-    def tokens(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> list[int]:
-        """Prompt tokens of a conversation. With `continue_final_message` it ends with the text of the last message.
+    @property
+    def variables(self) -> frozenset[str]:
+        """The template's own variables, which `TemplateOptions.variables` may set."""
+        return self._names - RESERVED
 
-        Every control token in the result comes from the template. One spelled out in a message (`<|im_end|>`) is
-        encoded as plain characters: a marker character that occurs nowhere else is inserted into it, the template is
-        rendered, control tokens are cut out, and the pieces between them are encoded as plain text without the marker.
-        Raises `RequestError` when the template refuses the conversation or exceeds its time or size limit.
+    def uses(self, name: str) -> bool:
+        """True if the template reads this variable."""
+        return name in self._names
+
+    def tokens(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> list[int]:
+        """Prompt tokens of a conversation.
+
+        Every control token in the result comes from the template. One spelled out in a message, tool, document or
+        variable (`<|im_end|>`) is encoded as plain characters: a marker character that occurs nowhere else is inserted
+        into it, the template is rendered, control tokens are cut out, and the pieces between them are encoded as plain
+        text without the marker. Raises `RequestError` when the template refuses the conversation or exceeds its time or
+        size limit.
         """
-        mark, end = _unused_characters(messages)
+        mark, end = _unused_characters([messages, *_inserted(options)])
+
+        def guard(text: str) -> str:
+            return self._control.guard(text, mark)
+
         guarded = [
-            {key: value if key == "role" else self._control.guard(value, mark) for key, value in message.items()}
+            {key: value if key == "role" else _mapped(value, guard) for key, value in message.items()}
             for message in messages
         ]
-        if continue_final_message:
-            text = _cut(self._render(_with_end(guarded, end), False), end)
-        else:
-            text = self._render(guarded, add_generation_prompt)
+        given = options.copy()
+        given["tools"] = _mapped(options.get("tools"), guard)
+        given["documents"] = _mapped(options.get("documents"), guard)
+        given["variables"] = _mapped(options.get("variables"), guard)
+        text = self._render(guarded, given, end)
         if mark not in text:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self._control.encode_guarded(text, mark)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
         """The prompt as text, for people. Raises as `tokens` does."""
-        return self._render(messages, add_generation_prompt)
+        _, end = _unused_characters([messages, *_inserted(options)])
+        return self._render(messages, options, end)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], options: TemplateOptions, end: str) -> str:
+        open_ended = options.get("continue_final_message", False)
+        if open_ended:
+            messages = _with_end(messages, end)
+        text = self._fill(
+            {
+                **(options.get("variables") or {}),
+                **self._variables,
+                "messages": messages,
+                "tools": options.get("tools"),
+                "documents": options.get("documents"),
+                "add_generation_prompt": options.get("add_generation_prompt", True) and not open_ended,
+            }
+        )
+        return _cut(text, end) if open_ended else text
+
+    def _fill(self, variables: Mapping[str, object]) -> str:
         parts: list[str] = []
         size = 0
         try:
             with _time_limit(self._max_seconds):
-                for part in self._template.generate(
-                    messages=messages, add_generation_prompt=add_generation_prompt, **self._variables
-                ):
+                for part in self._template.generate(variables):
                     size += len(part)
                     if size > MAX_CHARACTERS:
                         break
@@ -113,7 +160,15 @@ class ChatTemplate:
             raise RequestError(
                 f"messages: the model's chat template took longer than {self._max_seconds:g} s", "messages"
             ) from None
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             # SecurityError is a TemplateError. An error of the template fails only this conversation.
             raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from None
         if size > MAX_CHARACTERS:
@@ -238,10 +293,10 @@ def _timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
 
 def _with_end(messages: Sequence[Message], end: str) -> list[Message]:
     """The messages with `end` after the text of the last one."""
-    if not messages:
-        raise RequestError("continue_final_message: there is no message to continue", "continue_final_message")
-    last = messages[-1]
-    return [*messages[:-1], {**last, "content": last["content"] + end + _UNTRIMMED}]
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise RequestError("continue_final_message: the last message has no text to continue", "continue_final_message")
+    return [*messages[:-1], {**messages[-1], "content": content + end + _UNTRIMMED}]
 
 
 def _cut(text: str, end: str) -> str:
@@ -255,9 +310,40 @@ def _cut(text: str, end: str) -> str:
     return head if tail.startswith(_UNTRIMMED) else head.rstrip()
 
 
-def _unused_characters(messages: Sequence[Message]) -> tuple[str, str]:
-    """Two characters that occur in no message."""
-    used = {character for message in messages for value in message.values() for character in set(value)}
+def _inserted(options: TemplateOptions) -> list[object]:
+    return [options.get("tools"), options.get("documents"), options.get("variables")]
+
+
+def _mapped(value: Value, change: Callable[[str], str]) -> Value:
+    """A JSON value with each text in it changed, names of fields included."""
+    changed: Any = value
+    if isinstance(value, str):
+        changed = change(value)
+    elif isinstance(value, Mapping):
+        changed = {_mapped(key, change): _mapped(entry, change) for key, entry in value.items()}
+    elif isinstance(value, list | tuple):
+        changed = [_mapped(entry, change) for entry in value]
+    result: Value = changed
+    return result
+
+
+def _characters(value: object, found: set[str]) -> None:
+    """Add the characters of all texts in a JSON value to `found`."""
+    if isinstance(value, str):
+        found.update(value)
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            _characters(key, found)
+            _characters(entry, found)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _characters(entry, found)
+
+
+def _unused_characters(values: Sequence[object]) -> tuple[str, str]:
+    """Two characters that occur in none of the values."""
+    used: set[str] = set()
+    _characters(values, used)
     free = (chr(code) for block in _PRIVATE_USE for code in block if chr(code) not in used)
     first, second = next(free, None), next(free, None)
     if first is None or second is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jinja2.sandbox
 import pytest
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name the capital of France."}]
@@ -63,8 +64,6 @@ def test_the_special_tokens_have_ids(server, info):
 
 
 def test_the_chat_template_renders_what_the_server_tokenizes(server, info):
-    import jinja2.sandbox
-
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(info["chat_template"]).render(messages=MESSAGES, add_generation_prompt=True)
     assert tokenize(server, prompt=text)["tokens"] == tokenize(server, messages=MESSAGES)["tokens"]

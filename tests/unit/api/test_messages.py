@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 
 import httpx
 import pytest
+from tests.support.tiers import scaled
 
 from octavo_inference.server.auth import Keys
 
@@ -60,6 +62,7 @@ async def test_a_whole_answer(serve):
         "content": [{"type": "text", "text": ANSWER, "citations": None}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
     }
     assert usage["cache_read_input_tokens"] == 7
     assert usage["cache_creation_input_tokens"] == 0
@@ -80,8 +83,25 @@ async def test_a_stream_has_anthropics_events_in_order(serve):
     start, end = found[0]["message"], found[-2]
     assert (start["content"], start["stop_reason"], start["role"]) == ([], None, "assistant")
     assert "".join(event["delta"]["text"] for event in found[3:-3]) == whole["content"][0]["text"]
-    assert end["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert end["delta"] == {"stop_reason": "end_turn", "stop_sequence": None, "stop_details": None}
     assert end["usage"] == whole["usage"]
+
+
+async def test_a_stream_is_the_whole_answer_for_any_text_and_stop_sequence(serve):
+    pieces = ["a", "b", "ab", " ", "\n", '"', "\\", "\x01", "\N{CAT FACE}", "\u00e9", "</s>"]
+    choices = random.Random(7)
+    async with serve() as server:
+        for _ in range(scaled(40)):
+            server.engine.answer = "".join(choices.choices(pieces, k=choices.randrange(12)))
+            stop = ["".join(choices.choices(pieces, k=choices.randrange(1, 4))) for _ in range(choices.randrange(3))]
+            fields = {"stop_sequences": stop, "max_tokens": choices.choice([1, 3, 8, 100])}
+            whole = (await ask(server, **fields)).json()
+            found = events(await ask(server, stream=True, **fields))
+            text = "".join(event["delta"]["text"] for event in found if event["type"] == "content_block_delta")
+            assert text == "".join(block["text"] for block in whole["content"]), fields
+            end = found[-2]
+            assert end["usage"] == whole["usage"]
+            assert end["delta"] == {key: whole[key] for key in ("stop_reason", "stop_sequence", "stop_details")}
 
 
 async def test_an_answer_without_text_has_no_block(serve):
@@ -99,7 +119,7 @@ async def test_a_stop_sequence_is_named_and_not_shown(serve, stream):
     if stream:
         found = events(response)
         text = "".join(event["delta"]["text"] for event in found if event["type"] == "content_block_delta")
-        end = found[-2]["delta"]
+        end = {key: found[-2]["delta"][key] for key in ("stop_reason", "stop_sequence")}
     else:
         answer = response.json()
         text, end = answer["content"][0]["text"], {key: answer[key] for key in ("stop_reason", "stop_sequence")}

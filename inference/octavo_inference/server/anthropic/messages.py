@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -33,6 +34,9 @@ from octavo_inference.server.http import KEEP_ALIVE_SECONDS, EventStream, json_r
 from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.service import Loaded, Service
 from octavo_inference.server.sse import MARK, event, template
+
+if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
+    from octavo_inference.tokenizer.chat_template import Message
 
 _encode = msgspec.json.Encoder().encode
 
@@ -71,18 +75,20 @@ async def count_tokens(service: Service, request: HttpRequest) -> Response:
 
 
 async def _prompt_tokens(service: Service, loaded: Loaded, body: Conversation) -> list[int]:
-    prompt = body.prompt
-    last = prompt[-1]
-    if last == {"role": "assistant", "content": ""}:
-        return await service.work(lambda: loaded.chat_tokens(prompt[:-1]))
-    continued = last["role"] == "assistant"
-    if continued and last["content"] != last["content"].rstrip():
+    turns = body.turns
+    if turns[-1] == ("assistant", ""):
+        turns.pop()
+    continued = bool(turns) and turns[-1][0] == "assistant"
+    if continued and turns[-1][1][-1].isspace():
         raise invalid(
             "messages: final assistant content cannot end with trailing whitespace; remove it, because the answer "
             "begins with the whitespace it needs.",
             "messages",
         )
-    return await service.work(lambda: loaded.chat_tokens(prompt, continue_final_message=continued))
+    prompt: list[Message] = [{"role": role, "content": text} for role, text in turns]
+    return await service.work(
+        lambda: loaded.chat_tokens(prompt, add_generation_prompt=not continued, continue_final_message=continued)
+    )
 
 
 async def _whole(generation: Generation, reply: _Reply) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,9 +19,6 @@ from octavo_inference.core.request import SamplingParams
 from octavo_inference.server import json_body
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.prompts import SchedulingFields
-
-if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
-    from octavo_inference.tokenizer.chat_template import Message
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 4096
@@ -112,17 +109,17 @@ class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
     workspace_id: None = None
 
     @property
-    def prompt(self) -> list[Message]:
-        """The messages for the chat template: roles alternate, and the system prompt is the first message."""
-        turns = [(message.role, _texts(message.content)) for message in self.messages]
+    def turns(self) -> list[tuple[str, str]]:
+        """Role and text of each turn: roles alternate, and the system prompt is the first turn."""
+        given = [(message.role, _texts(message.content)) for message in self.messages]
         if self.system is not None:
-            turns.insert(0, ("system", _texts(self.system)))
-        merged: list[Message] = []
-        for role, group in groupby(turns, key=lambda turn: turn[0]):
+            given.insert(0, ("system", _texts(self.system)))
+        turns = []
+        for role, group in groupby(given, key=lambda message: message[0]):
             texts = [text for _, found in group for text in found]
             # The blocks of an answer are pieces of one text; those of other roles are texts of their own.
-            merged.append({"role": role, "content": ("" if role == "assistant" else "\n").join(texts)})
-        return merged
+            turns.append((role, ("" if role == "assistant" else "\n").join(texts)))
+        return turns
 
 
 class CountTokensRequest(Conversation):

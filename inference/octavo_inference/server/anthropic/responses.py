@@ -22,7 +22,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
-    service_tier: str = "standard"
+    service_tier: Literal["standard"] = "standard"
 
     @classmethod
     def of(cls, counts: TokenCounts) -> MessageUsage:
@@ -46,7 +46,8 @@ class Answer(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-    role: str = "assistant"
+    role: Literal["assistant"] = "assistant"
+    stop_details: None = None
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -96,6 +97,7 @@ class StopDelta(msgspec.Struct, frozen=True):
 
     stop_reason: StopReason
     stop_sequence: str | None
+    stop_details: None = None
 
 
 class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):

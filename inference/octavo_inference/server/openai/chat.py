@@ -45,7 +45,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     loaded = service.require(body.model)
     wanted = _wanted_tokens(body)
     logprobs = _logprobs(body)
-    messages = [template_message(message) for message in body.messages]
+    messages = [_template_message(message) for message in body.messages]
     tokens = await service.work(lambda: loaded.chat_tokens(messages))
     sampling = requests.sampling(
         body,
@@ -119,8 +119,7 @@ def _piece_logprobs(reply: Reply, piece: Delta) -> ChatLogprobs | None:
     return ChatLogprobs(chat_logprobs(reply.tokenizer, piece.tokens, piece.logprobs or []))
 
 
-def template_message(message: requests.Message) -> Message:
-    """A message as the chat template receives it."""
+def _template_message(message: requests.Message) -> Message:
     role = "system" if message.role == "developer" else message.role
     named = {} if message.name is None else {"name": message.name}
     return {"role": role, "content": message.text, **named}

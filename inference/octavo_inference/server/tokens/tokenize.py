@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -10,7 +12,7 @@ from tokenizers import Tokenizer
 from octavo_inference.server import json_body
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.http import json_response
-from octavo_inference.server.openai.chat import template_message
+from octavo_inference.server.openai.requests import Message
 from octavo_inference.server.service import Loaded, Service
 from octavo_inference.server.tokens.messages import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from octavo_inference.tokenizer.special_tokens import surrounding
@@ -51,16 +53,13 @@ def _tokenized(loaded: Loaded, body: TokenizeRequest) -> Tokenized:
 
 
 def _prompt(loaded: Loaded, body: TokenizeRequest) -> list[int]:
-    text = body.prompt or ""
-    loaded.check_length(len(text), "prompt")
-    special = body.add_special_tokens is not False
-    return list(loaded.text.tokenizer.encode(text, add_special_tokens=special).ids)
+    return loaded.text_tokens(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
 
 def _chat(loaded: Loaded, body: TokenizeRequest) -> list[int]:
     continued = bool(body.continue_final_message)
     tokens = loaded.chat_tokens(
-        [template_message(message) for message in body.messages or ()],
+        [_template_message(message) for message in body.messages or ()],
         add_generation_prompt=body.add_generation_prompt is not False and not continued,
         continue_final_message=continued,
     )
@@ -68,6 +67,12 @@ def _chat(loaded: Loaded, body: TokenizeRequest) -> list[int]:
         return tokens
     before, after = surrounding(loaded.text.tokenizer)
     return [*before, *tokens, *after]
+
+
+def _template_message(message: Message) -> Mapping[str, object]:
+    role = "system" if message.role == "developer" else message.role
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": role, "content": message.text, **named}
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:

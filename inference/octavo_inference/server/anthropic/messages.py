@@ -14,8 +14,8 @@ from starlette.responses import Response
 from octavo_inference.server.anthropic import requests
 from octavo_inference.server.anthropic.requests import Conversation, CountTokensRequest, MessagesRequest
 from octavo_inference.server.anthropic.responses import (
-    Answer,
     AnswerBlock,
+    AnswerMessage,
     ContentBlockDelta,
     ContentBlockStart,
     ContentBlockStop,
@@ -97,11 +97,11 @@ async def _whole(generation: Generation, reply: _Reply) -> bytes:
     end = ending(answer, shortened=reply.shortened)
     content = [AnswerBlock(answer.text)] if answer.text else []
     usage = MessageUsage.of(generation.counts)
-    return _encode(Answer(reply.id, reply.model, content, end.stop_reason, end.stop_sequence, usage))
+    return _encode(AnswerMessage(reply.id, reply.model, content, end.stop_reason, end.stop_sequence, usage))
 
 
 def _start(reply: _Reply, counts: TokenCounts) -> bytes:
-    message = Answer(reply.id, reply.model, [], None, None, MessageUsage.of(counts))
+    message = AnswerMessage(reply.id, reply.model, [], None, None, MessageUsage.of(counts))
     return event(_encode(MessageStart(message)), "message_start")
 
 

@@ -18,7 +18,7 @@ DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
 
 
-class ModelInfo(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
+class AnthropicModel(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
     """A model that is served. `max_tokens` and `max_input_tokens` are the size of its context, null while it loads."""
 
     id: str
@@ -32,7 +32,7 @@ class ModelInfo(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
 class ModelPage(msgspec.Struct, frozen=True):
     """GET /v1/models. `first_id` and `last_id` are null if the page is empty."""
 
-    data: list[ModelInfo]
+    data: list[AnthropicModel]
     has_more: bool
     first_id: str | None
     last_id: str | None
@@ -78,7 +78,7 @@ def _limit(given: str | None) -> int:
     return int(given)
 
 
-def _model(service: Service, name: str) -> ModelInfo:
+def _model(service: Service, name: str) -> AnthropicModel:
     created = dt.datetime.fromtimestamp(int(service.start_time), dt.UTC).isoformat().replace("+00:00", "Z")
     limit = service.loaded.info.max_model_len if service.loaded else None
-    return ModelInfo(name, name, created, limit, limit)
+    return AnthropicModel(name, name, created, limit, limit)

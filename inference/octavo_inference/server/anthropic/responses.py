@@ -37,7 +37,7 @@ class AnswerBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     citations: None = None
 
 
-class Answer(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+class AnswerMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """POST /v1/messages without `stream`. `content` is empty if the answer has no text."""
 
     id: str
@@ -59,7 +59,7 @@ class TokenCount(msgspec.Struct, frozen=True):
 class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
     """The first event: the message without content."""
 
-    message: Answer
+    message: AnswerMessage
 
 
 class ContentBlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):

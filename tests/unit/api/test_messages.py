@@ -9,7 +9,10 @@ import httpx
 import pytest
 from tests.support.tiers import scaled
 
+from octavo_inference.core.request import DEADLINE
+from octavo_inference.server.anthropic.responses import ending
 from octavo_inference.server.auth import Keys
+from octavo_inference.tokenizer.detokenizer import Delta
 
 from .conftest import ANSWER
 
@@ -139,6 +142,22 @@ async def test_max_tokens_may_exceed_the_context_whose_end_is_named(serve):
     usage = answer["usage"]
     assert answer["stop_reason"] == "model_context_window_exceeded"
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason", "shortened", "end"),
+    [
+        ("stop", None, False, ("end_turn", None)),
+        ("stop", 2, True, ("end_turn", None)),
+        ("stop", "END", True, ("stop_sequence", "END")),
+        ("length", None, False, ("max_tokens", None)),
+        ("length", None, True, ("model_context_window_exceeded", None)),
+        ("length", DEADLINE, True, ("max_tokens", None)),
+    ],
+)
+def test_the_end_of_an_answer_has_anthropics_name(finish_reason, stop_reason, shortened, end):
+    found = ending(Delta("", [], None, finish_reason, stop_reason), shortened=shortened)
+    assert (found.stop_reason, found.stop_sequence) == end
 
 
 async def test_sampling_fields_reach_the_engine(serve):

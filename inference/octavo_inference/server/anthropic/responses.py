@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from octavo_inference.core.request import DEADLINE
 from octavo_inference.server.generation import TokenCounts
 from octavo_inference.tokenizer.detokenizer import Delta
 
@@ -140,7 +141,8 @@ Event = (
 def ending(answer: Delta, *, shortened: bool) -> StopDelta:
     """Why an answer ended. `shortened`: the model's context had no room for all of `max_tokens`."""
     if answer.finish_reason == "length":
-        return StopDelta("model_context_window_exceeded" if shortened else "max_tokens", None)
+        at_context = shortened and answer.stop_reason != DEADLINE
+        return StopDelta("model_context_window_exceeded" if at_context else "max_tokens", None)
     if isinstance(answer.stop_reason, str):
         return StopDelta("stop_sequence", answer.stop_reason)
     return StopDelta("end_turn", None)

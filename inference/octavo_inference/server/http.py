@@ -17,9 +17,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_inference.server.auth import Keys, presented_key
+from octavo_inference.server.error_format import error_format
 from octavo_inference.server.errors import ApiError, internal
-from octavo_inference.server.sse import event
-from octavo_protocol.names import HEADER_REQUEST_ID
 
 log = logging.getLogger("octavo.http")
 
@@ -30,6 +29,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Keys of `request.scope` that the endpoints read.
 REQUEST_ID = "octavo.request_id"
 TENANT = "octavo.tenant"
+ERRORS = "octavo.errors"
+"""The `ErrorFormat` of the request."""
 SEND = "octavo.send"
 """The server's own `send`, without middleware."""
 NOTES = "octavo.notes"
@@ -65,15 +66,17 @@ class RequestGuard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        errors = error_format(scope["path"], headers)
         notes: dict[str, int] = {}
-        scope.update({REQUEST_ID: request_id, TENANT: "", NOTES: notes, SEND: send, "app": self})
+        scope.update({REQUEST_ID: request_id, TENANT: "", ERRORS: errors, NOTES: notes, SEND: send, "app": self})
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (HEADER_REQUEST_ID.lower().encode(), request_id.encode())]
+                ids = [(name, request_id.encode()) for name in errors.id_headers]
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         try:
@@ -119,7 +122,8 @@ def json_response(body: bytes, status: int = 200, headers: dict[str, str] | None
 
 async def respond_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Send an error object."""
-    await json_response(error.body, error.status, error.headers)(scope, receive, send)
+    body = scope[ERRORS].body(error, scope[REQUEST_ID])
+    await json_response(body, error.status, error.headers)(scope, receive, send)
 
 
 Result = TypeVar("Result")
@@ -188,13 +192,13 @@ class EventStream(Response):
         except ApiError as error:
             if not started:
                 raise
-            await _send_chunk(write, event(error.body))
+            await _send_chunk(write, scope[ERRORS].event(error, scope[REQUEST_ID]))
         except Exception:
             if not started:
                 raise
             request_id = scope[REQUEST_ID]
             log.exception("stream failed", extra={"request_id": request_id})
-            await _send_chunk(write, event(internal(request_id).body))
+            await _send_chunk(write, scope[ERRORS].event(internal(request_id), request_id))
         await write({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -205,7 +205,8 @@ def _load_text(model: str, chat_template: str | None) -> tuple[ServedModel, int]
     from octavo_inference.tokenizer.chat_template import load_chat_template  # noqa: PLC0415
 
     assets = load_assets(model)
-    text = ServedModel(assets.tokenizer, load_chat_template(assets, chat_template, model))
+    template = load_chat_template(assets, chat_template, model)
+    text = ServedModel(assets.tokenizer, template, assets.tokenizer_class, assets.special_tokens)
     return text, text.longest_token
 
 

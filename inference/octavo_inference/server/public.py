@@ -5,12 +5,14 @@ from __future__ import annotations
 from starlette.types import ASGIApp
 
 from octavo_inference.server import health
+from octavo_inference.server.anthropic.endpoints import ENDPOINTS as ANTHROPIC
 from octavo_inference.server.application import http_application
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
 from octavo_inference.server.openai_responses.endpoints import ENDPOINTS as OPENAI_RESPONSES
 from octavo_inference.server.service import Service
+from octavo_inference.server.tokens.endpoints import ENDPOINTS as TOKENS
 
 
 def public_endpoints(version: str) -> tuple[HttpEndpoint, ...]:
@@ -18,6 +20,8 @@ def public_endpoints(version: str) -> tuple[HttpEndpoint, ...]:
     return (
         *OPENAI,
         *OPENAI_RESPONSES,
+        *ANTHROPIC,
+        *TOKENS,
         *health.endpoints(version),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, Unpack
@@ -46,10 +46,15 @@ TEXT_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat."""
+    """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat.
+
+    `special_tokens` are those with a role, such as `eos_token`, by transformers' name of the role.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def longest_token(self) -> int:
@@ -267,6 +272,11 @@ class Loaded:
         if room < 1:
             raise context_overflow(prompt, 1, limit, param)
         return wanted or min(default or room, room)
+
+    def text_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokens of a text, which may exceed the model's context. Raises `ApiError` if it surely does."""
+        self._check_length(len(text), "prompt")
+        return list(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _check_length(self, characters: int, param: str) -> None:
         # Reject a text that is surely too long without tokenising megabytes.

@@ -15,15 +15,35 @@ from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.tokenizer import Described, load_tokenizer, token_at, tokenizer_from_gguf
 
+# What transformers loads a tokenizer.json as if no class is named.
+_ANY_CLASS = "PreTrainedTokenizerFast"
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerAssets:
-    """`chat_template` is Jinja source, None when the model has none."""
+    """`chat_template` is Jinja source, None when the model has none.
+
+    The named special tokens are texts, None when the model has none. `tokenizer_class` is transformers' name.
+    """
 
     tokenizer: Tokenizer
     chat_template: str | None
     bos_token: str | None
     eos_token: str | None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    tokenizer_class: str = _ANY_CLASS
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The named special tokens that the model has."""
+        named = {
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "pad_token": self.pad_token,
+            "unk_token": self.unk_token,
+        }
+        return {name: text for name, text in named.items() if text is not None}
 
 
 def load_assets(path: str) -> TokenizerAssets:
@@ -38,11 +58,14 @@ def gguf_assets(file: Described) -> TokenizerAssets:
     folder = file.path.parent
     beside = folder / "tokenizer.json"
     template = file.metadata.get("tokenizer.chat_template")
+    tokenizer = load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file)
     return TokenizerAssets(
-        tokenizer=load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file),
+        tokenizer=tokenizer,
         chat_template=template if isinstance(template, str) else _hf_template(folder),
         bos_token=token_at(file, "bos"),
         eos_token=token_at(file, "eos"),
+        pad_token=_named_token(file, tokenizer, "padding"),
+        unk_token=_named_token(file, tokenizer, "unknown"),
     )
 
 
@@ -57,6 +80,9 @@ def hf_assets(folder: Path) -> TokenizerAssets:
         chat_template=_hf_template(folder),
         bos_token=_token_text(settings.get("bos_token")),
         eos_token=_token_text(settings.get("eos_token")),
+        pad_token=_token_text(settings.get("pad_token")),
+        unk_token=_token_text(settings.get("unk_token")),
+        tokenizer_class=_token_text(settings.get("tokenizer_class")) or _ANY_CLASS,
     )
 
 
@@ -79,6 +105,14 @@ def _hf_template(folder: Path) -> str | None:
             None,
         )
     return template if isinstance(template, str) else None
+
+
+def _named_token(file: Described, tokenizer: Tokenizer, name: str) -> str | None:
+    # Serving needs neither padding nor unknown, so an id outside the vocabulary is no reason to refuse the file.
+    index = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if not isinstance(index, int) or not 0 <= index < tokenizer.get_vocab_size():
+        return None
+    return tokenizer.id_to_token(index)
 
 
 def _token_text(token: Any) -> str | None:

@@ -84,6 +84,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self.source = source
+        """The template's text."""
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
@@ -181,9 +183,9 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def load_chat_template(words: TokenizerAssets, file: str | None, model: object) -> ChatTemplate | None:
+def load_chat_template(assets: TokenizerAssets, file: str | None, model: object) -> ChatTemplate | None:
     """The chat template in `file`, else the model's own; None without either. Raises `ModelError` naming the source."""
-    source, origin = words.chat_template, str(model)
+    source, origin = assets.chat_template, str(model)
     if file is not None:
         origin = f"chat-template {file}"
         try:
@@ -193,7 +195,7 @@ def load_chat_template(words: TokenizerAssets, file: str | None, model: object) 
     if source is None:
         return None
     try:
-        return ChatTemplate(source, words.tokenizer, bos_token=words.bos_token, eos_token=words.eos_token)
+        return ChatTemplate(source, assets.tokenizer, bos_token=assets.bos_token, eos_token=assets.eos_token)
     except ModelError as error:
         raise ModelError(f"{origin}: {error}") from None
 

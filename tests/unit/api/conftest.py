@@ -269,7 +269,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             responses=ResponseStore(store, time.monotonic),
         )
         await client.start()
-        text = ServedModel(tokenizer, template)
+        text = ServedModel(tokenizer, template, special_tokens={"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"})
         if ready:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True

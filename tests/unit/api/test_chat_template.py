@@ -45,6 +45,33 @@ def test_a_template_that_trims_cannot_be_tricked(tokenizer):
     assert [t for t in tokens if t < 17] == [1, 2, 1, 2]
 
 
+@given(hostile, st.sampled_from(["", " ", "\n"]))
+@settings(max_examples=scaled(100), deadline=None)
+def test_the_last_message_can_be_left_open(tokenizer, template, content, space):
+    messages = [*USER, {"role": "assistant", "content": content + space}]
+    tokens = template.tokens(messages, continue_final_message=True)
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
+    assert text.endswith(f"<|im_end|>\n<|im_start|>assistant\n{content}{space}")
+    assert tokens.count(1) == 3, "each turn is opened by the template, and no control token comes from the content"
+
+
+def test_a_template_that_trims_leaves_the_last_message_open(tokenizer):
+    source = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"
+    template = ChatTemplate(source, tokenizer)
+    tokens = template.tokens([{"role": "assistant", "content": "  Sure: "}], continue_final_message=True)
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "<|im_start|>Sure:"
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it(tokenizer):
+    template = ChatTemplate("{{ messages[0].content }}", tokenizer)
+    with pytest.raises(RequestError, match="does not show the last message"):
+        template.tokens([*USER, {"role": "assistant", "content": "x"}], continue_final_message=True)
+
+
+def test_the_source_is_kept(tokenizer):
+    assert ChatTemplate("{{ messages }}", tokenizer).source == "{{ messages }}"
+
+
 def test_helpers(tokenizer):
     source = "{{ strftime_now('%Y') }} {{ messages | tojson }}{% generation %}!{% endgeneration %}{{ bos_token }}"
     template = ChatTemplate(source, tokenizer, bos_token="B", now=lambda: dt.datetime(2031, 1, 1))  # noqa: DTZ001

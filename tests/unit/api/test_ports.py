@@ -14,6 +14,7 @@ from octavo_protocol import hashing
 from octavo_protocol.load import decode_load
 
 PATHS = ["/v1/models", "/v1/models/m", "/v1/chat/completions", "/v1/completions", "/version", "/metrics", "/nothing"]
+PATHS += ["/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/tokenizer_info"]
 TRICKS = ["//v1/models", "/v1/%6dodels", "/V1/models", "/v1/models/", "/livez/", "/livez/../v1/models"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -47,3 +49,25 @@ def test_reading_words_imports_no_numpy() -> None:
         "assert load_assets('smollm2').chat_template; assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_special_tokens_of_a_gguf_file_have_roles(tmp_path: Path, tensors: Tensors) -> None:
+    def named(writer: gguf.GGUFWriter) -> None:
+        writer.add_bos_token_id(1)
+        writer.add_pad_token_id(2)
+        writer.add_unk_token_id(4_000_000_000)
+
+    words = load_words(str(write_gguf(tmp_path / "m.gguf", tensors, extra=named)))
+    assert words.special_tokens == {"bos_token": "a", "eos_token": "<|end|>", "pad_token": "b"}, (
+        "an id outside the vocabulary names no token"
+    )
+    assert words.tokenizer_class == "PreTrainedTokenizerFast"
+
+
+def test_special_tokens_of_a_folder_are_those_of_its_configuration(tmp_path: Path, tensors: Tensors) -> None:
+    folder = write_hf(tmp_path / "m", tensors)
+    config = {"tokenizer_class": "LlamaTokenizer", "pad_token": {"content": "a"}, "unk_token": "b", "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    words = load_words(str(folder))
+    assert words.special_tokens == {"pad_token": "a", "unk_token": "b"}
+    assert words.tokenizer_class == "LlamaTokenizer"

@@ -1,0 +1,148 @@
+"""The response bodies and stream events of the Anthropic API."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from octavo_inference.core.request import DEADLINE
+from octavo_inference.server.generation import TokenCounts
+from octavo_inference.tokenizer.detokenizer import Delta
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+
+
+class MessageUsage(msgspec.Struct, frozen=True):
+    """Token counts. The prompt has `input_tokens` and, from the prefix cache, `cache_read_input_tokens`.
+
+    The cache is automatic, so nothing is written to it on request.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+    service_tier: Literal["standard"] = "standard"
+
+    @classmethod
+    def of(cls, counts: TokenCounts) -> MessageUsage:
+        """Build the usage from the token counts of a generation."""
+        return cls(counts.prompt - counts.cached, counts.completion, counts.cached)
+
+
+class AnswerBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """Text of the answer."""
+
+    text: str
+    citations: None = None
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    """POST /v1/messages without `stream`. `content` is empty if the answer has no text."""
+
+    id: str
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    role: Literal["assistant"] = "assistant"
+    stop_details: None = None
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
+    """The first event: the message without content."""
+
+    message: AnswerMessage
+
+
+class ContentBlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
+    """A block begins, with empty text."""
+
+    index: int
+    content_block: AnswerBlock
+
+
+class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
+    """Nothing happened; it keeps the connection open."""
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
+    """More text of a block."""
+
+    text: str
+
+
+class ContentBlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
+    """A block grows."""
+
+    index: int
+    delta: TextDelta
+
+
+class ContentBlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_stop"):
+    """A block is complete."""
+
+    index: int
+
+
+class StopDelta(msgspec.Struct, frozen=True):
+    """Why the answer ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+    stop_details: None = None
+
+
+class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
+    """The answer has ended; `usage` has the final counts."""
+
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):
+    """The last event."""
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong: `type` for programs, `message` for people."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """An error, as a response or as the last event of a stream."""
+
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+Event = (
+    MessageStart
+    | ContentBlockStart
+    | Ping
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | AnthropicError
+)
+
+
+def ending(answer: Delta, *, shortened: bool) -> StopDelta:
+    """Why an answer ended. `shortened`: the model's context had no room for all of `max_tokens`."""
+    if answer.finish_reason == "length":
+        at_context = shortened and answer.stop_reason != DEADLINE
+        return StopDelta("model_context_window_exceeded" if at_context else "max_tokens", None)
+    if isinstance(answer.stop_reason, str):
+        return StopDelta("stop_sequence", answer.stop_reason)
+    return StopDelta("end_turn", None)

@@ -126,7 +126,7 @@ class Generation:
         except QueueFullError as error:
             self._metrics.rejected["queue_full"] += 1
             raise overloaded(error.waiting) from None
-        for prompt in self._prompts:
+        for prompt in self.prompts:
             self._metrics.admitted(len(prompt.tokens), prompt.sampling.max_tokens, prompt.sampling.n)
 
     def _add_choices(self, now: float) -> None:

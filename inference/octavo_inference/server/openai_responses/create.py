@@ -25,6 +25,7 @@ from octavo_inference.server.http import (
     json_unless_gone,
 )
 from octavo_inference.server.openai.responses import ChatLogprob, chat_logprobs
+from octavo_inference.server.openai.token_text import TokenLabels
 from octavo_inference.server.openai_responses.answer import Answer
 from octavo_inference.server.openai_responses.background import BackgroundRun
 from octavo_inference.server.openai_responses.conversation import conversation, prompt, room_for
@@ -58,7 +59,7 @@ class _Exchange:
         """The log-probabilities of a piece; none if the request did not ask for them."""
         if not self.wants_logprobs:
             return []
-        return chat_logprobs(self.loaded.text.tokenizer, piece.tokens, piece.logprobs or [])
+        return chat_logprobs(TokenLabels(self.loaded.text.tokenizer), piece.tokens, piece.logprobs or [])
 
     def keep(self, final: ResponseObject) -> None:
         """Store the response if the request wants it. One that is larger than a tenant's share is not stored."""

@@ -106,8 +106,9 @@ bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10
 simulate: .venv/.ready ## Octavo's scaler beside others on simulated clusters; writes docs/evidence/simulation.md (TRACES=folder)
 	@$(PY) -m octavo_simulator.compare --docs docs/evidence/simulation.md $(if $(TRACES),--traces $(TRACES))
 
-generate: .venv/.ready ## CRD and API reference from the types
+generate: .venv/.ready ## CRD and references of API, settings and HTTP endpoints from the types
 	@$(PY) -m octavo_operator.api.generate
+	@$(PY) -m octavo_inference.server.openapi.reference
 
 # Programs of the site have an environment of their own: nothing else needs them.
 build/docs/.ready: requirements/docs.txt .venv/.ready

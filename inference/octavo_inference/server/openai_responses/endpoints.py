@@ -14,6 +14,8 @@ from octavo_inference.server.openai_responses.resource import (
     ResponseObject,
 )
 from octavo_inference.server.openai_responses.stored import (
+    InputItemsQuery,
+    RetrieveQuery,
     cancel_response,
     delete_response,
     get_response,
@@ -23,10 +25,29 @@ from octavo_inference.server.openai_responses.stored import (
 _ONE = "/v1/responses/{id}"
 
 ENDPOINTS = (
-    HttpEndpoint("POST", "/v1/responses", create_response, CreateResponseBody, ResponseObject, StreamEvent),
-    HttpEndpoint("POST", "/v1/responses/input_tokens", count_input_tokens, InputTokensBody, InputTokenCount),
-    HttpEndpoint("GET", _ONE, get_response, answer=ResponseObject, event=StreamEvent),
-    HttpEndpoint("DELETE", _ONE, delete_response, answer=DeletedResponse),
-    HttpEndpoint("POST", f"{_ONE}/cancel", cancel_response, answer=ResponseObject),
-    HttpEndpoint("GET", f"{_ONE}/input_items", list_input_items, answer=ItemPage),
+    HttpEndpoint(
+        "POST",
+        "/v1/responses",
+        create_response,
+        body=CreateResponseBody,
+        answer=ResponseObject,
+        event=StreamEvent,
+        example={"input": "Name the capital of France.", "max_output_tokens": 32},
+    ),
+    HttpEndpoint(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        body=InputTokensBody,
+        answer=InputTokenCount,
+        example={"input": "Name the capital of France."},
+    ),
+    HttpEndpoint(
+        "GET", _ONE, get_response, answer=ResponseObject, event=StreamEvent, query=RetrieveQuery, errors=(400, 404)
+    ),
+    HttpEndpoint("DELETE", _ONE, delete_response, answer=DeletedResponse, errors=(404,)),
+    HttpEndpoint("POST", f"{_ONE}/cancel", cancel_response, answer=ResponseObject, errors=(400, 404)),
+    HttpEndpoint(
+        "GET", f"{_ONE}/input_items", list_input_items, answer=ItemPage, query=InputItemsQuery, errors=(400, 404)
+    ),
 )

@@ -28,6 +28,18 @@ class SecretRef(ApiBlock):
     name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="name is the name of the Secret.")
 
 
+class ConfigMapKeyRef(ApiBlock):
+    """ConfigMapKeyRef selects a key of a ConfigMap in the same namespace."""
+
+    name: ObjectName = Field(description="name is the name of the ConfigMap.")
+    key: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[-._A-Za-z0-9]+$",
+        description="key is the key to select. It must exist.",
+    )
+
+
 class ModelSpec(ApiBlock):
     """ModelSpec defines the model that is served, and its names."""
 
@@ -108,6 +120,12 @@ class ModelSpec(ApiBlock):
         "Only the container that downloads the model receives them. For `hf://` the key is `token`. For `s3://` the "
         "keys are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, optionally, `AWS_SESSION_TOKEN`. For `gs://` the "
         "key is `GOOGLE_SERVICE_ACCOUNT_KEY`, a JSON document. If unset, the source is accessed without credentials.",
+    )
+    chat_template_config_map_ref: ConfigMapKeyRef | None = Field(
+        default=None,
+        description="chatTemplateConfigMapRef selects a chat template in Jinja, which replaces the model's own. A "
+        "replica reads it once, when it starts; replicas that already run do not see a change of the ConfigMap. If "
+        "unset, the model's own template is used.",
     )
 
 

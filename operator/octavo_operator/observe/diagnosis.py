@@ -15,7 +15,7 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.times import seconds
 from octavo_operator.observe import gpu_fit
 from octavo_operator.observe.messages import creation_cause, final_message, pull_cause, short
-from octavo_operator.resources import source
+from octavo_operator.resources import config, source
 from octavo_operator.resources.deployment import EXIT_SECONDS, SERVER
 
 # All reasons, worst first: those that waiting does not resolve come before those that it may.
@@ -355,9 +355,22 @@ def _event(event: Json, owner: LLMDeployment) -> tuple[str, str]:
         return _unschedulable(message, owner)
     if reason == "VolumeMountFailed" and _about_claim(message, owner):
         return "ModelVolumeUnavailable", _claim(message, owner)
+    if reason == "VolumeMountFailed" and f'"{config.TEMPLATE}"' in message and (missing := _template(message, owner)):
+        return "ConfigMapMissing", missing
     if reason == "SandboxFailed":
         return reason, short(f"the node cannot start the pod's sandbox: {message}")
     return reason, short(f"a volume cannot be mounted: {message}")
+
+
+def _template(message: str, owner: LLMDeployment) -> str:
+    """The message for a chat template that cannot be mounted; empty if the spec has none, or for another cause."""
+    reference = owner.spec.model.chat_template_config_map_ref
+    if reference is None:
+        return ""
+    found = f"spec.model.chatTemplateConfigMapRef: ConfigMap {reference.name!r}"
+    if _MISSING.search(message):
+        return short(f"{found} is not in namespace {owner.namespace}; create it with the key {reference.key!r}")
+    return short(f"{found} has no key {reference.key!r}; add it") if "non-existent config key" in message else ""
 
 
 def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:

@@ -15,6 +15,10 @@ from octavo_protocol import names
 
 FILE = "server.toml"
 MOUNT = "/etc/octavo"
+TEMPLATE = "chat-template"
+"""Volume of the user's chat template, and the server's setting for it."""
+TEMPLATE_MOUNT = "/etc/octavo-chat-template"
+TEMPLATE_FILE = "template.jinja"
 _SUFFIXES = {
     "": Decimal(1),
     "m": Decimal("0.001"),
@@ -58,9 +62,27 @@ def server_settings(owner: LLMDeployment) -> Json:
     }
     if on_cpu:
         settings["threads"] = threads(spec)
+    if spec.model.chat_template_config_map_ref is not None:
+        settings[TEMPLATE] = f"{TEMPLATE_MOUNT}/{TEMPLATE_FILE}"
     if spec.engine.settings.tensor_parallel_size == 1:
         del settings["tensor-parallel-size"]  # images from before the flag do not know it
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def template_volumes(spec: Spec) -> list[Json]:
+    """The pod volume of the user's chat template, if there is one."""
+    reference = spec.model.chat_template_config_map_ref
+    if reference is None:
+        return []
+    items = [{"key": reference.key, "path": TEMPLATE_FILE}]
+    return [{"name": TEMPLATE, "configMap": {"name": reference.name, "items": items}}]
+
+
+def template_mounts(spec: Spec) -> list[Json]:
+    """Where the server's container mounts it."""
+    return [
+        {"name": volume["name"], "mountPath": TEMPLATE_MOUNT, "readOnly": True} for volume in template_volumes(spec)
+    ]
 
 
 def config_map(owner: LLMDeployment) -> Json:

@@ -147,6 +147,14 @@ async def test_parts_of_characters_do_not_share_a_key(serve, tokenizer):
     assert logprobs["text_offset"][: 2 + len(cat)] == [0, *[1] * len(cat), 2]
 
 
+async def test_hidden_tokens_take_no_place_in_the_text(serve):
+    async with serve(answer="a<|im_start|>b") as server:
+        hidden = (await server.complete(logprobs=0)).json()["choices"][0]
+        shown = (await server.complete(logprobs=0, skip_special_tokens=False)).json()["choices"][0]
+    assert (hidden["text"], hidden["logprobs"]["text_offset"][:3]) == ("ab", [0, 1, 1])
+    assert (shown["text"], shown["logprobs"]["text_offset"][:3]) == ("a<|im_start|>b", [0, 1, 13])
+
+
 async def test_echo_with_logprobs_begins_with_the_prompt(serve, tokenizer):
     ids = tokenizer.encode("Once upon a").ids
     async with serve() as server:

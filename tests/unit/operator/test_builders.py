@@ -48,6 +48,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "resources": {"gpu": {"count": 4, "minMemory": "80G"}, "memory": "64Gi"},
     },
     "every-pod-field": {
+        "model": {"chatTemplateConfigMapRef": {"name": "templates", "key": "short.jinja"}},
         "engine": {
             "profile": "throughput",
             "cachePolicy": "batch",

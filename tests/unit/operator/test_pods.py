@@ -305,6 +305,21 @@ def test_a_claim_that_cannot_be_mounted(problem: Callable[..., Problem]) -> None
     assert (other.reason, other.count) == ("VolumeMountFailed", 3)
 
 
+@pytest.mark.parametrize(
+    ("cause", "fix"),
+    [
+        ('configmap "templates" not found', "is not in namespace models; create it with the key 'short'"),
+        ("configmap references non-existent config key: short", "has no key 'short'; add it"),
+    ],
+)
+def test_a_chat_template_that_is_missing(problem: Callable[..., Problem], cause: str, fix: str) -> None:
+    event = {"reason": "FailedMount", "message": f'MountVolume.SetUp failed for volume "chat-template" : {cause}'}
+    spec = {"model": {"uri": "pvc://w/x", "chatTemplateConfigMapRef": {"name": "templates", "key": "short"}}}
+    found = problem(body(), spec, [event])
+    assert found.reason == "ConfigMapMissing"
+    assert found.message == f"spec.model.chatTemplateConfigMapRef: ConfigMap 'templates' {fix}"
+
+
 def test_a_gpu_that_no_node_has(problem: Callable[..., Problem]) -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}
     found = problem(body(conditions=[condition]), {"resources": {"gpu": {"count": 1}}})

@@ -29,7 +29,7 @@ from octavo_inference.server.openai.responses import (
     prompt_logprobs,
     trimmed,
 )
-from octavo_inference.server.openai.token_text import TextOffsets, is_control
+from octavo_inference.server.openai.token_text import TextOffsets, control_tokens
 from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.refusals import unsupported
 from octavo_inference.server.service import Loaded, Service
@@ -79,7 +79,8 @@ def _prepared(body: CompletionRequest, loaded: Loaded) -> _Prepared:
     wanted = body.answer_tokens
     _check(body, wanted)
     asked, limit = body.prompts, body.truncate_prompt_tokens
-    tokens = [loaded.truncated(loaded.prompt_tokens(prompt, bounded=limit is None), limit, wanted) for prompt in asked]
+    room = DEFAULT_TOKENS if wanted is None else wanted
+    tokens = [loaded.truncated(loaded.prompt_tokens(prompt, bounded=limit is None), limit, room) for prompt in asked]
     scored = _prompt_alternatives(body)
     requests.check_prompt_logprobs([len(prompt) for prompt in tokens], scored, _scored_field(body))
     bad_words = requests.bad_words(body, loaded.text.tokenizer)
@@ -138,7 +139,9 @@ class _Answer:
         self._logprobs = body.logprobs
         self._prompt_logprobs = body.prompt_logprobs
         self._silent = body.answer_tokens == 0
-        self._offsets = [TextOffsets(reply.tokenizer) for _ in heads] if reply.logprobs else []
+        self._control = control_tokens(reply.tokenizer) if reply.logprobs else frozenset()
+        self._hidden = frozenset() if body.skip_special_tokens is False else self._control
+        self._offsets = [self._text_offsets() for _ in heads] if reply.logprobs else []
 
     @property
     def usage(self) -> Usage:
@@ -176,13 +179,20 @@ class _Answer:
             logprobs = completion_logprobs(self.reply.labels, piece.tokens, found, self._offsets[index])
         return TextChoice(index, piece.text, logprobs, token_ids=self.reply.ids(piece.tokens))
 
+    def _text_offsets(self) -> TextOffsets:
+        offsets = TextOffsets(self.reply.tokenizer)
+        offsets.hidden = self._hidden
+        return offsets
+
     def _head_logprobs(self, index: int, prompt: Request, scores: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
-        offsets = self._offsets[index]
+        offsets, first = self._offsets[index], prompt.tokens[0]
+        name = self.reply.tokenizer.id_to_token(first) or ""
         # A token that the tokenizer puts before a text is not in the text.
-        first = self.reply.tokenizer.id_to_token(prompt.tokens[0]) or ""
-        if is_control(self.reply.tokenizer, prompt.tokens[0]) and not self.heads[index].startswith(first):
-            offsets.hide(1)
-        return completion_logprobs(self.reply.labels, prompt.tokens, trimmed(scores, self._logprobs or 0), offsets)
+        added = first in self._control and not self.heads[index].startswith(name)
+        offsets.hidden = frozenset({first}) if added else frozenset()
+        found = completion_logprobs(self.reply.labels, prompt.tokens, trimmed(scores, self._logprobs or 0), offsets)
+        offsets.hidden = self._hidden
+        return found
 
     def _scores(self, prompt: Request, scores: Sequence[TokenLogprobs | None] | None) -> PromptLogprobs | UnsetType:
         if scores is None or self._prompt_logprobs is None:

@@ -46,32 +46,25 @@ class TokenLabels:
 
 
 class TextOffsets:
-    """Where the tokens of one text start, in characters."""
+    """Where the tokens of one text start, in characters. `hidden` are tokens that the text does not show."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.hidden: frozenset[int] = frozenset()
         self._tokenizer = tokenizer
         self._place = 0
-        self._hidden = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def hide(self, tokens: int) -> None:
-        """The next tokens are not in the text."""
-        self._hidden = tokens
 
     def next(self, token: int) -> int:
         """The place of `token`, which is the next one. The parts of a character all start where it does."""
         place = self._place
-        if self._hidden:
-            self._hidden -= 1
-            return place
-        self._place += len(self._decoder.decode(token_bytes(self._tokenizer, token)))
+        if token not in self.hidden:
+            self._place += len(self._decoder.decode(token_bytes(self._tokenizer, token)))
         return place
 
 
-def is_control(tokenizer: Tokenizer, token: int) -> bool:
-    """True for a control token, such as one for the beginning of a text."""
-    added = tokenizer.get_added_tokens_decoder().get(token)
-    return added is not None and added.special
+def control_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids of control tokens, such as the one for the beginning of a text."""
+    return frozenset(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
 
 
 def _by_id(token: int) -> str:

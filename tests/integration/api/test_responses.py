@@ -197,6 +197,16 @@ def test_a_server_may_keep_nothing(start: Start) -> None:
             ask(client, store=True)
 
 
+def test_a_server_keeps_as_many_responses_as_set(start: Start) -> None:
+    server = start("--response-store-entries", "4", "--response-store-tenant-percent", "50")
+    with OpenAI(api_key="none", base_url=f"{server.api.base_url}/v1", max_retries=0) as client:
+        names = [ask(client, max_output_tokens=1).id for _ in range(3)]
+        assert [client.responses.retrieve(name).id for name in names[1:]] == names[1:]
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(names[0])
+    assert 'octavo:response_store_entries{model_name="smollm2"} 2.0' in server.admin.get("/metrics").text
+
+
 def test_a_drain_waits_for_background(start: Start) -> None:
     server = start()
     with OpenAI(api_key="none", base_url=f"{server.api.base_url}/v1", max_retries=0) as client:

@@ -162,7 +162,7 @@ NOTHING = {
     "conversation": None,
     "context_management": [],
     "prompt_cache_key": "k",
-    "prompt_cache_retention": "24h",
+    "prompt_cache_retention": "in_memory",
     "safety_identifier": "s",
     "user": "u",
     "moderation": None,

@@ -287,7 +287,7 @@ async def test_background_beyond_the_store_is_refused_and_not_generated(serve):
 
 async def test_background_that_outgrows_the_store_fails(serve):
     limits = StoreLimits(entries=9, bytes=3500, ttl=60.0, tenant_percent=100)
-    async with serve(store=limits, answer=ANSWER * 8) as server:
+    async with serve(store=limits, answer=ANSWER * 20) as server:
         made = (await server.respond(background=True)).json()
         path = f"/v1/responses/{made['id']}"
         await eventually_async(lambda: server.service.responses.get("", made["id"]).is_final)
@@ -298,6 +298,17 @@ async def test_background_that_outgrows_the_store_fails(serve):
     assert final["status"] == "failed"
     assert "response store" in final["error"]["message"]
     assert cancelled == final
+
+
+async def test_a_conversation_too_large_for_the_store_is_answered_but_not_in_the_background(serve):
+    limits = StoreLimits(entries=9, bytes=8000, ttl=60.0, tenant_percent=100)
+    async with serve(store=limits) as server:
+        text = "word " * 220
+        made = await server.respond(input=text)
+        found = await server.api.get(f"/v1/responses/{made.json()['id']}")
+        refused = await server.respond(input=text, background=True)
+    assert (made.status_code, found.status_code) == (200, 404)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
 
 
 async def test_a_failure_in_the_background_is_kept(serve):

@@ -14,17 +14,18 @@ from octavo_inference.server.errors import ApiError, internal
 from octavo_inference.server.generation import Generation, TokenCounts
 from octavo_inference.server.openai.responses import ChatLogprob
 from octavo_inference.server.openai_responses.answer import Answer
-from octavo_inference.server.openai_responses.events import EventWriter, fragment
+from octavo_inference.server.openai_responses.events import EventWriter, fragment, fragment_logprobs
 from octavo_inference.server.openai_responses.resource import ResponseObject
 from octavo_inference.tokenizer.detokenizer import Delta
 
 log = logging.getLogger("octavo.http")
 _encode = msgspec.json.Encoder().encode
 
-# What a piece takes in memory besides its JSON, and how often its JSON is held while the response is running: as text,
-# as objects, and in the response to come.
+# What a piece takes in memory besides its JSON. While the response is running, its text is kept, too, and memory for
+# the final response is set aside.
 _PIECE_OVERHEAD = 64
-_RUNNING_FACTOR = 6
+_RUNNING_OVERHEAD = 128
+_RUNNING_FACTOR = 2
 
 
 class Logprobs(Protocol):
@@ -37,7 +38,7 @@ class Logprobs(Protocol):
 class BackgroundRun:
     """A running or finished response of the background. `final` is the response at its end, in JSON.
 
-    `size` is the memory in bytes. `grew` counts it in the store, and returns False if there is no room.
+    `size` is the memory of the pieces in bytes. `grew` counts it in the store, and returns False if there is no room.
     """
 
     def __init__(self, answer: Answer, logprobs: Logprobs, request_id: str) -> None:
@@ -51,40 +52,43 @@ class BackgroundRun:
         self._fragments: list[bytes] = []
         self._length = 0
         self._waiting: list[asyncio.Future[None]] = []
-        self._task: asyncio.Task[ResponseObject] | None = None
+        self._task: asyncio.Task[ApiError | None] | None = None
 
     @property
     def size(self) -> int:
-        """Bytes of the pieces."""
-        pieces = len(self._fragments) * _PIECE_OVERHEAD
+        """Bytes of the pieces. The final response is counted by the store, which keeps the same JSON."""
         if self.final is None:
-            return pieces + self._length * _RUNNING_FACTOR
-        return pieces + self._length + len(self.final)
+            return len(self._fragments) * _RUNNING_OVERHEAD + self._length * _RUNNING_FACTOR
+        return len(self._fragments) * _PIECE_OVERHEAD + self._length
 
     def start(
-        self, generation: Generation, submitted: contextlib.ExitStack, done: Callable[[ResponseObject], None]
+        self, generation: Generation, submitted: contextlib.ExitStack, done: Callable[[ResponseObject, bytes], None]
     ) -> None:
-        """Run a generation as a task. At its end, `submitted` is closed, which aborts it, and `done` is called."""
+        """Run a generation as a task.
+
+        At its end, `submitted` is closed, which aborts it, and `done` is called with the response and its JSON.
+        """
         self._task = asyncio.create_task(self._run(generation), name=f"background {self._answer.draft.id}")
 
-        def end(task: asyncio.Task[ResponseObject]) -> None:
+        def end(task: asyncio.Task[ApiError | None]) -> None:
             submitted.close()
+            self._answer.logprobs = [row for piece in self._fragments for row in fragment_logprobs(piece)]
             final = self._result(task, generation.counts)
             self.final = _encode(final)
-            done(final)
+            done(final, self.final)
             # The JSON is counted in the store; the objects are not.
             self._answer.texts, self._answer.logprobs, self._task = [], [], None
             self._notify()
 
         self._task.add_done_callback(end)
 
-    async def cancel(self) -> ResponseObject:
-        """Stop generating. Returns the response at its end, whatever ended it."""
+    async def cancel(self) -> bytes:
+        """Stop generating. Returns the response at its end in JSON, whatever ended it."""
         if self._task is not None:
             self._task.cancel()
         while self.final is None:
             await self._changed(None)
-        return msgspec.json.decode(self.final, type=ResponseObject)
+        return self.final
 
     async def follow(self, after: int, patience: float, *, obfuscate: bool) -> AsyncGenerator[bytes | None]:
         """The events with numbers above `after`, until the last one. None after `patience` seconds without any."""
@@ -110,35 +114,38 @@ class BackgroundRun:
         first = writer.text_starts + count if response.output else len(writer.introduction)
         yield b"".join(_above(after, first, writer.closing(count, response)))
 
-    async def _run(self, generation: Generation) -> ResponseObject:
-        answer, counts = self._answer, generation.counts
+    async def _run(self, generation: Generation) -> ApiError | None:
+        """Collect the pieces. Returns what ended them early."""
         try:
             async for ready in generation.pieces():
                 for _, piece in ready or ():
                     self._add(piece)
                 if not self.grew():
-                    return answer.failed(_too_large(), counts)
+                    return _too_large()
                 self._notify()
         except ApiError as error:
-            return answer.failed(error, counts)
-        return answer.finished(counts)
+            return error
+        return None
 
     def _add(self, piece: Delta) -> None:
         logprobs = self._logprobs(piece)
-        self._answer.add(piece, logprobs)
+        # As objects they would take several times the memory of their JSON.
+        self._answer.add(piece, [])
         self.started = True
         if piece.text or logprobs:
             self._fragments.append(fragment(piece.text, logprobs))
             self._length += len(self._fragments[-1])
             self._answer.deltas += 1
 
-    def _result(self, task: asyncio.Task[ResponseObject], counts: TokenCounts) -> ResponseObject:
+    def _result(self, task: asyncio.Task[ApiError | None], counts: TokenCounts) -> ResponseObject:
         if task.cancelled():
             return self._answer.cancelled(counts)
         if (error := task.exception()) is not None:
             log.error("background response failed", exc_info=error, extra={"request_id": self._request_id})
             return self._answer.failed(internal(self._request_id), counts)
-        return task.result()
+        if (failure := task.result()) is not None:
+            return self._answer.failed(failure, counts)
+        return self._answer.finished(counts)
 
     def _notify(self) -> None:
         waiting, self._waiting = self._waiting, []

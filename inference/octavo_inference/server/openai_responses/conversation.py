@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _ROOM = 8
 
 
-def conversation(body: InputFields, store: ResponseStore, tenant: str) -> list[MessageItem]:
+async def conversation(body: InputFields, store: ResponseStore, tenant: str) -> list[MessageItem]:
     """The items before the answer: those of the previous response and its answer, then the input's.
 
     Raises `ApiError` if there is nothing to answer, or a response or item is not stored.
@@ -35,7 +36,7 @@ def conversation(body: InputFields, store: ResponseStore, tenant: str) -> list[M
     if isinstance(body.input, str):
         items.append(user_message(body.input))
     else:
-        items += _resolved(body.input or [], store, tenant)
+        items += await _resolved(body.input or [], store, tenant)
     if not items:
         raise invalid(
             "input: there is nothing to answer; give a text or at least one item.",
@@ -137,11 +138,17 @@ def _earlier(response_id: str | None, store: ResponseStore, tenant: str) -> list
     return found.conversation()
 
 
-def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -> list[MessageItem]:
+async def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -> list[MessageItem]:
     """The messages of the input, in place of references those that they name."""
     for number, item in enumerate(given):
         item.check(f"input[{number}]")
-    stored = store.items(tenant, [item.id or "" for item in given if item.is_reference])
+    wanted = {item.id or "" for item in given if item.is_reference}
+    stored: dict[str, MessageItem] = {}
+    for response_id in store.responses_with(tenant, wanted):
+        if (response := store.get(tenant, response_id)) is not None:
+            stored.update({item.id: item for item in response.conversation() if item.id in wanted})
+        # Decoding takes milliseconds, and there may be many responses.
+        await asyncio.sleep(0)
     items = []
     for number, item in enumerate(given):
         found = stored.get(item.id or "") if item.is_reference else message_item(item)

@@ -62,7 +62,7 @@ class _Exchange:
         return chat_logprobs(TokenLabels(self.loaded.text.tokenizer), piece.tokens, piece.logprobs or [])
 
     def keep(self, final: ResponseObject) -> None:
-        """Store the response if the request wants it. One that is larger than a tenant's share is not stored."""
+        """Store the response if the request wants it. One that is too large is not stored."""
         if final.store:
             self.store.put(StoredResponse.of(self.tenant, self.items, final))
 
@@ -73,7 +73,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
     loaded = service.require(body.model)
     _check(body, service.responses)
     tenant = tenant_of(service, request)
-    items = conversation(body, service.responses, tenant)
+    items = await conversation(body, service.responses, tenant)
     room = room_for(body, loaded.info.max_model_len, body.max_output_tokens)
     tokens = await service.work(lambda: prompt(loaded, body.instructions, items, room))
     sampling = SamplingParams(
@@ -156,6 +156,13 @@ def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
     run = BackgroundRun(exchange.answer, exchange.logprobs, exchange.request_id)
     store = exchange.store
     entry = StoredResponse.of(exchange.tenant, exchange.items, exchange.answer.draft, run)
+    if not store.accepts(entry):
+        raise invalid(
+            f"background: the conversation has {len(entry.input_items)} bytes, and this server stores at most "
+            f"{store.limits.input_bytes} of one; send less, or without background.",
+            "background",
+            "input_too_large",
+        )
     with contextlib.ExitStack() as stack:
         stack.enter_context(generation)
         if not store.put(entry):
@@ -166,7 +173,7 @@ def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         run.grew = lambda: store.grew(entry)
-        run.start(generation, stack.pop_all(), lambda final: store.finish(entry, final))
+        run.start(generation, stack.pop_all(), lambda final, data: store.finish(entry, final, data))
     return run
 
 

@@ -23,6 +23,10 @@ _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _encode = msgspec.json.Encoder().encode
 
 
+class _Fragment(msgspec.Struct):
+    logprobs: list[ChatLogprob]
+
+
 class _ResponseEvent(msgspec.Struct, frozen=True):
     sequence_number: int
     response: ResponseObject
@@ -136,6 +140,11 @@ def fragment(text: str, logprobs: list[ChatLogprob]) -> bytes:
     if not logprobs:
         return _encode(text) + b',"logprobs":[]}'
     return b'%b,"logprobs":%b}' % (_encode(text), _encode(logprobs))
+
+
+def fragment_logprobs(piece: bytes) -> list[ChatLogprob]:
+    """The log-probabilities in a piece from `fragment`."""
+    return msgspec.json.decode(b'{"delta":' + piece, type=_Fragment).logprobs
 
 
 class EventWriter:

@@ -19,7 +19,7 @@ async def count_input_tokens(service: Service, request: HttpRequest) -> Response
     """Count the tokens of a prompt without generating."""
     body = await json_body.read(request, InputTokensBody)
     loaded = service.require(body.model or service.names[0])
-    items = conversation(body, service.responses, tenant_of(service, request))
+    items = await conversation(body, service.responses, tenant_of(service, request))
     room = room_for(body, loaded.info.max_model_len, None)
     tokens = await service.work(lambda: prompt(loaded, body.instructions, items, room))
     return json_response(msgspec.json.encode(InputTokenCount(len(tokens))))

@@ -102,7 +102,7 @@ class CreateResponseBody(InputFields):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     max_tool_calls: Int31 | None = None
     context_management: EmptyList | None = None

@@ -44,6 +44,11 @@ class StoreLimits:
         """Bytes of a tenant at most."""
         return self.bytes * self.tenant_percent // 100
 
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the items before an answer at most. Every use of them decodes them in the event loop."""
+        return self.tenant_bytes // 8
+
 
 @dataclass(slots=True, eq=False)
 class StoredResponse:
@@ -89,16 +94,23 @@ class StoredResponse:
         """The items before the answer, earlier responses of the conversation included."""
         return msgspec.json.decode(self.input_items, type=list[MessageItem])
 
+    @property
+    def background(self) -> bool:
+        """True for a response that was generated without a connection."""
+        return self._decoded().background
+
     def conversation(self) -> list[MessageItem]:
         """The items including the answer."""
-        return self.items() + self.current().output
+        return self.items() + self._decoded().output
 
-    def current(self) -> ResponseObject:
-        """The response. A running one has no output yet."""
-        response = msgspec.json.decode(self.response, type=ResponseObject)
+    def current(self) -> bytes:
+        """The response in JSON. A running one has no output yet."""
         if self.run is not None and self.run.started and not self.is_final:
-            return msgspec.structs.replace(response, status="in_progress")
-        return response
+            return _encode(msgspec.structs.replace(self._decoded(), status="in_progress"))
+        return self.response
+
+    def _decoded(self) -> ResponseObject:
+        return msgspec.json.decode(self.response, type=ResponseObject)
 
 
 Key = tuple[str, str]
@@ -148,24 +160,15 @@ class ResponseStore:
             self._shares[tenant].finished.move_to_end(response_id)
         return entry
 
-    def items(self, tenant: str, item_ids: Iterable[str]) -> dict[str, MessageItem]:
-        """Items of a tenant's stored responses by id, each of the newest response that has it; unknown ids are absent.
-
-        Decodes each response once, so the work is bounded by the tenant's share.
-        """
+    def responses_with(self, tenant: str, item_ids: Iterable[str]) -> set[str]:
+        """Ids of a tenant's stored responses with these items, for each item the newest one that has it."""
         self.expire()
-        wanted = set(item_ids)
-        responses = {self._by_item.get((tenant, item_id)) for item_id in wanted} - {None}
-        found = {}
-        for response_id in responses:
-            items = self._entries[tenant, str(response_id)].conversation()
-            found.update({item.id: item for item in items if self._by_item.get((tenant, item.id)) == response_id})
-        return {item_id: item for item_id, item in found.items() if item_id in wanted}
+        return {self._by_item[tenant, item_id] for item_id in item_ids if (tenant, item_id) in self._by_item}
 
     def put(self, entry: StoredResponse) -> bool:
         """Add a response, or replace the one of its id. Removes others to make room; False if there cannot be room."""
         self.remove(entry.tenant, entry.id)
-        if not self._make_room(entry.tenant, entry.size, 1):
+        if not self.accepts(entry) or not self._make_room(entry.tenant, entry.size, 1):
             return False
         key = (entry.tenant, entry.id)
         self._entries[key] = entry
@@ -180,6 +183,10 @@ class ResponseStore:
             share.finished[entry.id] = None
         return True
 
+    def accepts(self, entry: StoredResponse) -> bool:
+        """False for a response that is never stored, however much room there is."""
+        return self.enabled and len(entry.input_items) <= self.limits.input_bytes
+
     def grew(self, entry: StoredResponse) -> bool:
         """Count what a running response has grown by. Removes others to make room; False if there is none."""
         if (entry.tenant, entry.id) not in self._entries:
@@ -190,15 +197,16 @@ class ResponseStore:
         self._count(entry, more)
         return True
 
-    def finish(self, entry: StoredResponse, response: ResponseObject) -> None:
-        """Put the final response in the place of a running one, unless that was removed.
+    def finish(self, entry: StoredResponse, response: ResponseObject, data: bytes) -> None:
+        """Put the final response, whose JSON is `data`, in the place of a running one, unless that was removed.
 
         If there is no room for its answer and events, it is kept without them.
         """
         if self._entries.get((entry.tenant, entry.id)) is not entry:
             return
-        if not self.put(_final(entry, response, entry.run)):
-            self.put(_final(entry, msgspec.structs.replace(response, output=[]), None))
+        if not self.put(_final(entry, response, data, entry.run)):
+            response = msgspec.structs.replace(response, output=[])
+            self.put(_final(entry, response, _encode(response), None))
 
     def remove(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Remove a response and return it; None if there is none."""
@@ -235,7 +243,7 @@ class ResponseStore:
 
     def _make_room(self, tenant: str, size: int, entries: int) -> bool:
         limits = self.limits
-        if size > limits.tenant_bytes or not self.enabled:
+        if size > limits.tenant_bytes:
             return False
         self.expire()
         while (share := self._shares.get(tenant)) is not None and (
@@ -256,10 +264,9 @@ class ResponseStore:
         self.bytes += size
 
 
-def _final(entry: StoredResponse, response: ResponseObject, run: BackgroundRun | None) -> StoredResponse:
+def _final(entry: StoredResponse, response: ResponseObject, data: bytes, run: BackgroundRun | None) -> StoredResponse:
     item_ids = (*entry.item_ids, *(item.id for item in response.output))
-    items = entry.input_items
-    return StoredResponse(entry.tenant, entry.id, items, _encode(response), item_ids, is_final=True, run=run)
+    return StoredResponse(entry.tenant, entry.id, entry.input_items, data, item_ids, is_final=True, run=run)
 
 
 async def expire_regularly(store: ResponseStore) -> None:

@@ -45,7 +45,7 @@ async def get_response(service: Service, request: HttpRequest) -> Response:
     if not query.stream:
         if after is not None:
             raise invalid("starting_after: needs stream=true.", "starting_after")
-        return json_response(_encode(entry.current()))
+        return json_response(entry.current())
     if entry.run is None:
         raise invalid("stream: only a response with background true can be streamed again; supported: false.", "stream")
     events = entry.run.follow(-1 if after is None else after, KEEP_ALIVE_SECONDS, obfuscate=query.include_obfuscation)
@@ -55,10 +55,11 @@ async def get_response(service: Service, request: HttpRequest) -> Response:
 async def cancel_response(service: Service, request: HttpRequest) -> Response:
     """Stop a background response. Returns it, also if it had ended before."""
     entry = _find(service, request)
-    response = await entry.run.cancel() if entry.run is not None else entry.current()
-    if not response.background:
+    if entry.run is not None:
+        return json_response(await entry.run.cancel())
+    if not entry.background:
         raise invalid("Only a response with background true can be cancelled.", "response_id", "not_in_background")
-    return json_response(_encode(response))
+    return json_response(entry.current())
 
 
 async def delete_response(service: Service, request: HttpRequest) -> Response:

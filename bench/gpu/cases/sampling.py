@@ -106,8 +106,15 @@ def penalized(place: Place) -> Trial:
     before = logits.cpu().clone() if logits.device.type != "meta" else logits
     count, rng = place.pick(500, 7), np.random.default_rng(0)
     adjusts = [
-        LogitAdjust(prompt, output, presence_penalty=0.2, frequency_penalty=0.1, repetition_penalty=1.1, banned=banned,
-                    rules=RULES)  # fmt: skip
+        LogitAdjust(
+            prompt,
+            output,
+            presence_penalty=0.2,
+            frequency_penalty=0.1,
+            repetition_penalty=1.1,
+            banned=banned,
+            rules=RULES,
+        )
         for prompt, output, banned in (
             [rng.integers(0, vocab, length).astype(np.int32) for length in (count, count, 3)] for _ in range(rows)
         )
@@ -124,7 +131,9 @@ def penalized(place: Place) -> Trial:
         expected = [rule.adjust_logits(row, adjust) for row, adjust in zip(before.numpy(), adjusts, strict=True)]
         return [(logits, torch.from_numpy(np.stack(expected))), (counts, torch.zeros_like(counts))]
 
-    return Trial(lambda: penalize(logits, headers, history, rules, banned, counts), pairs, 1e-6, 3 * 4 * history.numel())
+    return Trial(
+        lambda: penalize(logits, headers, history, rules, banned, counts), pairs, 1e-6, 3 * 4 * history.numel()
+    )
 
 
 def masked(place: Place, rows: int, vocab: int) -> Trial:

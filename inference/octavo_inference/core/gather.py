@@ -187,5 +187,9 @@ def _adjustment(penalty: Penalty, table: RowTable, row: int) -> LogitAdjust:
         frequency_penalty=penalty.frequency_penalty,
         repetition_penalty=penalty.repetition_penalty,
         banned=penalty.banned,
-        rules=unpacked(table.rules[row], mask) if penalty.rules else LogitRules(mask=mask) if penalty.mask else NO_RULES,
+        rules=unpacked(table.rules[row], mask)
+        if penalty.rules
+        else LogitRules(mask=mask)
+        if penalty.mask
+        else NO_RULES,
     )

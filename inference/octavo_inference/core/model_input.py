@@ -107,7 +107,7 @@ class RowSamples:
     `position[R]` is the token's position in its row; with the seed it keys the random number. A backend with its own
     table writes the token there. `logprobs` is the number of alternatives to report, -1 for none. `penalties[i]` is
     None for rows whose logits do not change. Several entries may name one query token (siblings of a request).
-    `report_ids[R]` is 1 if the alternatives are the ids in the row's rules instead of the best ones; empty if no row is.
+    `report_ids[R]` is 1 if the alternatives are the ids in the row's rules and not the best ones; empty if no row is.
     """
 
     query: Int32
@@ -153,7 +153,7 @@ class RowStep:
 
 
 class ScoredTokens(NamedTuple):
-    """The result of a `PromptScores` over n tokens with k alternatives. NaN where the model's logits are not numbers."""
+    """The result of a `PromptScores` over n tokens with k alternatives; NaN where logits are not numbers."""
 
     logprob: Float32
     """[n]"""

@@ -130,9 +130,7 @@ class MemoryNeeds:
         return self.weights + self.working(rows, tokens) + self.margin + (graph_room(limits) if self.graphs else 0)
 
     def _limits(self, rows: int, tokens: int) -> StepLimits:
-        return limits_of(
-            self.device, tokens, rows, self.longest, self.block_size, self.config.vocab, self.ranks
-        )
+        return limits_of(self.device, tokens, rows, self.longest, self.block_size, self.config.vocab, self.ranks)
 
 
 def memory_needs(

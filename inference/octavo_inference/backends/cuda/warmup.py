@@ -11,7 +11,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from octavo_inference.backends.cuda.buffers import StepLimits
-from octavo_inference.core.model_input import RULES_HEADER, Penalty, PromptScores, RowChange, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import (
+    RULES_HEADER,
+    Penalty,
+    PromptScores,
+    RowChange,
+    RowSamples,
+    RowStep,
+    sampling_columns,
+)
 
 _PROMPTS = (16, 32, 64)
 

@@ -150,4 +150,6 @@ def test_any_mix_is_solo_with_rules_and_prompt_log_probabilities(settings: dict[
     small = {"max_running_requests": 12, "max_batched_tokens": 48, "kv_memory": 14 * 32 * 23040}
     llm = LLM("smollm2", backend="cpu", max_model_len=256, **(small | settings))
     assert told(llm.generate(*mixed(), use_tqdm=False)) == solo()
+    assert llm.engine.scheduler.preemptions > 0
+    assert (llm.engine.scheduler.swaps > 0) == ("swap_memory" in settings)
     llm.engine.check()

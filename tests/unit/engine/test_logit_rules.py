@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,6 @@ from octavo_inference.core.sampling import sample
 
 from .echo import EOS, VOCAB, Runner, make_runner
 from .late import LateBackend
-import itertools
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="the reference backend needs torch")
 

@@ -28,7 +28,8 @@ KINDS = {
 }
 Prepare = Callable[[Place], Trial]
 RULES = logit_rules(
-    SamplingParams(logit_bias={3: 2.0, 7: -100.0}, bad_words=[[5], [6, 7], [1, 2, 3]], logprob_token_ids=[4, 0]), VOCAB
+    SamplingParams(logit_bias=((3, 2.0), (7, -100.0)), bad_words=((5,), (6, 7), (1, 2, 3)), logprob_token_ids=(4, 0)),
+    VOCAB,
 )
 
 

@@ -52,7 +52,8 @@ class RowTable:
     def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int) -> RowTable:
         """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
         widths = max_len, -(-max_len // block_size), len(SAMPLING), RULES_WIDTH, mask_width(vocab)
-        return cls(*(np.zeros((rows, width), np.int32) for width in widths), block_size)
+        tokens, blocks, sampling, rules, mask = (np.zeros((rows, width), np.int32) for width in widths)
+        return cls(tokens, blocks, sampling, rules, mask, block_size)
 
 
 def mask_width(vocab: int) -> int:
@@ -119,7 +120,7 @@ class RowSamples:
 
 
 class PromptScores(NamedTuple):
-    """Log-probabilities of prompt tokens to report: those that follow `count` query tokens of a step, from `query` on.
+    """Log-probabilities of prompt tokens to report: those that follow `length` query tokens of a step, from `query` on.
 
     The first of these query tokens is at `position` of `row`. `logprobs` is the number of alternatives.
     """
@@ -127,7 +128,7 @@ class PromptScores(NamedTuple):
     query: int
     row: int
     position: int
-    count: int
+    length: int
     logprobs: int
 
 

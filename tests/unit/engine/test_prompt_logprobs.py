@@ -126,7 +126,7 @@ def test_no_step_computes_more_than_the_bound_of_scored_prompts() -> None:
     run = make_runner(backend, budget=64)
     taken = []
     launch = backend.launch
-    backend.launch = lambda step: taken.append(sum(s.count for s in step.scores)) or launch(step)
+    backend.launch = lambda step: taken.append(sum(s.length for s in step.scores)) or launch(step)
     for i in range(3):
         run.submit(str(i), PROMPTS[3], prompt_logprobs=0, max_tokens=1)
     run.finish()

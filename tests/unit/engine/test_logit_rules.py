@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.model_input import StepResult
@@ -30,6 +33,76 @@ class Falling(LateBackend):
         batch.tokens[batch.tokens < 0] = 0  # behind a token that could not be chosen; nothing is read from there
         super().step(batch)
         return sample(np.tile(-np.arange(VOCAB, dtype=np.float32), (len(batch.sample.row), 1)), batch.sample)
+
+
+class Hashed(LateBackend):
+    """Chooses by the rule over logits that are a hash of all that a sequence can read through its block table."""
+
+    def step(self, batch: Any) -> StepResult:
+        batch.tokens[batch.tokens < 0] = 0
+        super().step(batch)
+        logits = []
+        for row in batch.sample.row:
+            owner = int(np.searchsorted(batch.query_start, row, side="right")) - 1
+            context = self.kv[batch.block_table[owner]].reshape(-1)[: int(batch.positions[row]) + 1]
+            logits.append(np.random.default_rng(context.astype(np.uint64)).standard_normal(VOCAB) * 2)
+        rows = np.array(logits, np.float32).reshape(-1, VOCAB)
+        return sample(rows, batch.sample)
+
+
+IDS = st.integers(0, VOCAB - 1)
+GIVEN = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.0, 1.0]), "max_tokens": st.integers(1, 9), "n": st.integers(1, 2)},
+    optional={
+        "logit_bias": st.dictionaries(IDS, st.floats(-9, 9), max_size=5),
+        "allowed_token_ids": st.lists(IDS, min_size=2, max_size=9, unique=True),
+        "bad_words": st.lists(st.lists(IDS, min_size=1, max_size=3), max_size=6),
+        "frequency_penalty": st.sampled_from([0.7]),
+        "min_tokens": st.just(1),
+        "logprob_token_ids": st.lists(IDS, min_size=1, max_size=3, unique=True),
+    },
+).filter(
+    lambda given: (
+        not {w[0] for w in given.get("bad_words", ()) if len(w) == 1} >= set(given.get("allowed_token_ids", [-1]))
+    )
+)
+REQUESTS = st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=14), GIVEN), min_size=1, max_size=6)
+
+
+def told(requests: list[tuple[list[int], dict[str, Any]]], first: int, **limits: Any) -> dict[Any, Any]:
+    """What the answers are, with the log-probabilities; request i is called first + i."""
+    backend = Hashed(limits.pop("blocks", 64), rows=limits.get("max_running", 8))
+    run = make_runner(backend, **limits)
+    for i, (prompt, params) in enumerate(requests, first):
+        run.submit(str(i), prompt, seed=i, **params)
+    found: dict[Any, Any] = {}
+    while run.engine.has_work:
+        for output in run.step():
+            tokens, logprobs, reason = found.get((output.id, output.index), ([], [], None))
+            found[output.id, output.index] = (
+                tokens + output.tokens,
+                logprobs + (output.logprobs or []),
+                reason or output.finish_reason,
+            )
+    return found
+
+
+@settings(max_examples=scaled(60), deadline=None)
+@given(
+    requests=REQUESTS,
+    blocks=st.integers(8, 20),
+    max_running=st.integers(1, 4),
+    budget=st.integers(5, 32),
+    host_blocks=st.sampled_from([0, 6]),
+)
+def test_a_request_gets_in_any_company_what_it_gets_alone(
+    requests: list[tuple[list[int], dict[str, Any]]], blocks: int, max_running: int, budget: int, host_blocks: int
+) -> None:
+    together = told(requests, 0, blocks=blocks, max_running=max_running, budget=budget, host_blocks=host_blocks)
+    alone: dict[Any, Any] = {}
+    for i, request in enumerate(requests):
+        alone |= told([request], i)
+    assert together == alone
 
 
 def answer(blocks: int = 64, **given: Any) -> list[int]:

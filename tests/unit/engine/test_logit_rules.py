@@ -169,7 +169,10 @@ def test_a_row_that_had_rules_has_none_for_the_next_sequence() -> None:
     run = make_runner(Falling(64), max_running=1)
     run.submit("ruled", PROMPT, bad_words=[[0]], logit_bias={9: 50.0}, logprob_token_ids=[3], max_tokens=2)
     run.submit("plain", PROMPT, presence_penalty=0.5, logprobs=1, max_tokens=3)
-    run.finish()
+    reported = []
+    while run.engine.has_work:
+        reported += [entry.top_ids for output in run.step() for entry in output.logprobs]
+    assert reported == [[3], [3], [0], [0], [0]]
     assert run.tokens["ruled", 0] == [9, 9]
     assert run.tokens["plain", 0] == [0, 0, 0]
 

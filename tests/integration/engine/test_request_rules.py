@@ -100,7 +100,7 @@ STORY = (
     "along the harbour, counted the boats, and wrote their number into a little book with a red cover. "
 )
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "was", "gone", "because", "of", "rain", "over")
-COUNT = 16
+COUNT = 20
 
 
 def mixed() -> tuple[list[str], list[SamplingParams]]:
@@ -113,7 +113,7 @@ def mixed() -> tuple[list[str], list[SamplingParams]]:
         SamplingParams(
             temperature=0.9 if i % 3 == 0 else 0.0,
             seed=i,
-            max_tokens=rng.choice([8, 40]),
+            max_tokens=rng.choice([8, 40, 120]),
             ignore_eos=True,
             logit_bias={rng.randrange(49_000): 4.0, 28: -3.0} if i % 4 == 1 else {},
             allowed_token_ids=rng.sample(range(49_000), 3000) if i % 4 == 2 else (),

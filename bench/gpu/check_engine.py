@@ -24,6 +24,7 @@ from octavo_inference.backends.cuda.graphs import CudaCapture
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.core.gather import gather
+from octavo_inference.core.logit_rules import logit_rules
 from octavo_inference.core.model_input import (
     Float32,
     Penalty,
@@ -33,6 +34,7 @@ from octavo_inference.core.model_input import (
     RowTable,
     sampling_columns,
 )
+from octavo_inference.core.request import SamplingParams
 from octavo_inference.core.sampling import sample
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.tools.bench.loads import answer
@@ -141,13 +143,15 @@ def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) ->
     changes: list[RowChange] = []
     for row in range(count):
         changes += [RowChange("tokens", row, 0, table.tokens[row]), RowChange("sampling", row, 0, table.sampling[row])]
+        if samples.penalties[row] is not None:
+            changes += [RowChange("rules", row, 0, table.rules[row]), RowChange("mask", row, 0, table.mask[row])]
     changes.append(RowChange("blocks", 0, 0, table.blocks[0]))
     start, end = np.array([0, length], np.int32), np.array([length], np.int32)
     return RowStep(changes, rows[:1], start, end, samples, table)
 
 
 def mixed_rows(table: RowTable, position: NDArray[np.int32], vocab: int) -> list[Penalty | None]:
-    """Make thirds of the rows greedy, random, and random with penalties over a random history: these penalties."""
+    """Make thirds of the rows greedy, random, and random with penalties and rules over a random history: these."""
     rng = np.random.default_rng(2)
     penalties: list[Penalty | None] = []
     for row, before in enumerate(position.tolist()):
@@ -164,10 +168,22 @@ def mixed_rows(table: RowTable, position: NDArray[np.int32], vocab: int) -> list
             # same row.
             table.tokens[row, :before] = rng.integers(0, vocab, before)
             banned = rng.integers(0, vocab, 2).astype(np.int32)
-            penalties.append(Penalty(before // 2, before, 0.3, 0.2, 1.2, banned))
+            rules = logit_rules(some_rules(vocab, table.tokens[row, before // 2 : before].tolist()), vocab)
+            packed = rules.packed()
+            table.rules[row, : len(packed)], table.mask[row] = packed, rules.mask
+            penalties.append(Penalty(before // 2, before, 0.3, 0.2, 1.2, banned, rules=True, mask=True))
         else:
             penalties.append(None)
     return penalties
+
+
+def some_rules(vocab: int, output: list[int]) -> SamplingParams:
+    """Every kind of rule; one of the bad words is about to be completed."""
+    return SamplingParams(
+        logit_bias=((1, 2.0), (vocab - 1, -5.0)),
+        allowed_token_ids=tuple(token for token in range(vocab) if token % 7),
+        bad_words=((3,), (*output[-2:], 4), (5, 6)),
+    )
 
 
 def sampled_wrong(backend: CudaBackend, step: RowStep) -> tuple[int, float]:

@@ -71,7 +71,7 @@ def test_the_plan_is_what_is_allocated(kv_dtype: str) -> None:
     built = build_cuda(EngineSettings(**SETTINGS, kv_dtype=kv_dtype), model(), card())
     backend, memory = built.backend, built.memory
     assert isinstance(backend, CudaBackend)
-    parts = [backend._decoder, backend._sampler, backend._transfer]
+    parts = [backend._decoder, backend._sampler, backend._scorer, backend._transfer]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(parts)}
     assert memory is not None
     assert sum(storages.values()) == memory.grows

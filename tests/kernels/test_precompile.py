@@ -35,7 +35,7 @@ precompile._PROCESSORS = 58
 triton.backends.backends["nvidia"].compiler.add_stages = lambda *_: sys.exit("compiles")
 kernel_cache.prepare(folder)
 NullDriver(capability).activate()
-job = precompile.Job((capability // 10, capability % 10), "{MODEL}", "auto", "auto")
+job = precompile.CompileJob((capability // 10, capability % 10), "{MODEL}", "auto", "auto")
 found = precompile.warm_up(job, "latency")
 print(found.ready, found.compiled)
 """

@@ -23,7 +23,7 @@ from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import Device
-from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import Penalty, PromptScores, RowChange, RowSamples, RowStep, sampling_columns
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
@@ -93,9 +93,9 @@ def step_of(rng: np.random.Generator, lengths: list[int], before: list[int], sam
     query_start = np.cumsum([0, *lengths], dtype=np.int32)
     seq_len = np.array(lengths, np.int32) + np.array(before, np.int32)
     width = int(-(-seq_len.max() // BLOCK_SIZE))
-    rows, kind = np.arange(len(lengths), dtype=np.int32), rng.integers(0, 4)
+    rows, kind = np.arange(len(lengths), dtype=np.int32), rng.integers(0, 5)
     columns = sampling_columns(temperature=0.8, top_p=0.9, top_k=40) if kind else sampling_columns()
-    logprobs, penalties = np.full(samples, -1, np.int32), [None] * samples
+    logprobs, penalties, report_ids = np.full(samples, -1, np.int32), [None] * samples, np.empty(0, np.int32)
     changes: list[RowChange] = []
     if kind == 2:
         logprobs[: rng.integers(0, samples + 1)] = rng.integers(0, 21)
@@ -103,16 +103,26 @@ def step_of(rng: np.random.Generator, lengths: list[int], before: list[int], sam
         for i in range(rng.integers(0, samples + 1)):
             prompt, total = np.sort(rng.integers(0, 100, 2)).tolist()
             banned = rng.integers(0, 3000, rng.integers(0, 50)).astype(np.int32)
-            penalties[i] = Penalty(prompt, total, 0.1, 0.1, 1.1, banned)
+            ruled, masked = rng.random(2) < 0.5
+            penalties[i] = Penalty(prompt, total, 0.1, 0.1, 1.1, banned, bool(ruled), bool(masked))
             changes.append(RowChange("tokens", i, 0, rng.integers(0, 3000, total).astype(np.int32)))
+    if kind == 4:
+        report_ids = rng.integers(0, 2, samples).astype(np.int32)
+        logprobs[:] = rng.integers(0, 129)
+    scores = [
+        PromptScores(int(query_start[i]), i, start, length - 1, int(rng.integers(0, 21)))
+        for i, (length, start) in enumerate(zip(lengths, before, strict=True))
+        if length > 1 and rng.random() < 0.5
+    ]
     for i, (length, start) in enumerate(zip(lengths, before, strict=True)):
         changes += [
             RowChange("tokens", i, start, rng.integers(0, 3000, length).astype(np.int32)),
             RowChange("blocks", i, 0, rng.integers(0, BLOCKS, width).astype(np.int32)),
             RowChange("sampling", i, 0, columns),
         ]
-    sample = RowSamples((query_start[1:] - 1)[:samples], rows[:samples], seq_len[:samples], logprobs, penalties)
-    return RowStep(changes, rows, query_start, seq_len, sample)
+    query = (query_start[1:] - 1)[:samples]
+    sample = RowSamples(query, rows[:samples], seq_len[:samples], logprobs, penalties, report_ids)
+    return RowStep(changes, rows, query_start, seq_len, sample, scores=scores)
 
 
 def steps_of(rng: np.random.Generator, count: int) -> list[RowStep]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, size_of
 from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
-from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
+from octavo_inference.backends.cuda.kernels.logprobs import NamedIds, log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
 from octavo_inference.core import sampling as rule
@@ -28,7 +28,8 @@ KINDS = {
 }
 Prepare = Callable[[Place], Trial]
 RULES = logit_rules(
-    SamplingParams(logit_bias={3: 2.0, 7: -100.0}, bad_words=[[5], [6, 7], [1, 2, 3]], logprob_token_ids=[4]), VOCAB
+    SamplingParams(logit_bias=((3, 2.0), (7, -100.0)), bad_words=((5,), (6, 7), (1, 2, 3)), logprob_token_ids=(4, 0)),
+    VOCAB,
 )
 
 
@@ -77,25 +78,32 @@ def chosen(kind: str) -> Prepare:
     return case
 
 
-def reported(count: int) -> Prepare:
+def reported(count: int, *, by_name: bool = False) -> Prepare:
     def case(place: Place) -> Trial:
         rows, vocab = sizes(place)
         logits = logits_at(place)[:-1]
         tokens = torch.randint(0, vocab, (rows - 1,), device=place.device, dtype=torch.int32)
         wanted = place.ints([count] * (rows - 1))
+        rules = torch.tensor(np.tile(RULES.packed(), (rows - 1, 1)), device=place.device)
+        named = NamedIds(place.ints([1] * (rows - 1)), place.ints(range(rows - 1)), rules) if by_name else None
         integers = place.empty(rows - 1, 1 + count, dtype=torch.int32)
         floats = place.empty(rows - 1, 1 + count, dtype=torch.float32)
 
         def pairs() -> list[Pair]:
             found = [
-                rule.log_probabilities(row, int(token), count)
+                rule.log_probabilities(row, int(token), count, RULES.report_ids if by_name else None)
                 for row, token in zip(logits.cpu().numpy(), tokens.tolist(), strict=True)
             ]
             ints = [torch.tensor([rank, *top[0].tolist()], dtype=torch.int32) for _, rank, top in found]
             values = [torch.tensor([value, *top[1].tolist()], dtype=torch.float32) for value, _, top in found]
             return [(integers, torch.stack(ints)), (floats, torch.stack(values))]
 
-        return Trial(lambda: log_probabilities(logits, tokens, wanted, integers, floats), pairs, 1e-5, size_of(logits))
+        return Trial(
+            lambda: log_probabilities(logits, tokens, wanted, integers, floats, named=named),
+            pairs,
+            1e-5,
+            size_of(logits),
+        )
 
     return case
 
@@ -114,7 +122,7 @@ def penalized(place: Place) -> Trial:
             repetition_penalty=1.1,
             banned=banned,
             rules=RULES,
-        )  # fmt: skip
+        )
         for prompt, output, banned in (
             [rng.integers(0, vocab, length).astype(np.int32) for length in (count, count, 3)] for _ in range(rows)
         )
@@ -150,6 +158,7 @@ def masked(place: Place, rows: int, vocab: int) -> Trial:
 CASES = [
     *(Case("choose", f"{ROWS}x{VOCAB} {kind}", chosen(kind), quick=kind == "cut") for kind in KINDS),
     *(Case("log_probs", f"{ROWS}x{VOCAB} best {count}", reported(count), quick=count == 20) for count in (0, 20)),
+    Case("log_probs", f"{ROWS}x{VOCAB} named 2", reported(2, by_name=True), quick=True),
     Case("penalize", f"{ROWS}x{VOCAB}", penalized, quick=True),
     Case("bitmask", f"{ROWS}x{VOCAB}", lambda place: masked(place, *sizes(place)), quick=True),
 ]

@@ -55,7 +55,7 @@ class ReferenceBackend:
     ) -> None:
         self.name = "reference"
         self.steps_ahead = 0
-        self.max_prompt_scores = None
+        self.max_prompt_scores: int | None = None
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = config.vocab

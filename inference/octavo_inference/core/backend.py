@@ -48,12 +48,16 @@ class Backend(Protocol):
     """
 
     max_prompt_scores: int | None
-    """How many tokens of prompts with log-probabilities a step may compute. None: any number, as it scores in pieces."""
+    """How many tokens of prompts with log-probabilities a step may compute.
+
+    None for any number: the backend scores them in pieces.
+    """
 
     def launch(self, step: RowStep) -> StepHandle:
-        """Run the model over a step, store K and V, sample, and score prompt tokens. The step may also be queued behind earlier launches.
+        """Run the model over a step, store K and V, sample, and score prompt tokens.
 
-        Steps are collected in launch order. A single request cannot make it raise.
+        The step may also be queued behind earlier launches. Steps are collected in launch order. A single request
+        cannot make it raise.
         """
         ...
 

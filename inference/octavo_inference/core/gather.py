@@ -165,8 +165,8 @@ def _report_ids(sample: RowSamples, table: RowTable) -> list[Int32 | None]:
 
 
 def _score_rows(scores: PromptScores, table: RowTable) -> ScoreRows:
-    first, end = scores.position + 1, scores.position + 1 + scores.count
-    query = np.arange(scores.query, scores.query + scores.count, dtype=np.int32)
+    first, end = scores.position + 1, scores.position + 1 + scores.length
+    query = np.arange(scores.query, scores.query + scores.length, dtype=np.int32)
     return ScoreRows(query, table.tokens[scores.row, first:end], scores.logprobs)
 
 

@@ -54,7 +54,6 @@ class InputBatch:
             min_p=sampling.min_p,
         )
         self._logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
-        self._report_ids[row] = 0
         sequence.row, sequence.tokens = row, table.tokens[row]
         self._changes += [
             RowChange("tokens", row, 0, tokens),
@@ -67,6 +66,7 @@ class InputBatch:
     def leave(self, sequence: Sequence) -> None:
         """Free the row of a sequence. The sequence keeps a copy of its tokens."""
         sequence.tokens = sequence.tokens[: sequence.total].copy()
+        self._report_ids[sequence.row] = 0
         self._free.append(sequence.row)
         sequence.row = -1
 

@@ -1,4 +1,4 @@
-"""A request's own rules for its tokens: logit bias, bad words, allowed ids, and the ids whose log-probabilities it gets.
+"""A request's own rules for its tokens: logit bias, bad words, allowed ids, and the ids to report on.
 
 The rules of a sequence do not change while it runs. They are in its row of the row table as integers, sent once:
 
@@ -23,8 +23,9 @@ _NO_IDS = np.empty(0, np.int32)
 class LogitRules:
     """Rules of one sequence. `mask` is empty where every id is allowed.
 
-    `bias` is added to the logits of `bias_ids`. Word i is `word_tokens[word_ends[i - 1] : word_ends[i]]`; its last token
-    is banned where the output ends with the tokens before it. `report_ids`: see `SamplingParams.logprob_token_ids`.
+    `bias` is added to the logits of `bias_ids`. Word i is `word_tokens[word_ends[i - 1] : word_ends[i]]`; its last
+    token is banned where the output ends with the tokens before it. `report_ids`: see
+    `SamplingParams.logprob_token_ids`.
     """
 
     bias_ids: Int32 = field(default_factory=lambda: _NO_IDS)

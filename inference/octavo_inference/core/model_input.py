@@ -52,7 +52,8 @@ class RowTable:
     def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int) -> RowTable:
         """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
         widths = max_len, -(-max_len // block_size), len(SAMPLING), RULES_WIDTH, mask_width(vocab)
-        return cls(*(np.zeros((rows, width), np.int32) for width in widths), block_size)
+        tokens, blocks, sampling, rules, mask = (np.zeros((rows, width), np.int32) for width in widths)
+        return cls(tokens, blocks, sampling, rules, mask, block_size)
 
 
 def mask_width(vocab: int) -> int:
@@ -107,7 +108,7 @@ class RowSamples:
     `position[R]` is the token's position in its row; with the seed it keys the random number. A backend with its own
     table writes the token there. `logprobs` is the number of alternatives to report, -1 for none. `penalties[i]` is
     None for rows whose logits do not change. Several entries may name one query token (siblings of a request).
-    `report_ids[R]` is 1 if the alternatives are the ids in the row's rules instead of the best ones; empty if no row is.
+    `report_ids[R]` is 1 if the alternatives are the ids in the row's rules and not the best ones; empty if no row is.
     """
 
     query: Int32
@@ -119,7 +120,7 @@ class RowSamples:
 
 
 class PromptScores(NamedTuple):
-    """Log-probabilities of prompt tokens to report: those that follow `count` query tokens of a step, from `query` on.
+    """Log-probabilities of prompt tokens to report: those that follow `length` query tokens of a step, from `query` on.
 
     The first of these query tokens is at `position` of `row`. `logprobs` is the number of alternatives.
     """
@@ -127,7 +128,7 @@ class PromptScores(NamedTuple):
     query: int
     row: int
     position: int
-    count: int
+    length: int
     logprobs: int
 
 
@@ -153,7 +154,7 @@ class RowStep:
 
 
 class ScoredTokens(NamedTuple):
-    """The result of a `PromptScores` over n tokens with k alternatives. NaN where the model's logits are not numbers."""
+    """The result of a `PromptScores` over n tokens with k alternatives; NaN where logits are not numbers."""
 
     logprob: Float32
     """[n]"""

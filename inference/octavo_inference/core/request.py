@@ -37,7 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs` is how many alternatives to report per token (0: only the chosen one), None for none at all. They are of
     the model's own distribution, before penalties, bias, bans and temperature (vLLM's `raw_logprobs`).
 
-    `logit_bias` adds a bias from -100 to 100 to the logits of ids. Only `allowed_token_ids` may be sampled, if there are
+    `logit_bias` adds a bias from -100 to 100 to the logits of ids. Only `allowed_token_ids` may be sampled if there are
     any. No sequence of `bad_words` is completed: its last token is banned wherever the generated text ends with the
     tokens before it; the prompt does not count. An answer ends with "stop" where these rules leave no token.
     `logprob_token_ids` reports exactly these ids for each token, in this order, instead of the most likely ones.

@@ -371,7 +371,7 @@ class Scheduler:
                     self._fork(sequence, end - 1, plan, now)
 
     def _plan_scores(self, plan: SchedulerOutput) -> None:
-        """Score the prompt tokens that follow the chunks' tokens, where log-probabilities of the prompt are requested."""
+        """Score the tokens that follow those of the chunks, where log-probabilities of the prompt are requested."""
         query = len(plan.decodes)
         for sequence, taken in plan.chunks:
             scores = sequence.scores

@@ -123,7 +123,8 @@ def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
     if request.sampling.prompt_logprobs is not None and len(tokens) * per_token > MAX_PROMPT_LOGPROBS:
         raise RequestError(
             f"prompt_logprobs {per_token - 1} over {len(tokens)} prompt tokens are {len(tokens) * per_token} "
-            f"log-probabilities, at most {MAX_PROMPT_LOGPROBS} are possible: lower prompt_logprobs or shorten the prompt",
+            f"log-probabilities; at most {MAX_PROMPT_LOGPROBS} are possible: lower prompt_logprobs or "
+            "shorten the prompt",
             "prompt_logprobs",
         )
     answer = request.sampling.max_tokens

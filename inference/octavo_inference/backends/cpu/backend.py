@@ -65,7 +65,7 @@ class CpuBackend:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
         self.steps_ahead = 0
-        self.max_prompt_scores = None
+        self.max_prompt_scores: int | None = None
         self.profile = abi.PartSeconds()
         self._kernels, self._packed, self._team = kernels, packed, team
         weakref.finalize(self, kernels.library.octavo_team_destroy, team)

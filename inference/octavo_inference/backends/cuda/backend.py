@@ -88,7 +88,7 @@ class CudaBackend:
         self.num_blocks = decoder.pool.data.shape[1]
         self.vocab_size = decoder.config.vocab
         self.steps_ahead = 1
-        self.max_prompt_scores = None
+        self.max_prompt_scores: int | None = None
         self._device = device.torch
         self._failpoints = failpoints
         self._decoder = decoder

@@ -70,8 +70,9 @@ class Decoder:
         return self._logits(count)
 
     def logits(self, count: int) -> Torch:
-        """Logits [count, vocab] in float32 of the last step's first sample rows, valid until the next `forward` or
-        `read_out`.
+        """Logits [count, vocab] in float32 of the last step's first sample rows.
+
+        Valid until the next `forward` or `read_out`.
         """
         return self.buffers.logits[:count]
 

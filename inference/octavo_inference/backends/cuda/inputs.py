@@ -30,8 +30,8 @@ class Inputs:
     """Views in int32 of one device buffer, at the same addresses for every step.
 
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs`,
-    `report_ids` [R] of sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in `LaunchSize`. The
-    token ids follow from the row table.
+    `report_ids` [R] of sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in
+    `LaunchSize`. The token ids follow from the row table.
     """
 
     row: Torch

@@ -22,11 +22,9 @@ _HEADER = 4
 
 @dataclass(frozen=True, slots=True)
 class DeviceRowTable:
-    """Views in int32: `tokens` [rows + 1, positions], `blocks` [rows + 1, columns], `sampling` [rows + 1, 6],
-    `rules` and `mask` [rows + 1, ...].
+    """Views in int32, each of rows + 1 rows: those of `core.model_input.RowTable`.
 
-    Sampling parameters are as in `core.model_input.SAMPLING`, rules and masks as in `core.logit_rules`. The last row belongs to no sequence: padding rows of a
-    graph write their sampled tokens there.
+    The last row belongs to no sequence: padding rows of a graph write their sampled tokens there.
     """
 
     tokens: Torch

@@ -1,8 +1,8 @@
 """The sampler on the device: the rule of core/sampling.py, row by row, in kernels.
 
 Parameters and histories come from the row table, and sampled tokens are written there. Each group of rows whose
-logits change needs one copy of headers and banned ids. One copy returns the tokens, and one more the log-probabilities where requested. Only
-`collect` waits for the device.
+logits change needs one copy of headers and banned ids. One copy returns the tokens, and one more the log-probabilities
+where requested. Only `collect` waits for the device.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Scored:
         integers, floats = self.integers.numpy(), self.floats.numpy()
         found, at = [], 0
         for scores in self.wanted:
-            end, width = at + scores.count, 1 + min(scores.logprobs, self.vocab)
+            end, width = at + scores.length, 1 + min(scores.logprobs, self.vocab)
             ranks, values = integers[at:end], floats[at:end]
             found.append(
                 ScoredTokens(
@@ -71,8 +71,8 @@ class PromptScorer:
         """Score tokens that follow query tokens of the last step, and start copying the result to the host."""
         decoder, at = self._decoder, 0
         for scores in wanted:
-            for first in range(0, scores.count, self._piece):
-                count = min(self._piece, scores.count - first)
+            for first in range(0, scores.length, self._piece):
+                count = min(self._piece, scores.length - first)
                 target = scores.position + 1 + first
                 self._targets[:count].copy_(decoder.table.tokens[scores.row, target : target + count])
                 self._wanted[:count].fill_(scores.logprobs)

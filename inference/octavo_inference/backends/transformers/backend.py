@@ -32,7 +32,7 @@ class TransformersBackend:
         self.name = name
         self.steps_ahead = 0
         # The module returns the logits of all scored tokens at once.
-        self.max_prompt_scores = _SCORED_TOKENS
+        self.max_prompt_scores: int | None = _SCORED_TOKENS
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = vocab

@@ -51,7 +51,7 @@ def _log_probabilities(
         tl.store(floats, (chosen.to(tl.float64) - total).to(tl.float32))
         tl.store(integers, 1 + tl.sum(larger))
         best_count = tl.minimum(count, vocab)
-        if named is not None:
+        if named is not None:  # noqa: SIM102 -- decided when the kernel is compiled
             if tl.load(named + number) != 0:
                 ids = rules + tl.load(row + number).to(tl.int64) * rules_stride
                 ids += 4 + 2 * tl.load(ids)
@@ -103,8 +103,8 @@ def log_probabilities(
 ) -> None:
     """Report on a token of each row that requests it.
 
-    logits [R, vocab] float32, before any change; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for no
-    report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token:
+    logits [R, vocab] float32, before any change; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for
+    no report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token:
     first its rank and log-probability, then id and log-probability of `wanted` alternatives, at most W and vocab. These
     are the best ones, unless a row is `named`.
     """

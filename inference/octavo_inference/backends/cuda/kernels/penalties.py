@@ -45,7 +45,7 @@ def _penalize(
     presence = tl.load(rows + 9).to(tl.float32, bitcast=True)
     counts += number * counts_stride
     lanes = tl.arange(0, TILE)
-    # The rules' counts are in front of them (core/logit_rules.py); what an unruled row has there belongs to no sequence.
+    # The rules' counts are in front of them (core/logit_rules.py). A row without rules has leftovers of others there.
     ruled = tl.load(rows + 11) != 0
     biased = tl.load(rules, mask=ruled, other=0)
     words = tl.load(rules + 1, mask=ruled, other=0)

@@ -142,8 +142,9 @@ def choose(
     """Sample a token for each row of adjusted logits, and write it into the row table.
 
     logits [R, vocab] float32; weights [>= R, vocab] float32, scratch, may be the memory of `logits`; chosen [R] int32,
-    written, -1 for a row with NaN logits, -2 for one whose logits are all -inf. row [R] and position [R] int32: the destination of the token in history [rows, positions] int32 (of several
-    tokens with one destination, one is written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.
+    written, -1 for a row with NaN logits, -2 for one whose logits are all -inf. row [R] and position [R] int32: the
+    destination of the token in history [rows, positions] int32 (of several tokens with one destination, one is
+    written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.
     """
     rows, vocab = logits.shape
     if rows:

@@ -46,6 +46,7 @@ class NullDevice:
     block_size: int = BLOCK_SIZE
     steps_ahead: int = 1
     vocab_size: int = VOCAB
+    hidden_size: int = 0
     waited: float = 0.0
     """Seconds that the host waited for the device."""
     idle_time: float = 0.0

@@ -20,6 +20,7 @@ Preemption = Literal["recompute", "swap"]
 Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]
 PolicyName = Literal["chat", "api", "batch"]
+PoolingName = Literal["mean", "last"]
 
 
 @dataclass(frozen=True, slots=True)

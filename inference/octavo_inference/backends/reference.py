@@ -20,6 +20,7 @@ from torch.nn.functional import gelu, linear, silu
 from octavo_inference.core.backend import CompletedStep
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
+from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import sample
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
@@ -56,6 +57,7 @@ class ReferenceBackend:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = config.vocab
+        self.hidden_size = config.hidden
         self._config = config
         self._layers = [_Layer(layer) for layer in weights.layers]
         self._embedding = _torch(weights.embedding)
@@ -78,23 +80,28 @@ class ReferenceBackend:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""
-        return sample(self.logits(batch), batch.sample)
+        return with_pooled(sample(self.logits(batch), batch.sample), batch)
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Float32:
-        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens."""
+        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens, adds pooled states."""
         tiles, places = _tile(batch.positions)
         x = torch.zeros(tiles * TILE, self._config.hidden)
         x[places] = self._embedding[_index(batch.tokens)] * self._config.embedding_scale
         for number, layer in enumerate(self._layers):
             x = x + self._config.residual_scale * self._attention(number, layer, x, places, batch)
             x = x + self._config.residual_scale * self._mlp(layer, x)
-        rows = batch.sample.row
-        tiles, sampled = _tile(batch.positions[rows])
-        last = torch.zeros(tiles * TILE, self._config.hidden)
-        last[sampled] = x[places[_index(rows)]]
-        logits = _tiled(lambda t: linear(self._norm(t, self._final_norm), self._head), last)
-        return _softcap(logits[sampled] * self._config.logit_scale, self._config.logit_softcap).numpy()
+        pooled = pooled_tokens(batch.pooling)
+        add_states(batch, self._final(x[places], pooled, batch, lambda t: t).numpy())
+        logits = self._final(x[places], batch.sample.row, batch, lambda t: linear(t, self._head))
+        return _softcap(logits * self._config.logit_scale, self._config.logit_softcap).numpy()
+
+    def _final(self, x: Torch, rows: Int32, batch: Batch, then: Callable[[Torch], Torch]) -> Torch:
+        """The normed final states of query tokens `rows`, each passed through `then`."""
+        tiles, places = _tile(batch.positions[rows])
+        chosen = torch.zeros(tiles * TILE, self._config.hidden)
+        chosen[places] = x[_index(rows)]
+        return _tiled(lambda t: then(self._norm(t, self._final_norm)), chosen)[places]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks, all layers."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, RowStep, RowTable
+from octavo_inference.core.model_input import Float32, Int32, Penalty, RowPooling, RowSamples, RowStep, RowTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Batch:
     `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
     `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step.
     `block_table[B, columns]` lists each sequence's blocks; entries after its last block are arbitrary valid blocks.
-    Several sample rows may name one query token (siblings of a request). The arrays are valid until the next step.
+    Several sample rows may name one query token (siblings of a request). `pooling` are hidden states to add to `sums`,
+    the row table's. The arrays are valid until the next step.
     """
 
     tokens: Int32
@@ -83,6 +84,8 @@ class Batch:
     seq_len: Int32
     block_table: Int32
     sample: SampleRows
+    pooling: RowPooling | None = None
+    sums: Float32 | None = None
 
 
 def gather(step: RowStep) -> Batch:
@@ -101,6 +104,8 @@ def gather(step: RowStep) -> Batch:
         seq_len=step.seq_len,
         block_table=table.blocks[step.row, :width],
         sample=_sample_rows(step.sample, table),
+        pooling=step.pooling,
+        sums=table.sums,
     )
 
 

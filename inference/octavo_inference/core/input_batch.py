@@ -12,6 +12,7 @@ from octavo_inference.core.model_input import (
     Int32,
     Penalty,
     RowChange,
+    RowPooling,
     RowSamples,
     RowStep,
     RowTable,
@@ -24,10 +25,13 @@ _NO_IDS = np.empty(0, np.int32)
 
 
 class InputBatch:
-    """Rows of running sequences, with at most `max_len` tokens per sequence and blocks of `block_size` tokens."""
+    """Rows of running sequences, with at most `max_len` tokens per sequence and blocks of `block_size` tokens.
 
-    def __init__(self, rows: int, max_len: int, block_size: int) -> None:
-        self.table = RowTable.zeros(rows, max_len, block_size)
+    `hidden` is the size of a pooled hidden state.
+    """
+
+    def __init__(self, rows: int, max_len: int, block_size: int, hidden: int = 0) -> None:
+        self.table = RowTable.zeros(rows, max_len, block_size, hidden)
         self._logprobs = np.zeros(rows, np.int32)
         self._free = list(range(rows - 1, -1, -1))
         self._changes: list[RowChange] = []
@@ -82,7 +86,7 @@ class InputBatch:
             logprobs=self._logprobs[chosen],
             penalties=[_penalty(s) if s.penalised or s.total < s.min_total else None for s in plan.samples],
         )
-        return RowStep(changes, rows, query_start, seq_len, sample, self.table)
+        return RowStep(changes, rows, query_start, seq_len, sample, self.table, _pooling(plan))
 
 
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
@@ -94,6 +98,20 @@ def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
     if plan.chunks:
         query_start[decodes + 1 :] = decodes + np.cumsum([n for _, n in plan.chunks])
     return rows, query_start, seq_len
+
+
+def _pooling(plan: SchedulerOutput) -> RowPooling | None:
+    """Mean pooling adds every token of a chunk, last pooling the last token of the prompt alone."""
+    entries = []
+    end = len(plan.decodes)
+    for sequence, taken in plan.chunks:
+        start, end = end, end + taken
+        done = sequence.computed + taken == sequence.total
+        if sequence.pooling == "mean":
+            entries.append((sequence.row, start, end, sequence.computed == 0, done))
+        elif sequence.pooling == "last" and done:
+            entries.append((sequence.row, end - 1, end, True, True))
+    return RowPooling(*np.array(entries, np.int32).T.copy()) if entries else None
 
 
 def _penalty(sequence: Sequence) -> Penalty:

@@ -26,20 +26,22 @@ class RowTable:
     """Rows of running sequences, in int32.
 
     `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, max_blocks]`: the block table; entries after a
-    sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`.
+    sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`. `sums[rows,
+    hidden]`, float32: sums of hidden states for embeddings (`RowPooling`), written by the backend.
     """
 
     tokens: Int32
     blocks: Int32
     sampling: Int32
+    sums: Float32
     block_size: int
 
     @classmethod
-    def zeros(cls, rows: int, max_len: int, block_size: int) -> RowTable:
+    def zeros(cls, rows: int, max_len: int, block_size: int, hidden: int = 0) -> RowTable:
         """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
         shapes = max_len, -(-max_len // block_size), len(SAMPLING)
         tokens, blocks, sampling = (np.zeros((rows, width), np.int32) for width in shapes)
-        return cls(tokens, blocks, sampling, block_size)
+        return cls(tokens, blocks, sampling, np.zeros((rows, hidden), np.float32), block_size)
 
 
 def sampling_columns(
@@ -97,6 +99,22 @@ class RowSamples:
 
 
 @dataclass(frozen=True, slots=True)
+class RowPooling:
+    """Hidden states to sum for embeddings, of P sequences: the states after the final norm, before lm_head.
+
+    The states of query tokens `first[P]` to `end[P]` are added in float32, one after another, to the sum of the
+    sequence in `row[P]`. So a sum has the same bits however its prompt is divided into chunks. Where `fresh[P]` is 1,
+    the sum starts from zero. Where `done[P]` is 1, the result of the step has it.
+    """
+
+    row: Int32
+    first: Int32
+    end: Int32
+    fresh: Int32
+    done: Int32
+
+
+@dataclass(frozen=True, slots=True)
 class RowStep:
     """One step's work: B sequences in `row[B]` of the table, after `changes` are applied in order.
 
@@ -114,17 +132,20 @@ class RowStep:
     seq_len: Int32
     sample: RowSamples
     table: RowTable | None = None
+    pooling: RowPooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """`tokens[R]` of the sample rows; for rows with logprobs, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
 
-    A token of -1 marks a row with NaN or infinite logits. The arrays may belong to the backend and are valid until its
-    next step.
+    A token of -1 marks a row with NaN or infinite logits. `pooled[D, hidden]` are the sums that the step completed, in
+    the order of its `pooling`; None if it has none. The arrays may belong to the backend and are valid until its next
+    step.
     """
 
     tokens: Int32
     logprob: Float32
     rank: Int32
     top: list[tuple[Int32, Float32] | None]
+    pooled: Float32 | None = None

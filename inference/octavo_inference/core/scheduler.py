@@ -91,7 +91,7 @@ class Scheduler:
             self._hash_prompt(sequence)
         sequence.state = SequenceState.WAITING
         sequence.enqueued = now
-        known = len(self.pool.match(sequence.hashes, now)) * self.block_size
+        known = len(self._match(sequence, sequence.hashes, now)) * self.block_size
         self.queue.push(sequence, max(1, sequence.total - max(known, sequence.swapped_tokens)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
@@ -111,7 +111,8 @@ class Scheduler:
         left = self._prompt_tokens(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
             missing = sequence.total - sequence.computed
-            if missing > 1 and left > 0 and (self.chunked or missing <= left):
+            # A single missing token is a decode, except in a prompt that is only embedded.
+            if missing > (sequence.pooling is None) and left > 0 and (self.chunked or missing <= left):
                 take = min(missing, left)
                 plan.chunks.append((sequence, take))
                 left -= take
@@ -252,7 +253,8 @@ class Scheduler:
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
         used = self._blocks(victim.computed)
-        if 0 < used <= self.host_free:
+        # The sum of a mean stays on the device, so its prompt is computed again as a whole.
+        if 0 < used <= self.host_free and victim.pooling != "mean":
             self.host_free -= used
             victim.swapped_tokens = victim.computed
             plan.swap_out.append((victim, victim.blocks[:used]))
@@ -276,6 +278,8 @@ class Scheduler:
 
     def _lost(self, sequence: Sequence) -> int:
         """Blocks to recompute after a preemption: those that neither the host nor the prefix cache keeps."""
+        if sequence.pooling == "mean":
+            return self._blocks(sequence.computed)
         if self._blocks(sequence.computed) <= self.host_free:
             return 0
         return sequence.computed // self.block_size - sequence.registered
@@ -303,7 +307,7 @@ class Scheduler:
         if growth >= self.max_running or self.pool.available <= growth:
             return 0
         # At least the last token is computed: its logits are needed for the next token.
-        hits = self.pool.match(sequence.hashes[: (sequence.total - 1) // self.block_size], now)
+        hits = self._match(sequence, sequence.hashes[: (sequence.total - 1) // self.block_size], now)
         need = self._blocks(sequence.total) - len(hits)
         computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
@@ -328,6 +332,10 @@ class Scheduler:
         sequence.level = level(sequence, now)
         self._start(sequence, computed)
         return min(missing, left)
+
+    def _match(self, sequence: Sequence, hashes: list[bytes], now: float) -> list[int]:
+        """Cached blocks at the start of a sequence. A mean is over the hidden states of all tokens: it uses none."""
+        return [] if sequence.pooling == "mean" else self.pool.match(hashes, now)
 
     def _start(self, sequence: Sequence, computed: int) -> None:
         sequence.capacity = len(sequence.blocks) * self.block_size
@@ -355,7 +363,11 @@ class Scheduler:
         end = len(plan.decodes)
         for sequence, taken in plan.chunks:
             end += taken
-            if sequence.computed + taken == sequence.total:
+            if sequence.computed + taken < sequence.total:
+                continue
+            if sequence.pooling is not None:
+                plan.pooled.append(sequence)
+            else:
                 plan.samples.append(sequence)
                 plan.sample_rows.append(end - 1)
                 if sequence.forks:

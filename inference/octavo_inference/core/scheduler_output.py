@@ -12,7 +12,7 @@ class SchedulerOutput:
     """One step's plan: `decodes` compute one token each, `chunks` the stated number; in this order in the batch.
 
     `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
-    request share one). `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of finished
+    request share one). `pooled` are the sequences whose embedding this step completes. `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of finished
     sequences that stay unused until their static batch ends.
 
     Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host. `swap_in` are
@@ -24,6 +24,7 @@ class SchedulerOutput:
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     samples: list[Sequence] = field(default_factory=list)
     sample_rows: list[int] = field(default_factory=list)
+    pooled: list[Sequence] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     swap_out: list[tuple[Sequence, list[int]]] = field(default_factory=list)

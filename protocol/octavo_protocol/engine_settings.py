@@ -21,6 +21,7 @@ Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]
 PolicyName = Literal["chat", "api", "batch"]
 PoolingName = Literal["mean", "last"]
+DEFAULT_POOLING: PoolingName = "last"
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,10 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Float32:
-        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens, adds pooled states."""
+        """Run the model: logits [R, vocab] of the sample rows.
+
+        Stores K and V of all query tokens, and adds pooled states to the batch's sums.
+        """
         tiles, places = _tile(batch.positions)
         x = torch.zeros(tiles * TILE, self._config.hidden)
         x[places] = self._embedding[_index(batch.tokens)] * self._config.embedding_scale

@@ -1,6 +1,7 @@
 """Settings of an engine, declared in `octavo_protocol.engine_settings`, where the operator reads them too."""
 
 from octavo_protocol.engine_settings import (
+    DEFAULT_POOLING,
     GPU_PROFILES,
     KV_MEMORY_PERCENT,
     PROFILES,
@@ -18,6 +19,7 @@ from octavo_protocol.engine_settings import (
 )
 
 __all__ = [
+    "DEFAULT_POOLING",
     "GPU_PROFILES",
     "KV_MEMORY_PERCENT",
     "PROFILES",

@@ -12,8 +12,8 @@ class SchedulerOutput:
     """One step's plan: `decodes` compute one token each, `chunks` the stated number; in this order in the batch.
 
     `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
-    request share one). `pooled` are the sequences whose embedding this step completes. `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of finished
-    sequences that stay unused until their static batch ends.
+    request share one). `pooled` are the sequences whose embedding this step completes. `preempted` sequences lost their
+    blocks and wait again. `idle_rows` are rows of finished sequences that stay unused until their static batch ends.
 
     Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host. `swap_in` are
     blocks to restore, with the index of the first saved block to copy. `block_copies` are pairs of source and

@@ -19,9 +19,12 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.checkpoints.sentence_transformers import declared_pooling
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
+from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
@@ -159,7 +162,7 @@ async def _start(
     """Load the tokenizer here and the weights in the engine process, generate one token, set ready."""
     # Both fail on a missing path. `gather` raises the first error and retrieves the second.
     (text, longest), info = await asyncio.gather(
-        asyncio.to_thread(_load_text, settings.engine.model), _start_engine(client, timeline)
+        asyncio.to_thread(_load_text, settings.engine.model, settings.pooling), _start_engine(client, timeline)
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
     timeline.mark("tokenizer")
@@ -184,7 +187,7 @@ async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo
     return info
 
 
-def _load_text(model: str) -> tuple[ServedModel, int]:
+def _load_text(model: str, pooling: PoolingName | None) -> tuple[ServedModel, int]:
     from octavo_inference.tokenizer.chat_template import ChatTemplate  # noqa: PLC0415 -- jinja: while the engine loads, not before
 
     words = load_words(model)
@@ -196,7 +199,7 @@ def _load_text(model: str) -> tuple[ServedModel, int]:
             )
         except ModelError as error:
             raise ModelError(f"{model}: {error}") from None
-    text = ServedModel(words.tokenizer, template)
+    text = ServedModel(words.tokenizer, template, pooling or declared_pooling(find_model(model)) or DEFAULT_POOLING)
     return text, text.longest_token
 
 

@@ -12,6 +12,7 @@ from octavo_inference.server.endpoint import HttpEndpoint, http_router
 from octavo_inference.server.errors import ApiError, not_ready
 from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
+from octavo_inference.server.rerank.endpoints import ENDPOINTS as RERANK
 from octavo_inference.server.service import Service
 from octavo_protocol import names
 
@@ -26,6 +27,7 @@ def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
 
     endpoints = [
         *OPENAI,
+        *RERANK,
         HttpEndpoint("GET", "/version", get_version),
         HttpEndpoint("GET", "/livez", livez),
         HttpEndpoint("GET", "/readyz", readyz),

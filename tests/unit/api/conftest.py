@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -94,6 +95,17 @@ class FakeEngine:
         return [self._advance(sequence) for sequence in self.sequences[:]]
 
     def _advance(self, sequence: FakeSequence) -> Output:
+        if sequence.request.pooling is not None:
+            self.sequences.remove(sequence)
+            vector = [1.0 + sequence.request.tokens[0] % 7, 2.0, 2.0, len(sequence.request.tokens)]
+            return Output(
+                id=sequence.request.id,
+                index=0,
+                tokens=[],
+                finish_reason="stop",
+                cached_tokens=7,
+                embedding=array("f", vector).tobytes(),
+            )
         token = sequence.left.pop(0)
         sequence.done += 1
         sampling = sequence.request.sampling
@@ -225,6 +237,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         ready: bool = True,
         tenant_header: bool = False,
         prefix_caching: bool = True,
+        hidden_size: int = 4,
         listen: bool = False,
         **engine_fields: object,
     ) -> AsyncIterator[Server]:
@@ -241,6 +254,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             threads=1,
             prefix_caching=prefix_caching,
             model_digest="weights",
+            hidden_size=hidden_size,
         )
         client = ThreadClient(engine, info)
         service = Service(

@@ -62,7 +62,10 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Float32:
-        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens, adds pooled states."""
+        """Run the model: logits [R, vocab] of the sample rows.
+
+        Stores K and V of all query tokens, and adds pooled states to the batch's sums.
+        """
         rows = torch.from_numpy(batch.sample.row.astype(np.int64))
         step = attention.paged_step(batch, self.block_size, self._pools)
         positions = torch.from_numpy(batch.positions.astype(np.int64))[None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +27,7 @@ from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import allocate_pool
+from octavo_inference.backends.cuda.pooling import Pooler
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
 from octavo_inference.backends.cuda.transfer import Transfer
@@ -52,15 +53,17 @@ _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """A launched step. `check` tests the device after an error."""
+    """A launched step. `pooled` are the sums that it completed. `check` tests the device after an error."""
 
     chosen: Chosen
+    pooled: Torch | None
     check: Callable[[], None]
 
     def collect(self) -> StepResult:
         """Wait for the result. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self.check):
-            return self.chosen.collect()
+            result = self.chosen.collect()
+        return result if self.pooled is None else replace(result, pooled=self.pooled.numpy())
 
 
 class CudaBackend:
@@ -83,12 +86,14 @@ class CudaBackend:
         self.block_size = decoder.limits.block_size
         self.num_blocks = decoder.pool.data.shape[1]
         self.vocab_size = decoder.config.vocab
+        self.hidden_size = decoder.config.hidden
         self.steps_ahead = 1
         self._device = device.torch
         self._failpoints = failpoints
         self._decoder = decoder
         self._rows = rows
         self._sampler = sampler
+        self._pooler = Pooler(decoder.buffers.pool_items, decoder.buffers.pool_sums)
         self._stage = Stage(decoder.buffers.inputs, decoder.limits)
         self._transfer = Transfer(decoder.pool)
         self.graphs: Graphs | None = None
@@ -198,7 +203,11 @@ class CudaBackend:
                 # again.
                 self._sampler.penalize(logits, step.sample)
                 self._sampler.choose(logits, inputs)
-            return CudaStep(self._sampler.send(logits, inputs, step.sample), self._synchronize)
+            pooled = None
+            if step.pooling is not None:
+                # Graphs do not contain pooling either. The last hidden states are valid until the next step.
+                pooled = self._pooler.pool(self._decoder.states(size.tokens), step.pooling)
+            return CudaStep(self._sampler.send(logits, inputs, step.sample), pooled, self._synchronize)
 
     def logits(self, step: RowStep) -> Float32:
         """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""

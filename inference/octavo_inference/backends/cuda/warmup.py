@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from octavo_inference.backends.cuda.buffers import StepLimits
-from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import Penalty, RowChange, RowPooling, RowSamples, RowStep, sampling_columns
 
 _PROMPTS = (16, 32, 64)
 
 
 def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
-    """Decodes from one sequence to all, prompts from a few tokens to a whole step, and each kind of sampling.
+    """Decodes from one sequence to all, prompts from a few tokens to a whole step, each kind of sampling, and pooling.
 
     All sequences write to block 0: no request owns a block yet.
     """
@@ -56,4 +56,6 @@ def _step(lengths: list[int], limits: StepLimits, sampling: str) -> RowStep:
         logprobs=np.full(len(rows), 1 if everything else -1, np.int32),
         penalties=[penalty] * len(rows),
     )
-    return RowStep(changes, rows, query_start, seq_len, samples)
+    fresh = np.ones(len(rows), np.int32)
+    pooling = RowPooling(row=rows, first=query_start[:-1], end=query_start[1:], fresh=fresh, done=fresh)
+    return RowStep(changes, rows, query_start, seq_len, samples, pooling=None if greedy else pooling)

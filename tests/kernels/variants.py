@@ -23,7 +23,7 @@ from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import Device
-from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import Penalty, RowChange, RowPooling, RowSamples, RowStep, sampling_columns
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
@@ -112,7 +112,10 @@ def step_of(rng: np.random.Generator, lengths: list[int], before: list[int], sam
             RowChange("sampling", i, 0, columns),
         ]
     sample = RowSamples((query_start[1:] - 1)[:samples], rows[:samples], seq_len[:samples], logprobs, penalties)
-    return RowStep(changes, rows, query_start, seq_len, sample)
+    pooled = np.arange(samples, len(lengths), dtype=np.int32)
+    fresh = (np.array(before, np.int32) == 0)[pooled].astype(np.int32)
+    pooling = RowPooling(pooled, query_start[:-1][pooled], query_start[1:][pooled], fresh, np.ones_like(fresh))
+    return RowStep(changes, rows, query_start, seq_len, sample, pooling=pooling if len(pooled) else None)
 
 
 def steps_of(rng: np.random.Generator, count: int) -> list[RowStep]:

@@ -29,7 +29,7 @@ from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.input_batch import InputBatch
-from octavo_inference.core.model_input import StepResult
+from octavo_inference.core.model_input import Float32, StepResult
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
@@ -354,13 +354,11 @@ class Engine:
             )
             if reason is not None:
                 self._live.finish(sequence)
-        return outputs + self._emit_pooled(plan, result)
+        return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
 
-    def _emit_pooled(self, plan: SchedulerOutput, result: StepResult) -> list[Output]:
+    def _emit_pooled(self, sequences: list[Sequence], sums: Float32) -> list[Output]:
         outputs: list[Output] = []
-        if result.pooled is None:
-            return outputs
-        for sequence, total in zip(plan.pooled, result.pooled, strict=True):
+        for sequence, total in zip(sequences, sums, strict=True):
             if sequence.state is SequenceState.FINISHED:
                 continue  # aborted or out of time since
             if not np.isfinite(total).all():

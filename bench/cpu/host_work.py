@@ -45,6 +45,7 @@ class NullDevice:
     name: str = "null"
     block_size: int = BLOCK_SIZE
     steps_ahead: int = 1
+    max_prompt_scores: int | None = None
     vocab_size: int = VOCAB
     hidden_size: int = 0
     waited: float = 0.0

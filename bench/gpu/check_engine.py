@@ -130,7 +130,7 @@ def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) ->
     """
     read, count = [*prompt, *tokens[:-1]], len(tokens)
     length = len(read)
-    table = RowTable.zeros(count, length + 1, BLOCK_SIZE)
+    table = RowTable.zeros(count, length + 1, BLOCK_SIZE, mixed or 0)
     table.tokens[0, :length], table.blocks[0] = read, np.arange(table.blocks.shape[1])
     table.sampling[:] = sampling_columns()
     rows, query = np.arange(count, dtype=np.int32), np.arange(len(prompt) - 1, length, dtype=np.int32)

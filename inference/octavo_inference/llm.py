@@ -47,13 +47,17 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers. `prompt` is None if the prompt was given as token ids."""
+    """A prompt and its answers. `prompt` is None if the prompt was given as token ids.
+
+    `prompt_logprobs` has an entry per prompt token if requested, None for the first.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ class LLM:
         tokens = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
         self._count += 1
         request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling, pooling=pooling)
-        outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
+        outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
         detokenizers = [Detokenizer(self.tokenizer, tokens, sampling.stop, sampling.min_tokens) for _ in outputs]
         return _Job(request, RequestOutput(request.id, text, tokens, outputs), detokenizers)
 
@@ -201,6 +205,8 @@ class LLM:
             completion.logprobs += delta.logprobs or []
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
         job.result.num_cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            job.result.prompt_logprobs = output.prompt_logprobs
         if delta.finish_reason is not None and output.finish_reason is None:
             self.engine.abort(output.id, output.index)
         return delta.finish_reason is not None

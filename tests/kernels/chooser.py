@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -10,6 +12,7 @@ from octavo_inference.backends.cuda.inputs import LaunchSize, Stage
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
 from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.logit_rules import NO_RULES
 from octavo_inference.core.model_input import (
     Float32,
     Penalty,
@@ -27,7 +30,7 @@ class Chooser:
     """A sampler for rows that are a sequence of one token each."""
 
     def __init__(self, vocab: int, rows: int, positions: int = 64, max_logprobs: int = 20) -> None:
-        limits = StepLimits(tokens=rows, rows=rows, positions=positions, block_size=16, processors=1)
+        limits = StepLimits(tokens=rows, rows=rows, positions=positions, block_size=16, processors=1, vocab=vocab)
         buffers = allocate(buffer_shapes(CONFIG, limits, torch.float32), torch.device("cpu"))
         self.rows = DeviceRows(buffers.table, buffers.changes, limits)
         self.sampler = Sampler(self.rows.table, vocab=vocab, max_rows=rows, max_logprobs=max_logprobs)
@@ -40,8 +43,7 @@ class Chooser:
         size = LaunchSize(count, count, count, count)
         self._stage.load(step, size)
         inputs, on_device = self._stage.inputs(size), torch.from_numpy(logits.copy())
-        self.sampler.penalize(on_device, step.sample)
-        self.sampler.choose(on_device, inputs)
+        self.sampler.choose(self.sampler.adjust(on_device, step.sample), inputs)
         return self.sampler.send(on_device, inputs, step.sample)
 
     def sample(self, logits: Float32, sample: SampleRows) -> StepResult:
@@ -64,9 +66,16 @@ def stated(sample: SampleRows) -> RowStep:
         penalties.append(None if adjust is None else penalty_of(adjust))
         if adjust is not None:
             changes.append(RowChange("tokens", i, 0, np.concatenate([adjust.prompt, adjust.output])))
+        rules = NO_RULES if adjust is None else adjust.rules
+        named = sample.report_ids[i] if sample.report_ids else None
+        if named is not None:
+            rules = replace(rules, report_ids=named)
+        changes.append(RowChange("rules", i, 0, rules.packed()))
+        changes.append(RowChange("mask", i, 0, rules.mask))
     count = len(penalties)
     rows = np.arange(count, dtype=np.int32)
-    samples = RowSamples(rows, rows, sample.position, sample.logprobs, penalties)
+    names = np.array([ids is not None for ids in sample.report_ids], np.int32)
+    samples = RowSamples(rows, rows, sample.position, sample.logprobs, penalties, names)
     return RowStep(changes, rows, np.arange(count + 1, dtype=np.int32), np.ones(count, np.int32), samples)
 
 
@@ -79,4 +88,6 @@ def penalty_of(adjust: LogitAdjust) -> Penalty:
         adjust.frequency_penalty,
         adjust.repetition_penalty,
         adjust.banned,
+        rules=adjust.rules is not NO_RULES,
+        mask=len(adjust.rules.mask) > 0,
     )

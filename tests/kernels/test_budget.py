@@ -105,7 +105,7 @@ def test_graphs_have_room_of_their_own_on_a_card() -> None:
         settings = EngineSettings(**SETTINGS | {"dtype": "bfloat16"} | given)
         return memory_needs(settings, config, weights, device, ALONE).beside_pool(32, 512)
 
-    room = graph_room(StepLimits(512, 32, 40, 16, 132))
+    room = graph_room(StepLimits(512, 32, 40, 16, 132, 1000))
     assert room > 64 * 2**20
     assert beside() == beside(cuda_graphs=True) == beside(cuda_graphs=False) + room
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_is_refused_by_its_name(given: dict[str, Any], sentence: 
 def test_the_rehearsal_needs_every_tile_that_serving_does(
     tokens: int, rows: int, positions: int, block_size: int
 ) -> None:
-    limits = StepLimits(tokens, rows, positions, block_size, 132)
+    limits = StepLimits(tokens, rows, positions, block_size, 132, 1000)
     steps = list(rehearsal(limits))
     sizes = [(int(step.query_start[-1]), len(step.row)) for step in steps]
     for step, (read, sequences) in zip(steps, sizes, strict=True):

@@ -17,6 +17,7 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.gather import gather
 from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, RowTable
+from octavo_inference.core.request import Output, TokenLogprobs
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor, Weights
 
@@ -155,6 +156,58 @@ def embedded(backend: Backend, pooling: str, **limits: Any) -> Runner:
     return runner
 
 
+def with_rules(backend: Backend, **limits: Any) -> tuple[Runner, list[Output]]:
+    """Rows with every kind of rule beside rows without any, prompts with log-probabilities, an answer cut short."""
+    runner = make_runner(backend, max_model_len=LONGEST, **({"budget": 40, "max_running": 8} | limits))
+    given: list[dict[str, Any]] = [
+        {"logit_bias": {3: 6.0, 9: -40.0}, "logprobs": 2, "prompt_logprobs": 1},
+        {"allowed_token_ids": range(0, 60, 4), "frequency_penalty": 1.5, "prompt_logprobs": 0},
+        {"bad_words": [[a, b] for a in range(11) for b in range(11)], "logprob_token_ids": [4, 0]},
+        {
+            "temperature": 0.9,
+            "allowed_token_ids": range(20),
+            "bad_words": [[1], [2, 3]],
+            "logit_bias": {2: 2.0},
+            "n": 2,
+        },
+        {"prompt_logprobs": 3},
+        {"allowed_token_ids": [8], "bad_words": [[8, 8, 8]], "logprobs": 0},
+    ]
+    for i, one in enumerate(given):
+        runner.submit(str(i), PROMPTS[i % 3], **{"seed": i, "max_tokens": 6, "ignore_eos": True, **one})
+    outputs = []
+    while runner.engine.has_work:
+        outputs += runner.step()
+    return runner, outputs
+
+
+@pytest.mark.parametrize(
+    ("blocks", "limits"),
+    [(32, {}), (32, {"budget": 7, "max_running": 3}), (6, {"host_blocks": 20})],
+    ids=["company", "chunks", "preemption"],
+)
+def test_rules_and_prompt_log_probabilities_are_those_of_the_reference(blocks: int, limits: dict[str, Any]) -> None:
+    runner, outputs = with_rules(cuda(tiny_model(), blocks), **limits)
+    expected, ruled = with_rules(reference(tiny_model()), caching=False)
+    assert runner.tokens == expected.tokens
+    assert {key: final.finish_reason for key, final in runner.final.items()} == {
+        key: final.finish_reason for key, final in expected.final.items()
+    }
+    for field in ("logprobs", "prompt_logprobs"):
+        for key in runner.tokens:
+            found, wanted = (reported(each, key, field) for each in (outputs, ruled))
+            assert [(e.rank, e.top_ids) for e in found] == [(e.rank, e.top_ids) for e in wanted]
+            for mine, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(
+                    [mine.logprob, *mine.top_logprobs], [other.logprob, *other.top_logprobs], atol=2e-5
+                )
+
+
+def reported(outputs: list[Output], key: tuple[str, int], field: str) -> list[TokenLogprobs]:
+    entries = [getattr(output, field) or [] for output in outputs if (output.id, output.index) == key]
+    return [entry for part in entries for entry in part if entry is not None]
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Model:
     return MODELS[request.param]()
@@ -212,7 +265,7 @@ def test_a_card_without_fp8_is_told_to_keep_int8() -> None:
 def prompt(tokens: np.ndarray, blocks: list[int]) -> RowStep:
     """All of one sequence, logits of each token."""
     count = len(tokens)
-    table = RowTable.zeros(1, LONGEST, BLOCK)
+    table = RowTable.zeros(1, LONGEST, BLOCK, CONFIG.vocab)
     table.tokens[0, :count], table.blocks[0, : len(blocks)] = tokens, blocks
     changes = [RowChange("tokens", 0, 0, table.tokens[0]), RowChange("blocks", 0, 0, table.blocks[0])]
     at, own = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)

@@ -147,10 +147,10 @@ class Fake:
 
 
 def test_sizes_of_the_start_and_of_idle_moments() -> None:
-    first, later = shapes(StepLimits(tokens=2048, rows=100, positions=64, block_size=16, processors=1))
+    first, later = shapes(StepLimits(tokens=2048, rows=100, positions=64, block_size=16, processors=1, vocab=1000))
     assert [shape.sequences for shape in first] == [100, 64, 32, 16, 8, 4, 2, 1]
     assert [shape.sequences for shape in later] == [96, 88, 80, 72, 56, 48, 40, 24]
-    few, none = shapes(StepLimits(tokens=3, rows=100, positions=64, block_size=16, processors=1))
+    few, none = shapes(StepLimits(tokens=3, rows=100, positions=64, block_size=16, processors=1, vocab=1000))
     assert [shape.sequences for shape in few] == [3, 2, 1], "a step has no more tokens"
     assert none == []
 
@@ -243,7 +243,7 @@ def test_a_capture_that_one_of_several_gpus_fails_ends_them_all() -> None:
 
 
 def test_room_goes_by_the_number_of_shapes() -> None:
-    small, large = (StepLimits(2048, rows, 64, 16, 1) for rows in (8, 256))
+    small, large = (StepLimits(2048, rows, 64, 16, 1, 1000) for rows in (8, 256))
     assert graph_room(large) - graph_room(small) == (35 - 4) * 4 * 2**20
 
 

@@ -185,7 +185,7 @@ change = st.builds(
 @settings(max_examples=scaled(30), deadline=None)
 @given(st.lists(change, max_size=12), st.sampled_from([1500, 6000, 1 << 16]))
 def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, int, int, int]], room: int) -> None:
-    limits = StepLimits(tokens=8, rows=2, positions=3000, block_size=16, processors=1)
+    limits = StepLimits(tokens=8, rows=2, positions=3000, block_size=16, processors=1, vocab=1000)
     buffers = allocate(buffer_shapes(CONFIG, limits, torch.float32), torch.device("cpu"))
     rows = DeviceRows(buffers.table, torch.zeros(room, dtype=torch.int32), limits)
     expected = {name: getattr(rows.table, name).numpy().copy() for name in ("tokens", "blocks", "sampling")}
@@ -200,7 +200,7 @@ def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, i
 
 
 def test_a_change_behind_the_end_of_a_row_is_refused() -> None:
-    limits = StepLimits(tokens=8, rows=2, positions=30, block_size=16, processors=1)
+    limits = StepLimits(tokens=8, rows=2, positions=30, block_size=16, processors=1, vocab=1000)
     table = torch.zeros(buffer_shapes(CONFIG, limits, torch.float32).table.shape, dtype=torch.int32)
     rows = DeviceRows(table, torch.zeros(100, dtype=torch.int32), limits)
     with pytest.raises(ValueError, match="a change of blocks up to column 3 of a row; a row has 2"):

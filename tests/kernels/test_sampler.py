@@ -18,7 +18,9 @@ from octavo_inference.backends.cuda.kernels.sample import choose, edge
 from octavo_inference.backends.cuda.kernels.vocab_reductions import first_past
 from octavo_inference.backends.cuda.sampling import sampler_bytes
 from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.logit_rules import logit_rules
 from octavo_inference.core.model_input import SAMPLING, Float32, StepResult
+from octavo_inference.core.request import SamplingParams
 from octavo_inference.core.sampling import sample
 
 from .chooser import Chooser
@@ -38,6 +40,7 @@ class Row:
     position: int = 0
     logprobs: int = -1
     adjust: LogitAdjust | None = None
+    report_ids: tuple[int, ...] = ()
 
 
 def sample_rows(rows: list[Row]) -> SampleRows:
@@ -54,6 +57,7 @@ def sample_rows(rows: list[Row]) -> SampleRows:
         min_p=column("min_p", np.float32),
         logprobs=column("logprobs", np.int32),
         adjust=[row.adjust for row in rows],
+        report_ids=[np.array(row.report_ids, np.int32) if row.report_ids else None for row in rows],
     )
 
 
@@ -105,7 +109,7 @@ EDGES: list[tuple[str, list[float], Row, int | None]] = [
     ("greedy takes the lowest of equals", [1, 3, 3, 3], Row(temperature=0), 1),
     ("greedy sees minus infinity", [-INF, -INF, -5, -INF], Row(temperature=0), 2),
     ("one that is possible", [-INF, -INF, -5, -INF], Row(top_p=0.5, top_k=3), 2),
-    ("none that is possible", [-INF] * 4, Row(), -1),
+    ("none that is possible", [-INF] * 4, Row(), -2),
     ("a NaN", [1, 2, float("nan"), 0], Row(), -1),
     ("a NaN, greedily", [float("nan"), 2, 1, 0], Row(temperature=0), -1),
     ("infinity", [1, INF, 2, 0], Row(temperature=0), -1),
@@ -223,6 +227,58 @@ def test_a_batch_can_be_launched_before_the_one_before_is_collected() -> None:
         assert top is not None
         assert ruled is not None
         assert top[0].tolist() == ruled[0].tolist()
+
+
+def rules(vocab: int, i: int) -> LogitAdjust:
+    """Every kind of rule, alone and with the others and with penalties, over the same output."""
+    words = [[3], [9, 4], [8, 9, 5], [1, 8, 9, 6], [9, 9]]
+    given = SamplingParams(
+        logit_bias={2: 4.0, 7: -100.0, vocab - 1: 2.0} if i % 2 else {},
+        allowed_token_ids=range(i, vocab, 3) if i % 3 == 0 else (),
+        bad_words=words if i % 5 < 3 else (),
+    )
+    output, banned = np.array([1, 8, 9], np.int32), np.array([0, 11] if i % 4 == 0 else [], np.int32)
+    prompt = np.array([8, 9, 7], np.int32)
+    return LogitAdjust(prompt, output, 0.3 * (i % 2), 0.0, 1.2, banned, logit_rules(given, vocab))
+
+
+@pytest.mark.parametrize("vocab", [32, 99])
+def test_rules_of_requests_beside_rows_without_any(vocab: int, record: Callable[..., None]) -> None:
+    logits = np.stack([logits_of("normal", vocab, seed) for seed in range(40)])
+    rows = [
+        Row(
+            temperature=0.8 * (i % 3),
+            seed=i,
+            logprobs=2 if i % 4 == 1 else 3 if i % 4 == 2 else -1,
+            adjust=rules(vocab, i) if i % 3 else None,
+            report_ids=(5, 0, 7) if i % 4 == 2 else (),
+        )
+        for i in range(40)
+    ]
+    given = sample_rows(rows)
+    found, expected = Chooser(vocab, 40).sample(logits, given), sample(logits, given)
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    for mine, other in zip(found.top, expected.top, strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            assert mine[0].tolist() == other[0].tolist()
+            np.testing.assert_allclose(mine[1], other[1], atol=2e-6)
+    np.testing.assert_allclose(found.logprob, expected.logprob, atol=2e-6)
+    assert found.rank.tolist() == expected.rank.tolist()
+    record("sample: tokens that differ", f"{logits.shape} with rules", torch.float32, 0.0)
+
+
+def test_log_probabilities_are_of_the_model_and_not_of_the_rules() -> None:
+    logits = logits_of("normal", 32, 0)[None]
+    only = int(logits.argmin())
+    allowed = logit_rules(SamplingParams(allowed_token_ids=[only]), 32)
+    nothing = np.empty(0, np.int32)
+    adjust = LogitAdjust(nothing, nothing, 0.0, 0.0, 1.0, nothing, allowed)
+    found = Chooser(32, 1).sample(logits, sample_rows([Row(logprobs=1, adjust=adjust)]))
+    plain = Chooser(32, 1).sample(logits, sample_rows([Row(temperature=0, logprobs=1)]))
+    assert found.tokens.tolist() == [only]
+    assert found.rank.tolist() == [32]
+    assert found.top[0][1].tolist() == plain.top[0][1].tolist()  # type: ignore[index]
 
 
 def test_no_rows() -> None:

@@ -15,6 +15,8 @@ from octavo_inference.backends.cuda.kernels.penalties import penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
 from octavo_inference.core import sampling as rule
 from octavo_inference.core.gather import LogitAdjust
+from octavo_inference.core.logit_rules import logit_rules
+from octavo_inference.core.request import SamplingParams
 
 VOCAB = 128_256
 ROWS = 32
@@ -25,6 +27,9 @@ KINDS = {
     "cut": [(1.0, 0.9, 0, 0.0), (1.0, 1.0, 40, 0.0), (1.0, 1.0, 0, 0.05), (0.8, 0.95, 50, 0.01), (2.0, 0.5, 1000, 0.0)],
 }
 Prepare = Callable[[Place], Trial]
+RULES = logit_rules(
+    SamplingParams(logit_bias={3: 2.0, 7: -100.0}, bad_words=[[5], [6, 7], [1, 2, 3]], logprob_token_ids=[4]), VOCAB
+)
 
 
 def sizes(place: Place) -> tuple[int, int]:
@@ -101,7 +106,15 @@ def penalized(place: Place) -> Trial:
     before = logits.cpu().clone() if logits.device.type != "meta" else logits
     count, rng = place.pick(500, 7), np.random.default_rng(0)
     adjusts = [
-        LogitAdjust(prompt, output, presence_penalty=0.2, frequency_penalty=0.1, repetition_penalty=1.1, banned=banned)
+        LogitAdjust(
+            prompt,
+            output,
+            presence_penalty=0.2,
+            frequency_penalty=0.1,
+            repetition_penalty=1.1,
+            banned=banned,
+            rules=RULES,
+        )
         for prompt, output, banned in (
             [rng.integers(0, vocab, length).astype(np.int32) for length in (count, count, 3)] for _ in range(rows)
         )
@@ -109,15 +122,18 @@ def penalized(place: Place) -> Trial:
     history = torch.tensor(np.stack([np.concatenate([a.prompt, a.output]) for a in adjusts]), device=place.device)
     banned = torch.tensor(np.concatenate([a.banned for a in adjusts]), device=place.device)
     factors = np.array([1.1, 0.1, 0.2], np.float32).view(np.int32).tolist()
-    header = [[row, row, 0, count, 2 * count, 3 * row, 3 * row + 3, *factors] for row in range(rows)]
+    header = [[row, row, 0, count, 2 * count, 3 * row, 3 * row + 3, *factors, 2 * count, 1] for row in range(rows)]
     headers = torch.tensor(header, dtype=torch.int32, device=place.device)
+    rules = torch.tensor(np.tile(RULES.packed(), (rows, 1)), device=place.device)
     counts = torch.zeros((rows, vocab), dtype=torch.int32, device=place.device)
 
     def pairs() -> list[Pair]:
         expected = [rule.adjust_logits(row, adjust) for row, adjust in zip(before.numpy(), adjusts, strict=True)]
         return [(logits, torch.from_numpy(np.stack(expected))), (counts, torch.zeros_like(counts))]
 
-    return Trial(lambda: penalize(logits, headers, history, banned, counts), pairs, 1e-6, 3 * 4 * history.numel())
+    return Trial(
+        lambda: penalize(logits, headers, history, rules, banned, counts), pairs, 1e-6, 3 * 4 * history.numel()
+    )
 
 
 def masked(place: Place, rows: int, vocab: int) -> Trial:
@@ -127,7 +143,8 @@ def masked(place: Place, rows: int, vocab: int) -> Trial:
     logits = place.randn(rows, vocab, dtype=torch.float32)
     banned = torch.from_numpy(~allowed[:, :vocab]).to(place.device)
     expected = logits.masked_fill(banned, float("-inf"))
-    return Trial(lambda: apply_bitmask(logits, mask), lambda: [(logits, expected)], 0.0, size_of(mask, logits))
+    pairs = torch.arange(rows, device=place.device, dtype=torch.int32)[:, None].repeat(1, 2)
+    return Trial(lambda: apply_bitmask(logits, mask, pairs), lambda: [(logits, expected)], 0.0, size_of(mask, logits))
 
 
 CASES = [

@@ -10,6 +10,7 @@ chunks, after a prefix hit or after a preemption, with any other sequences in th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,16 +19,17 @@ from torch import Tensor as Torch
 from torch.nn.functional import gelu, linear, silu
 
 from octavo_inference.core.backend import CompletedStep
-from octavo_inference.core.gather import Batch, gather
-from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
+from octavo_inference.core.gather import Batch, ScoreRows, gather
+from octavo_inference.core.model_input import Float32, Int32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
-from octavo_inference.core.sampling import sample
+from octavo_inference.core.sampling import joined, sample, score
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
 
 TILE = 8
 DEFAULT_BLOCK_SIZE = 32
 KV_ELEMENT_BYTES = 4
+_SCORED_ROWS = 8 * TILE  # rows of logits that exist at a time while a prompt is scored
 
 
 class _Layer:
@@ -54,6 +56,7 @@ class ReferenceBackend:
     ) -> None:
         self.name = "reference"
         self.steps_ahead = 0
+        self.max_prompt_scores: int | None = None
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = config.vocab
@@ -80,31 +83,52 @@ class ReferenceBackend:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""
-        return with_pooled(sample(self.logits(batch), batch.sample), batch)
+        x, places = self._forward(batch)
+        add_states(batch, self._final(x, places, batch, pooled_tokens(batch.pooling), lambda t: t).numpy())
+        result = with_pooled(sample(self._read_out(x, places, batch, batch.sample.row), batch.sample), batch)
+        return replace(result, scores=[self._score(x, places, batch, rows) for rows in batch.scores])
+
+    def logits(self, batch: Batch) -> Float32:
+        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens."""
+        return self._read_out(*self._forward(batch), batch, batch.sample.row)
 
     @torch.inference_mode()
-    def logits(self, batch: Batch) -> Float32:
-        """Run the model: logits [R, vocab] of the sample rows.
-
-        Stores K and V of all query tokens, and adds pooled states to the batch's sums.
-        """
+    def _forward(self, batch: Batch) -> tuple[Torch, Torch]:
+        """The last hidden states in tiles, and the place in them of each query token."""
         tiles, places = _tile(batch.positions)
         x = torch.zeros(tiles * TILE, self._config.hidden)
         x[places] = self._embedding[_index(batch.tokens)] * self._config.embedding_scale
         for number, layer in enumerate(self._layers):
             x = x + self._config.residual_scale * self._attention(number, layer, x, places, batch)
             x = x + self._config.residual_scale * self._mlp(layer, x)
-        pooled = pooled_tokens(batch.pooling)
-        add_states(batch, self._final(x[places], pooled, batch, lambda t: t).numpy())
-        logits = self._final(x[places], batch.sample.row, batch, lambda t: linear(t, self._head))
+        return x, places
+
+    def _score(self, x: Torch, places: Torch, batch: Batch, rows: ScoreRows) -> ScoredTokens:
+        pieces = range(0, len(rows.row), _SCORED_ROWS)
+        return joined(
+            [
+                score(
+                    self._read_out(x, places, batch, rows.row[at : at + _SCORED_ROWS]),
+                    rows.tokens[at : at + _SCORED_ROWS],
+                    rows.logprobs,
+                )
+                for at in pieces
+            ]
+        )
+
+    @torch.inference_mode()
+    def _read_out(self, x: Torch, places: Torch, batch: Batch, rows: Int32) -> Float32:
+        """The logits of some query tokens."""
+        logits = self._final(x, places, batch, rows, lambda t: linear(t, self._head))
         return _softcap(logits * self._config.logit_scale, self._config.logit_softcap).numpy()
 
-    def _final(self, x: Torch, rows: Int32, batch: Batch, then: Callable[[Torch], Torch]) -> Torch:
+    @torch.inference_mode()
+    def _final(self, x: Torch, places: Torch, batch: Batch, rows: Int32, then: Callable[[Torch], Torch]) -> Torch:
         """The normed final states of query tokens `rows`, each passed through `then`."""
-        tiles, places = _tile(batch.positions[rows])
-        chosen = torch.zeros(tiles * TILE, self._config.hidden)
-        chosen[places] = x[_index(rows)]
-        return _tiled(lambda t: then(self._norm(t, self._final_norm)), chosen)[places]
+        tiles, chosen = _tile(batch.positions[rows])
+        last = torch.zeros(tiles * TILE, self._config.hidden)
+        last[chosen] = x[places[_index(rows)]]
+        return _tiled(lambda t: then(self._norm(t, self._final_norm)), last)[chosen]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks, all layers."""

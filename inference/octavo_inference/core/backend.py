@@ -49,10 +49,17 @@ class Backend(Protocol):
     0 if the backend reads tokens from the engine's row table; 1 if it keeps a copy and writes sampled tokens there.
     """
 
-    def launch(self, step: RowStep) -> StepHandle:
-        """Run the model over a step, store K and V, and sample. The step may also be queued behind earlier launches.
+    max_prompt_scores: int | None
+    """How many tokens of prompts with log-probabilities a step may compute.
 
-        Steps are collected in launch order. A single request cannot make it raise.
+    None for any number: the backend scores them in pieces.
+    """
+
+    def launch(self, step: RowStep) -> StepHandle:
+        """Run the model over a step, store K and V, sample, and score prompt tokens.
+
+        The step may also be queued behind earlier launches. Steps are collected in launch order. A single request
+        cannot make it raise.
         """
         ...
 

@@ -29,7 +29,8 @@ from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.input_batch import InputBatch
-from octavo_inference.core.model_input import Float32, StepResult
+from octavo_inference.core.logit_rules import logit_rules
+from octavo_inference.core.model_input import NO_CHOICE, Float32, StepResult
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
@@ -105,7 +106,9 @@ class Engine:
         self._arrivals = 0
         self._failures = 0
         self._prefill_budget = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
-        self._rows = InputBatch(limits.max_running, limits.max_model_len, backend.block_size, backend.hidden_size)
+        self._rows = InputBatch(
+            limits.max_running, limits.max_model_len, backend.block_size, config.vocab, backend.hidden_size
+        )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
         self._depth = backend.steps_ahead if limits.overlap else 0
@@ -123,6 +126,7 @@ class Engine:
             static_wait=limits.static_wait,
             prefill_budget=self._prefill_budget,
             host_blocks=limits.host_blocks,
+            max_scores=backend.max_prompt_scores,
             failpoints=self._failpoints,
         )
         self._live = RequestTable(self.scheduler, clock)
@@ -160,6 +164,7 @@ class Engine:
             answer = 0
         limit = min(len(prompt) + answer, self.limits.max_model_len)
         seed = self._entropy() if sampling.seed is None else sampling.seed
+        rules = logit_rules(sampling, self.config.vocab)
         policy = list(POLICIES).index(request.cache_policy or self.limits.cache_policy)
         sequences = []
         for index in range(sampling.n):
@@ -176,6 +181,7 @@ class Engine:
                     arrival=self._arrivals,
                     arrived=now,
                     policy=policy,
+                    rules=rules,
                 )
             )
         self._live.add(sequences, now)
@@ -323,9 +329,19 @@ class Engine:
 
     def _emit(self, plan: SchedulerOutput, result: StepResult) -> list[Output]:
         outputs: list[Output] = []
+        for chunk, scored in zip(plan.scores, result.scores, strict=True):
+            if chunk.sequence.state is SequenceState.FINISHED:
+                continue
+            if np.isnan(scored.logprob).any():
+                outputs += self._refuse_numbers(chunk.sequence)
+            else:
+                chunk.scores.store(chunk.position, scored)
         for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
             if sequence.state is SequenceState.FINISHED:
                 continue  # ended by an earlier token, an abort, or a sibling with NaN logits
+            if token == NO_CHOICE and (sequence.rules.changes_logits or sequence.num_known_tokens < sequence.min_total):
+                outputs.append(self._end_without_choice(sequence))
+                continue
             if token < 0:
                 outputs += self._refuse_numbers(sequence)
                 continue
@@ -346,7 +362,8 @@ class Engine:
                     id=sequence.request.id,
                     index=sequence.index,
                     tokens=[token],
-                    logprobs=None if sequence.request.sampling.logprobs is None else [_logprobs(result, i)],
+                    logprobs=[_logprobs(result, i)] if sequence.request.sampling.reports_logprobs else None,
+                    prompt_logprobs=_prompt_logprobs(sequence),
                     finish_reason=reason,
                     stop_reason=stop,
                     cached_tokens=sequence.cached,
@@ -377,6 +394,20 @@ class Engine:
             )
             self._live.finish(sequence)
         return outputs
+
+    def _end_without_choice(self, sequence: Sequence) -> Output:
+        """End a sequence whose own rules ban every token."""
+        output = Output(
+            id=sequence.request.id,
+            index=sequence.index,
+            tokens=[],
+            logprobs=[] if sequence.request.sampling.reports_logprobs else None,
+            prompt_logprobs=_prompt_logprobs(sequence),
+            finish_reason="stop",
+            cached_tokens=sequence.cached,
+        )
+        self._live.finish(sequence)
+        return output
 
     def _expire(self, now: float) -> list[Output]:
         """End the requests past their deadline: with the tokens they have, or with an error if they have none."""
@@ -442,6 +473,12 @@ class Engine:
         for request in requests.values():
             log.error("a request ended with the step that failed", extra={"request_id": request.request_id})
         return [output for request_id in requests for output in self._live.end(request_id, "error", message)]
+
+
+def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:
+    """What the first output of a sequence carries; None for later ones and for sequences without."""
+    scores = sequence.scores
+    return None if scores is None or scores.reported else scores.report()
 
 
 def _logprobs(result: StepResult, i: int) -> TokenLogprobs:

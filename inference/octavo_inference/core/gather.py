@@ -6,13 +6,25 @@ of sequence lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.core.model_input import Float32, Int32, Penalty, RowPooling, RowSamples, RowStep, RowTable
+from octavo_inference.core.logit_rules import NO_RULES, LogitRules, unpacked
+from octavo_inference.core.model_input import (
+    Float32,
+    Int32,
+    Penalty,
+    PromptScores,
+    RowPooling,
+    RowSamples,
+    RowStep,
+    RowTable,
+)
+
+_NO_IDS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +33,8 @@ class SampleRows:
 
     `row` indexes the batch's query tokens. `position` is the position of the sampled token; with `seed` it keys the
     random number. `temperature` 0 is greedy; `top_k` 0 keeps all. `logprobs` is the number of alternatives to report,
-    -1 for none. `adjust[i]` is None for rows without penalties or banned tokens.
+    -1 for none. `adjust[i]` is None for rows whose logits do not change. `report_ids[i]` are the ids to report instead
+    of the best ones, or None; the list is empty if no row has any.
     """
 
     row: Int32
@@ -33,6 +46,7 @@ class SampleRows:
     min_p: Float32
     logprobs: Int32
     adjust: list[LogitAdjust | None]
+    report_ids: list[Int32 | None] = field(default_factory=list)
 
     @classmethod
     def greedy(cls, row: Int32, position: Int32) -> SampleRows:
@@ -55,7 +69,8 @@ class LogitAdjust(NamedTuple):  # one per row and step: a dataclass takes three 
     """Changes to one row of logits before sampling.
 
     `prompt` and `output` are the tokens so far (repetition penalty sees both; presence and frequency only the output,
-    as in the OpenAI API). `banned` ids get -inf (end-of-sequence and stop ids before `min_tokens`).
+    as in the OpenAI API). `banned` ids get -inf (end-of-sequence and stop ids before `min_tokens`). `rules` are the
+    request's own.
     """
 
     prompt: Int32
@@ -64,6 +79,18 @@ class LogitAdjust(NamedTuple):  # one per row and step: a dataclass takes three 
     frequency_penalty: float
     repetition_penalty: float
     banned: Int32
+    rules: LogitRules = NO_RULES
+
+
+class ScoreRows(NamedTuple):
+    """Prompt tokens whose log-probabilities are requested: `tokens[n]`, each after query token `row[n]` of the batch.
+
+    `logprobs` is the number of alternatives.
+    """
+
+    row: Int32
+    tokens: Int32
+    logprobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +100,8 @@ class Batch:
     `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
     `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step.
     `block_table[B, columns]` lists each sequence's blocks; entries after its last block are arbitrary valid blocks.
-    Several sample rows may name one query token (siblings of a request). `pooling` are hidden states to add to `sums`,
-    the row table's. The arrays are valid until the next step.
+    Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score,
+    `pooling` the hidden states to add to `sums`, the row table's. The arrays are valid until the next step.
     """
 
     tokens: Int32
@@ -86,6 +113,7 @@ class Batch:
     sample: SampleRows
     pooling: RowPooling | None = None
     sums: Float32 | None = None
+    scores: list[ScoreRows] = field(default_factory=list)
 
 
 def gather(step: RowStep) -> Batch:
@@ -106,6 +134,7 @@ def gather(step: RowStep) -> Batch:
         sample=_sample_rows(step.sample, table),
         pooling=step.pooling,
         sums=table.sums,
+        scores=[_score_rows(scores, table) for scores in step.scores],
     )
 
 
@@ -131,17 +160,31 @@ def _sample_rows(sample: RowSamples, table: RowTable) -> SampleRows:
         min_p=floats[5],
         logprobs=sample.logprobs,
         adjust=_adjustments(sample, table),
+        report_ids=_report_ids(sample, table),
     )
+
+
+def _report_ids(sample: RowSamples, table: RowTable) -> list[Int32 | None]:
+    rows = zip(sample.report_ids.tolist(), sample.row.tolist(), strict=False)
+    return [unpacked(table.rules[row], _NO_IDS).report_ids if wanted else None for wanted, row in rows]
+
+
+def _score_rows(scores: PromptScores, table: RowTable) -> ScoreRows:
+    first, end = scores.position + 1, scores.position + 1 + scores.count
+    query = np.arange(scores.query, scores.query + scores.count, dtype=np.int32)
+    return ScoreRows(query, table.tokens[scores.row, first:end], scores.logprobs)
 
 
 def _adjustments(sample: RowSamples, table: RowTable) -> list[LogitAdjust | None]:
     if not any(sample.penalties):
         return [None] * len(sample.penalties)
     rows = zip(sample.penalties, sample.row.tolist(), strict=True)
-    return [None if penalty is None else _adjustment(penalty, table.tokens[row]) for penalty, row in rows]
+    return [None if penalty is None else _adjustment(penalty, table, row) for penalty, row in rows]
 
 
-def _adjustment(penalty: Penalty, tokens: Int32) -> LogitAdjust:
+def _adjustment(penalty: Penalty, table: RowTable, row: int) -> LogitAdjust:
+    tokens = table.tokens[row]
+    mask = table.mask[row] if penalty.mask else _NO_IDS
     return LogitAdjust(
         prompt=tokens[: penalty.prompt_len],
         output=tokens[penalty.prompt_len : penalty.total],
@@ -149,4 +192,9 @@ def _adjustment(penalty: Penalty, tokens: Int32) -> LogitAdjust:
         frequency_penalty=penalty.frequency_penalty,
         repetition_penalty=penalty.repetition_penalty,
         banned=penalty.banned,
+        rules=unpacked(table.rules[row], mask)
+        if penalty.rules
+        else LogitRules(mask=mask)
+        if penalty.mask
+        else NO_RULES,
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from octavo_inference.core.logit_rules import NO_RULES
 from octavo_inference.core.model_input import (
     Int32,
     Penalty,
+    PromptScores,
     RowChange,
     RowPooling,
     RowSamples,
@@ -30,9 +32,10 @@ class InputBatch:
     `hidden` is the size of a pooled hidden state.
     """
 
-    def __init__(self, rows: int, max_len: int, block_size: int, hidden: int = 0) -> None:
-        self.table = RowTable.zeros(rows, max_len, block_size, hidden)
+    def __init__(self, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0) -> None:
+        self.table = RowTable.zeros(rows, max_len, block_size, vocab, hidden)
         self._logprobs = np.zeros(rows, np.int32)
+        self._report_ids = np.zeros(rows, np.int32)
         self._free = list(range(rows - 1, -1, -1))
         self._changes: list[RowChange] = []
 
@@ -61,12 +64,26 @@ class InputBatch:
             RowChange("blocks", row, 0, blocks),
             RowChange("sampling", row, 0, table.sampling[row]),
         ]
+        if sequence.rules is not NO_RULES:
+            self._enter_rules(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Free the row of a sequence. The sequence keeps a copy of its tokens."""
         sequence.tokens = sequence.tokens[: sequence.total].copy()
+        self._report_ids[sequence.row] = 0
         self._free.append(sequence.row)
         sequence.row = -1
+
+    def _enter_rules(self, sequence: Sequence) -> None:
+        rules, row = sequence.rules, sequence.row
+        packed = rules.packed()
+        entry, mask = self.table.rules[row, : len(packed)], self.table.mask[row, : len(rules.mask)]
+        entry[:], mask[:] = packed, rules.mask
+        self._changes.append(RowChange("rules", row, 0, entry))
+        if len(mask):
+            self._changes.append(RowChange("mask", row, 0, mask))
+        if len(rules.report_ids):
+            self._logprobs[row], self._report_ids[row] = len(rules.report_ids), 1
 
     def set_block(self, sequence: Sequence, index: int, block: int) -> None:
         """Write one entry of a sequence's block table."""
@@ -85,8 +102,13 @@ class InputBatch:
             position=np.array([s.total for s in plan.samples], np.int32),
             logprobs=self._logprobs[chosen],
             penalties=[_penalty(s) if s.penalised or s.total < s.min_total else None for s in plan.samples],
+            report_ids=self._report_ids[chosen] if self._report_ids.any() else _NO_IDS,
         )
-        return RowStep(changes, rows, query_start, seq_len, sample, self.table, _pooling(plan))
+        scores = [
+            PromptScores(each.query, each.sequence.row, each.position, each.count, each.scores.logprobs)
+            for each in plan.scores
+        ]
+        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan))
 
 
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
@@ -123,4 +145,6 @@ def _penalty(sequence: Sequence) -> Penalty:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         banned=sequence.banned if sequence.total < sequence.min_total else _NO_IDS,
+        rules=sequence.ruled,
+        mask=len(sequence.rules.mask) > 0,
     )

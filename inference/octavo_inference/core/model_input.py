@@ -6,11 +6,18 @@ the batch of a step from the engine's table (`core.gather`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from octavo_inference.core.request import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+)
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -18,7 +25,11 @@ Float32 = NDArray[np.float32]
 SAMPLING = ("seed_low", "seed_high", "temperature", "top_p", "top_k", "min_p")
 """Columns of a row's sampling parameters: `temperature` 0 is greedy, `top_k` 0 keeps all; floats as their bits."""
 
-TableField = Literal["tokens", "blocks", "sampling"]
+RULES_HEADER = 4
+RULES_WIDTH = RULES_HEADER + 2 * MAX_LOGIT_BIAS + MAX_LOGPROB_TOKEN_IDS + MAX_BAD_WORDS + MAX_BAD_WORD_TOKENS
+"""Integers of a row's rules, and of their counts in front (`core.logit_rules`)."""
+
+TableField = Literal["tokens", "blocks", "sampling", "rules", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +37,30 @@ class RowTable:
     """Rows of running sequences, in int32.
 
     `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, max_blocks]`: the block table; entries after a
-    sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`. `sums[rows,
-    hidden]`, float32: sums of hidden states for embeddings (`RowPooling`), written by the backend.
+    sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`. `rules[rows,
+    RULES_WIDTH]` and `mask[rows, vocab / 32]`: see `core.logit_rules`; arbitrary where a `Penalty` does not name them.
+    `sums[rows, hidden]`, float32: sums of hidden states for embeddings (`RowPooling`), written by the backend.
     """
 
     tokens: Int32
     blocks: Int32
     sampling: Int32
+    rules: Int32
+    mask: Int32
     sums: Float32
     block_size: int
 
     @classmethod
-    def zeros(cls, rows: int, max_len: int, block_size: int, hidden: int = 0) -> RowTable:
+    def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0) -> RowTable:
         """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
-        shapes = max_len, -(-max_len // block_size), len(SAMPLING)
-        tokens, blocks, sampling = (np.zeros((rows, width), np.int32) for width in shapes)
-        return cls(tokens, blocks, sampling, np.zeros((rows, hidden), np.float32), block_size)
+        widths = max_len, -(-max_len // block_size), len(SAMPLING), RULES_WIDTH, mask_width(vocab)
+        tokens, blocks, sampling, rules, mask = (np.zeros((rows, width), np.int32) for width in widths)
+        return cls(tokens, blocks, sampling, rules, mask, np.zeros((rows, hidden), np.float32), block_size)
+
+
+def mask_width(vocab: int) -> int:
+    """Integers of a row's mask: a bit per id."""
+    return -(-vocab // 32)
 
 
 def sampling_columns(
@@ -71,7 +90,7 @@ class Penalty(NamedTuple):  # one per row and step: a dataclass takes three time
 
     The first `prompt_len` of these are the prompt, the others the output. The repetition penalty counts both; presence
     and frequency only the output, as in the OpenAI API. `banned` ids get -inf (end-of-sequence and stop ids before
-    `min_tokens`).
+    `min_tokens`). `rules` and `mask`: the row's entries of these fields of the table apply.
     """
 
     prompt_len: int
@@ -80,6 +99,8 @@ class Penalty(NamedTuple):  # one per row and step: a dataclass takes three time
     frequency_penalty: float
     repetition_penalty: float
     banned: Int32
+    rules: bool = False
+    mask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +109,8 @@ class RowSamples:
 
     `position[R]` is the token's position in its row; with the seed it keys the random number. A backend with its own
     table writes the token there. `logprobs` is the number of alternatives to report, -1 for none. `penalties[i]` is
-    None for rows without penalties or banned tokens. Several entries may name one query token (siblings of a request).
+    None for rows whose logits do not change. Several entries may name one query token (siblings of a request).
+    `report_ids[R]` is 1 if the alternatives are the ids in the row's rules and not the best ones; empty if no row is.
     """
 
     query: Int32
@@ -96,6 +118,20 @@ class RowSamples:
     position: Int32
     logprobs: Int32
     penalties: list[Penalty | None]
+    report_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+class PromptScores(NamedTuple):
+    """Log-probabilities of prompt tokens to report: those that follow `count` query tokens of a step, from `query` on.
+
+    The first of these query tokens is at `position` of `row`. `logprobs` is the number of alternatives.
+    """
+
+    query: int
+    row: int
+    position: int
+    count: int
+    logprobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +158,8 @@ class RowStep:
     step. Decoding sequences come first. `table` is the engine's row table with the changes applied, for a backend that
     keeps none; None if the step was sent to another process.
 
-    The size of all fields but `table` depends on the changes and the number of sequences, never on their lengths. The
-    arrays are valid until the next step.
+    `scores`: prompt tokens whose log-probabilities are requested. The size of all fields but `table` depends on the
+    changes and the number of sequences, never on their lengths. The arrays are valid until the next step.
     """
 
     changes: list[RowChange]
@@ -132,20 +168,39 @@ class RowStep:
     seq_len: Int32
     sample: RowSamples
     table: RowTable | None = None
+    scores: list[PromptScores] = field(default_factory=list)
     pooling: RowPooling | None = None
+
+
+class ScoredTokens(NamedTuple):
+    """The result of a `PromptScores` over n tokens with k alternatives; NaN where logits are not numbers."""
+
+    logprob: Float32
+    """[n]"""
+    rank: Int32
+    """[n]"""
+    top_ids: Int32
+    """[n, k]"""
+    top_logprobs: Float32
+    """[n, k]"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """`tokens[R]` of the sample rows; for rows with logprobs, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
 
-    A token of -1 marks a row with NaN or infinite logits. `pooled[D, hidden]` are the sums that the step completed, in
-    the order of its `pooling`; None if it has none. The arrays may belong to the backend and are valid until its next
-    step.
+    A token of `NOT_NUMBERS` marks a row with NaN or infinite logits, `NO_CHOICE` one whose every id is banned. `scores`
+    are in the order of the step's. `pooled[D, hidden]` are the sums that the step completed, in the order of its
+    `pooling`; None if it has none. The arrays may belong to the backend and are valid until its next step.
     """
 
     tokens: Int32
     logprob: Float32
     rank: Int32
     top: list[tuple[Int32, Float32] | None]
+    scores: list[ScoredTokens] = field(default_factory=list)
     pooled: Float32 | None = None
+
+
+NOT_NUMBERS = -1
+NO_CHOICE = -2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,13 @@ from octavo_inference.config.engine import PoolingName
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+# Sequences of `bad_words`, and tokens in all of them together.
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 2048
+MAX_LOGPROB_TOKEN_IDS = 128
+# Log-probabilities of one prompt, over all its tokens: with `prompt_logprobs` k a token has k + 1 of them.
+MAX_PROMPT_LOGPROBS = 1 << 18
 # Ten levels equal a hundred seconds of waiting (`core.request_queue`), which bounds the advantage of a request.
 MAX_PRIORITY = 10
 MAX_TIMEOUT = 86400.0
@@ -27,7 +35,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. With `seed`, a choice is a function of (seed, position,
     index) alone, independent of the rest of the batch; None draws a seed per request. `stop` are strings, matched in
     the decoded text; `stop_token_ids` are matched in the tokens. `max_tokens` None means up to the model's limit.
-    `logprobs` is how many alternatives to report per token (0: only the chosen one), None for none at all.
+    `logprobs` is how many alternatives to report per token (0: only the chosen one), None for none at all. They are of
+    the model's own distribution, before penalties, bias, bans and temperature (vLLM's `raw_logprobs`).
+
+    `logit_bias` adds a bias from -100 to 100 to the logits of ids. Only `allowed_token_ids` may be sampled if there are
+    any. No sequence of `bad_words` is completed: its last token is banned wherever the generated text ends with the
+    tokens before it; the prompt does not count. An answer ends with "stop" where these rules leave no token.
+    `logprob_token_ids` reports exactly these ids for each token, in this order, instead of the most likely ones.
+    `prompt_logprobs` k reports every prompt token and its k best alternatives; None for none. A prompt with it is
+    computed as a whole, without prefix cache hits.
     """
 
     n: int = 1
@@ -45,14 +61,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Accept a single string or any sequence as `stop` and `stop_token_ids`, such as `stop="END"` or `[2]`."""
+        """Accept lists where the fields are tuples, a single string as `stop`, and a mapping as `logit_bias`."""
         stop: object = self.stop
         if not isinstance(stop, tuple):
             msgspec.structs.force_setattr(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
-        if not isinstance(self.stop_token_ids, tuple):
-            msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            given: object = getattr(self, name)
+            if not isinstance(given, tuple):
+                msgspec.structs.force_setattr(self, name, tuple(getattr(self, name)))
+        bias: object = self.logit_bias
+        if not isinstance(bias, tuple):
+            pairs = bias.items() if isinstance(bias, Mapping) else self.logit_bias
+            msgspec.structs.force_setattr(self, "logit_bias", tuple((token, value) for token, value in pairs))
+        words: object = self.bad_words
+        if not isinstance(words, tuple) or not all(isinstance(word, tuple) for word in words):
+            msgspec.structs.force_setattr(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """True if the outputs have log-probabilities of the generated tokens."""
+        return self.logprobs is not None or len(self.logprob_token_ids) > 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
@@ -94,7 +129,10 @@ class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities (natural) of one generated token and of its top alternatives, most likely first."""
+    """Log-probabilities (natural) of one token and of its alternatives, most likely first.
+
+    With `SamplingParams.logprob_token_ids` the alternatives are these ids in the order of the request.
+    """
 
     logprob: float
     rank: int
@@ -111,6 +149,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Index among the request's n sequences."""
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One entry per prompt token, None for the first; on the first output of index 0 if requested."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token id or string that ended it, or `DEADLINE`; None for end-of-sequence and length."""

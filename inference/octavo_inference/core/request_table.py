@@ -58,7 +58,7 @@ class RequestTable:
                 id=request_id,
                 index=sequence.index,
                 tokens=[],
-                logprobs=None if sequence.request.sampling.logprobs is None else [],
+                logprobs=[] if sequence.request.sampling.reports_logprobs else None,
                 finish_reason=reason,
                 stop_reason=stop_reason,
                 cached_tokens=sequence.cached,

@@ -2,12 +2,15 @@
 
 For one row of float32 logits:
 
-1. **Adjust** (`LogitAdjust`). Repetition penalty r over every distinct id of prompt and output: l > 0 becomes l / r,
-   else l * r. Then l -= frequency * count in output, then l -= presence for ids in the output. Banned ids get -inf.
-2. **Log-probabilities** are log-softmax of the adjusted logits, before temperature and truncation. `rank` is
-   1 + the number of ids with a larger adjusted logit. Alternatives are sorted by logit descending, then id ascending.
-   A row with a NaN, or whose largest adjusted logit is infinite, has no choice: its token is -1 and nothing else of it
-   is defined.
+1. **Adjust** (`LogitAdjust`). The bias of an id is added to its logit. Then repetition penalty r over every distinct
+   id of prompt and output: l > 0 becomes l / r, else l * r. Then l -= frequency * count in output, then l -= presence
+   for ids in the output. Then banned ids get -inf: those of the step, those that are not allowed, and the last token of
+   each bad word whose tokens before it end the output. A ban leaves NaN and +inf as they are.
+   A row with a NaN, or whose largest adjusted logit is infinite, has no choice: its token is -1, or -2 if all its
+   logits are -inf, and nothing else of it is defined.
+2. **Log-probabilities** are log-softmax of the logits before step 1 (vLLM's `raw_logprobs`). `rank` is 1 + the number
+   of ids with a larger logit. Alternatives are the best ones, sorted by logit descending, then id ascending; or the ids
+   that the request names, in its order.
 3. **Greedy** (temperature 0): the largest adjusted logit; of equals the lowest id.
 4. **Weights**: w = exp((l - max l) / temperature) in float32, so that the largest is 1.
 5. **min-p**: drop ids with w < min_p.
@@ -21,16 +24,19 @@ For one row of float32 logits:
     mix(z): z += 0x9E3779B97F4A7C15; z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9; z = (z ^ z >> 27) * 0x94D049BB133111EB;
             z ^ z >> 31                                     (all modulo 2**64; SplitMix64, Steele et al. 2014)
     uniform(seed, position) = (mix(mix(seed) ^ position) >> 11) * 2**-53
-The order of 4 to 7 is vLLM's.
+The order of 1 and of 4 to 7 is vLLM's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.core.gather import LogitAdjust, SampleRows
-from octavo_inference.core.model_input import Float32, Int32, StepResult
+from octavo_inference.core.logit_rules import LogitRules
+from octavo_inference.core.model_input import NO_CHOICE, NOT_NUMBERS, Float32, Int32, ScoredTokens, StepResult
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -56,6 +62,8 @@ def sequence_seed(seed: int, index: int) -> int:
 def adjust_logits(logits: Float32, adjust: LogitAdjust) -> Float32:
     """Step 1 on a copy of one row."""
     row = logits.copy()
+    rules = adjust.rules
+    row[rules.bias_ids] += rules.bias
     if adjust.repetition_penalty != 1.0:
         seen = np.unique(np.concatenate([adjust.prompt, adjust.output]))
         penalty = np.float32(adjust.repetition_penalty)
@@ -64,8 +72,26 @@ def adjust_logits(logits: Float32, adjust: LogitAdjust) -> Float32:
         ids, counts = np.unique(adjust.output, return_counts=True)
         row[ids] -= np.float32(adjust.frequency_penalty) * counts.astype(np.float32)
         row[ids] -= np.float32(adjust.presence_penalty)
-    row[adjust.banned] = -np.inf
+    _ban(row, adjust.banned)
+    _ban(row, completions(rules, adjust.output))
+    if len(rules.mask):
+        _ban(row, np.flatnonzero(np.unpackbits(rules.mask.view(np.uint8), count=len(row), bitorder="little") == 0))
     return row
+
+
+def completions(rules: LogitRules, output: Int32) -> list[int]:
+    """The tokens that would complete a bad word after this output."""
+    found = []
+    for start, end in zip([0, *rules.word_ends.tolist()], rules.word_ends.tolist(), strict=False):
+        before = rules.word_tokens[start : end - 1]
+        if len(before) <= len(output) and np.array_equal(before, output[len(output) - len(before) :]):
+            found.append(int(rules.word_tokens[end - 1]))
+    return found
+
+
+def _ban(row: Float32, ids: Int32 | NDArray[np.int64] | list[int]) -> None:
+    given = row[ids]
+    row[ids] = np.where(given < np.inf, np.float32(-np.inf), given)
 
 
 def choose(logits: Float32, *, temperature: float, top_p: float, top_k: int, min_p: float, u: float) -> int:
@@ -95,18 +121,25 @@ def _nucleus(weights: Float32, keep: NDArray[np.bool_], top_p: float) -> NDArray
     return kept
 
 
-def log_probabilities(logits: Float32, token: int, count: int) -> tuple[float, int, tuple[Int32, Float32]]:
-    """Step 2 on one row: the chosen token's log-probability and rank, and the `count` best (ids, log-probabilities)."""
+def log_probabilities(
+    logits: Float32, token: int, count: int, ids: Int32 | None = None
+) -> tuple[float, int, tuple[Int32, Float32]]:
+    """Step 2 on one row: the chosen token's log-probability and rank, and the alternatives (ids, log-probabilities).
+
+    The alternatives are `ids`, or the `count` best.
+    """
     peak = logits.max()
     total = float(peak) + float(np.log(np.exp(logits - peak, dtype=np.float64).sum()))
     rank = 1 + int(np.count_nonzero(logits > logits[token]))
-    if count == 0:
+    if ids is not None:
+        best = ids.astype(np.int64)
+    elif count == 0:
         best = np.empty(0, np.int64)
     else:
         # Take every logit not below the count-th largest, so that the id breaks ties and not the partition order.
         limit = np.partition(logits, len(logits) - count)[len(logits) - count]
-        ids = np.flatnonzero(logits >= limit)
-        best = ids[np.argsort(-logits[ids], kind="stable")][:count]
+        reached = np.flatnonzero(logits >= limit)
+        best = reached[np.argsort(-logits[reached], kind="stable")][:count]
     top = (best.astype(np.int32), (logits[best].astype(np.float64) - total).astype(np.float32))
     return float(logits[token]) - total, rank, top
 
@@ -121,7 +154,7 @@ def sample(logits: Float32, rows: SampleRows) -> StepResult:
         adjust = rows.adjust[i]
         row = logits[i] if adjust is None else adjust_logits(logits[i], adjust)
         if not np.isfinite(row.max()):  # the maximum of numbers and NaN is NaN
-            result.tokens[i] = -1
+            result.tokens[i] = NO_CHOICE if row.max() == -np.inf else NOT_NUMBERS
             continue
         token = choose(
             row,
@@ -134,5 +167,28 @@ def sample(logits: Float32, rows: SampleRows) -> StepResult:
         result.tokens[i] = token
         alternatives = int(rows.logprobs[i])
         if alternatives >= 0:
-            result.logprob[i], result.rank[i], result.top[i] = log_probabilities(row, token, alternatives)
+            ids = rows.report_ids[i] if rows.report_ids else None
+            result.logprob[i], result.rank[i], result.top[i] = log_probabilities(logits[i], token, alternatives, ids)
     return result
+
+
+def score(logits: Float32, tokens: Int32, count: int) -> ScoredTokens:
+    """Step 2 on rows [n, vocab] for given tokens [n], with `count` alternatives each; NaN for a row of step 1's -1."""
+    width = min(count, logits.shape[1])
+    scored = ScoredTokens(
+        np.full(len(tokens), np.nan, np.float32),
+        np.zeros(len(tokens), np.int32),
+        np.zeros((len(tokens), width), np.int32),
+        np.zeros((len(tokens), width), np.float32),
+    )
+    for i, (row, token) in enumerate(zip(logits, tokens.tolist(), strict=True)):
+        if np.isfinite(row.max()):
+            scored.logprob[i], scored.rank[i], top = log_probabilities(row, token, width)
+            scored.top_ids[i], scored.top_logprobs[i] = top
+    return scored
+
+
+def joined(parts: Sequence[ScoredTokens]) -> ScoredTokens:
+    """One result of those of consecutive pieces."""
+    columns = zip(*parts, strict=True)
+    return ScoredTokens(*(np.concatenate(column) for column in columns))

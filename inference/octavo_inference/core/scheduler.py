@@ -18,7 +18,7 @@ from octavo_inference.core.block_pool import BlockPool, PoolError
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_inference.core.request_queue import WaitingQueue, level
-from octavo_inference.core.scheduler_output import SchedulerOutput
+from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk
 from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.static_batching import next_batch
 from octavo_protocol.hashing import block_hash
@@ -32,6 +32,7 @@ class Scheduler:
     has finished. `prefill_budget` may reduce the prompt tokens in a step with decoding sequences.
 
     `host_blocks`: how many blocks of preempted sequences the host can keep; sequences that do not fit are recomputed.
+    `max_scores` bounds a step's tokens of prompts with log-probabilities, even where prompts are not chunked.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Scheduler:
         static_wait: float | None = None,
         prefill_budget: PrefillBudget | None = None,
         host_blocks: int = 0,
+        max_scores: int | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:
         self.pool = pool
@@ -59,6 +61,7 @@ class Scheduler:
         self.static_wait = static_wait
         self.prefill_budget = prefill_budget
         self.host_blocks = self.host_free = host_blocks
+        self.max_scores = max_scores
         self._failpoints = failpoints or Failpoints("")
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
@@ -91,7 +94,7 @@ class Scheduler:
             self._hash_prompt(sequence)
         sequence.state = SequenceState.WAITING
         sequence.enqueued = now
-        known = len(self._match(sequence, sequence.hashes, now)) * self.block_size
+        known = len(self.pool.match(self._matchable(sequence), now)) * self.block_size
         self.queue.push(sequence, max(1, sequence.total - max(known, sequence.swapped_tokens)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
@@ -113,9 +116,10 @@ class Scheduler:
             missing = sequence.total - sequence.computed
             # A single missing token is a decode, except in a prompt that is only embedded.
             if missing > (sequence.pooling is None) and left > 0 and (self.chunked or missing <= left):
-                take = min(missing, left)
-                plan.chunks.append((sequence, take))
-                left -= take
+                take = min(missing, left, self._score_room(sequence, plan))
+                if take:
+                    plan.chunks.append((sequence, take))
+                    left -= take
         # After a preemption no blocks are left; an admission would only cause the next preemption.
         while left > 0 and not plan.preempted:
             head = self._next(now)
@@ -125,6 +129,7 @@ class Scheduler:
             plan.chunks.append((head, take))
             left -= take
         self._plan_samples(plan, now)
+        self._plan_scores(plan)
         charge = self.queue.counter.charge
         for sequence in plan.samples:
             charge(sequence.request.tenant, OUTPUT_TOKEN)
@@ -307,7 +312,10 @@ class Scheduler:
         if growth >= self.max_running or self.pool.available <= growth:
             return 0
         # At least the last token is computed: its logits are needed for the next token.
-        hits = self._match(sequence, sequence.hashes[: (sequence.total - 1) // self.block_size], now)
+        room = self._score_room(sequence, plan)
+        if room == 0:
+            return 0
+        hits = self.pool.match(self._matchable(sequence)[: (sequence.total - 1) // self.block_size], now)
         need = self._blocks(sequence.total) - len(hits)
         computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
@@ -331,11 +339,7 @@ class Scheduler:
             self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
         sequence.level = level(sequence, now)
         self._start(sequence, computed)
-        return min(missing, left)
-
-    def _match(self, sequence: Sequence, hashes: list[bytes], now: float) -> list[int]:
-        """Cached blocks at the start of a sequence. A mean is over the hidden states of all tokens: it uses none."""
-        return [] if sequence.pooling == "mean" else self.pool.match(hashes, now)
+        return min(missing, left, room)
 
     def _start(self, sequence: Sequence, computed: int) -> None:
         sequence.capacity = len(sequence.blocks) * self.block_size
@@ -372,6 +376,34 @@ class Scheduler:
                 plan.sample_rows.append(end - 1)
                 if sequence.forks:
                     self._fork(sequence, end - 1, plan, now)
+
+    def _plan_scores(self, plan: SchedulerOutput) -> None:
+        """Score the tokens that follow those of the chunks, where log-probabilities of the prompt are requested."""
+        query = len(plan.decodes)
+        for sequence, taken in plan.chunks:
+            scores = sequence.scores
+            if scores is not None:
+                first, count = scores.span(sequence.computed, sequence.computed + taken)
+                if count:
+                    plan.scores.append(ScoredChunk(sequence, scores, query + first - sequence.computed, first, count))
+            query += taken
+
+    def _score_room(self, sequence: Sequence, plan: SchedulerOutput) -> int:
+        """How many tokens of this sequence the step may compute, if its prompt is scored."""
+        if self.max_scores is None or sequence.scores is None or sequence.scores.complete:
+            return self.budget
+        return self.max_scores - sum(taken for s, taken in plan.chunks if s.scores is not None)
+
+    def _matchable(self, sequence: Sequence) -> list[bytes]:
+        """The hashes of blocks that may come from the prefix cache: not those whose tokens have to be scored.
+
+        A mean is over the hidden states of all tokens, so its request uses no block of the cache.
+        """
+        if sequence.pooling == "mean":
+            return []
+        if sequence.scores is None or sequence.scores.complete:
+            return sequence.hashes
+        return sequence.hashes[: sequence.scores.reusable // self.block_size]
 
     def _fork(self, leader: Sequence, row: int, plan: SchedulerOutput, now: float) -> None:
         """Start siblings on the leader's blocks. They have nothing to compute and only sample their own token."""

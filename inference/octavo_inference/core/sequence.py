@@ -7,7 +7,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.core.logit_rules import NO_RULES, LogitRules
 from octavo_inference.core.model_input import Int32
+from octavo_inference.core.prompt_logprobs import PromptLogprobs
 from octavo_inference.core.request import Request
 
 
@@ -59,6 +61,9 @@ class Sequence:
         "request",
         "root",
         "row",
+        "ruled",
+        "rules",
+        "scores",
         "seed",
         "started",
         "state",
@@ -82,10 +87,11 @@ class Sequence:
         arrival: int,
         arrived: float,
         policy: int,
+        rules: LogitRules = NO_RULES,
     ) -> None:
         """`limit`: total tokens at which the sequence ends by length. `arrival` numbers sequences, `arrived` is a time.
 
-        `policy` is the index of the retention policy of its blocks.
+        `policy` is the index of the retention policy of its blocks. `rules` are those of the request.
         """
         sampling = request.sampling
         self.request = request
@@ -132,8 +138,16 @@ class Sequence:
         self.stops = frozenset(sampling.stop_token_ids)
         self.min_total = len(prompt) + sampling.min_tokens
         self.penalised = (
-            sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
+            sampling.presence_penalty != 0
+            or sampling.frequency_penalty != 0
+            or sampling.repetition_penalty != 1
+            or rules.changes_logits
         )
+        self.rules = rules
+        self.ruled = len(rules.bias_ids) > 0 or len(rules.word_ends) > 0
+        # Prompt log-probabilities: only the first of the siblings computes the prompt.
+        wanted = sampling.prompt_logprobs if index == 0 else None
+        self.scores = None if wanted is None else PromptLogprobs(len(prompt), wanted)
         self.banned: NDArray[np.int32] = np.array(sorted(self.ends | self.stops), dtype=np.int32)
 
     @property

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.model_input import Int32
-from octavo_inference.core.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_TIMEOUT, Request, SamplingParams
+from octavo_inference.core.request import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_LOGPROBS,
+    MAX_PRIORITY,
+    MAX_PROMPT_LOGPROBS,
+    MAX_TIMEOUT,
+    Request,
+    SamplingParams,
+)
 
 MAX_SEQUENCES = 128
 
@@ -33,8 +45,59 @@ def check_sampling(sampling: SamplingParams, vocab: int) -> None:
     _within("min_tokens", sampling.min_tokens, 0, most)
     if sampling.logprobs is not None:
         _within("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, vocab))
+    if sampling.prompt_logprobs is not None:
+        _within("prompt_logprobs", sampling.prompt_logprobs, 0, min(MAX_LOGPROBS, vocab))
     for token in sampling.stop_token_ids:
         _within("stop_token_ids", token, 0, vocab - 1)
+    _check_bias(sampling, vocab)
+    _check_bad_words(sampling, vocab)
+    _check_allowed(sampling, vocab)
+    _check_report(sampling, vocab)
+
+
+def _check_bias(sampling: SamplingParams, vocab: int) -> None:
+    _at_most("logit_bias", "token ids", len(sampling.logit_bias), MAX_LOGIT_BIAS)
+    for token, bias in sampling.logit_bias:
+        _within("logit_bias", token, 0, vocab - 1, "token id")
+        _within("logit_bias", bias, -100.0, 100.0, f"bias of token id {token}")
+    _distinct("logit_bias", [token for token, _ in sampling.logit_bias])
+
+
+def _check_bad_words(sampling: SamplingParams, vocab: int) -> None:
+    _at_most("bad_words", "sequences", len(sampling.bad_words), MAX_BAD_WORDS)
+    _at_most("bad_words", "tokens in all sequences", sum(map(len, sampling.bad_words)), MAX_BAD_WORD_TOKENS)
+    for number, word in enumerate(sampling.bad_words):
+        if not word:
+            raise RequestError(f"bad_words: sequence {number} has no tokens: leave it out", "bad_words")
+        for token in word:
+            _within("bad_words", token, 0, vocab - 1, "token id")
+
+
+def _check_allowed(sampling: SamplingParams, vocab: int) -> None:
+    allowed = sampling.allowed_token_ids
+    for token in allowed:
+        _within("allowed_token_ids", token, 0, vocab - 1, "token id")
+    _distinct("allowed_token_ids", allowed)
+    banned = {word[0] for word in sampling.bad_words if len(word) == 1}
+    if allowed and banned.issuperset(allowed):
+        raise RequestError(
+            "allowed_token_ids: each of them is a sequence of bad_words, so no token is left: allow another one",
+            "allowed_token_ids",
+        )
+
+
+def _check_report(sampling: SamplingParams, vocab: int) -> None:
+    ids = sampling.logprob_token_ids
+    _at_most("logprob_token_ids", "token ids", len(ids), MAX_LOGPROB_TOKEN_IDS)
+    for token in ids:
+        _within("logprob_token_ids", token, 0, vocab - 1, "token id")
+    _distinct("logprob_token_ids", ids)
+    if ids and sampling.logprobs:
+        raise RequestError(
+            f"logprobs is {sampling.logprobs} with logprob_token_ids, which report other tokens than the best ones: "
+            "leave out one of both",
+            "logprobs",
+        )
 
 
 def check_pooling(request: Request, hidden_size: int) -> None:
@@ -70,6 +133,14 @@ def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
             f"the prompt has {len(tokens)} tokens; this model serves {max_model_len} of prompt and answer together",
             "prompt",
         )
+    per_token = 1 + (request.sampling.prompt_logprobs or 0)
+    if request.sampling.prompt_logprobs is not None and len(tokens) * per_token > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs {per_token - 1} over {len(tokens)} prompt tokens are {len(tokens) * per_token} "
+            f"log-probabilities; at most {MAX_PROMPT_LOGPROBS} are possible: lower prompt_logprobs or "
+            "shorten the prompt",
+            "prompt_logprobs",
+        )
     answer = request.sampling.max_tokens
     if answer is not None and len(tokens) + answer > max_model_len:
         raise RequestError(
@@ -80,6 +151,17 @@ def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
     return tokens
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _within(name: str, value: float, low: float, high: float, what: str = "") -> None:
     if not (math.isfinite(value) and low <= value <= high):
-        raise RequestError(f"{name} is {value}, it must be from {low} to {high}", name)
+        raise RequestError(f"{name}{what and f': {what}'} is {value}, it must be from {low} to {high}", name)
+
+
+def _at_most(name: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise RequestError(f"{name} has {count} {what}, at most {most} are possible", name)
+
+
+def _distinct(name: str, ids: Sequence[int]) -> None:
+    if len(set(ids)) < len(ids):
+        twice = next(token for token in ids if ids.count(token) > 1)
+        raise RequestError(f"{name}: token id {twice} is in it more than once: give each id once", name)

@@ -14,7 +14,9 @@ from octavo_inference.backends.cpu.native.packing import address
 from octavo_inference.backends.cpu.native.sampling import native_sampling
 from octavo_inference.core import sampling as rule
 from octavo_inference.core.gather import LogitAdjust, SampleRows
-from octavo_inference.core.model_input import Float32, Int32, StepResult
+from octavo_inference.core.logit_rules import logit_rules
+from octavo_inference.core.model_input import NO_CHOICE, NOT_NUMBERS, Float32, Int32, StepResult
+from octavo_inference.core.request import SamplingParams
 
 VOCAB = 1003  # fills no vector
 
@@ -138,6 +140,47 @@ def test_penalties_and_banned_ids(kernels: Kernels, rng: np.random.Generator) ->
     result, expected = sample(kernels, logits, given), rule.sample(logits, given)
     np.testing.assert_array_equal(result.tokens, expected.tokens)
     np.testing.assert_allclose(result.logprob, expected.logprob, atol=1e-5)
+
+
+def test_rules_of_requests(kernels: Kernels, rng: np.random.Generator) -> None:
+    """Every kind of rule, alone and with others, beside rows without any; and log-probabilities before all of them."""
+    count = 120
+    logits = peaked(rng, count)
+    nothing = np.empty(0, np.int32)
+    adjust: list[LogitAdjust | None] = []
+    for i in range(count):
+        likely = np.argsort(-logits[i]).tolist()
+        given = SamplingParams(
+            logit_bias={likely[0]: -7.5, likely[30]: 9.0, VOCAB - 1: 1.0} if i % 2 else {},
+            allowed_token_ids=range(i % 7, VOCAB, 7) if i % 3 else (),
+            bad_words=[[likely[0]], [5, likely[1]], [4, 5, likely[2]], [9, 5, likely[3]], [1, 2, 3, 4, 5, likely[4]]]
+            if i % 5
+            else (),
+        )
+        output = np.array([2, 3, 4, 5], np.int32)
+        banned = np.array(likely[5:7], np.int32)
+        adjust.append(LogitAdjust(nothing, output, 0.3, 0.0, 1.1, banned, logit_rules(given, VOCAB)) if i % 4 else None)
+    named = [np.array([7, VOCAB - 1, 0], np.int32) if i % 6 == 1 else None for i in range(count)]
+    wanted = np.array([3 if i % 6 == 1 else i % 3 - 1 for i in range(count)], np.int32)
+    rows_ = rows(count, temperature=full(count, 0.0), logprobs=wanted, adjust=adjust, report_ids=named)
+    result, expected = sample(kernels, logits, rows_), rule.sample(logits, rows_)
+    np.testing.assert_array_equal(result.tokens, expected.tokens)
+    for i in np.flatnonzero(wanted >= 0):
+        assert result.rank[i] == expected.rank[i]
+        np.testing.assert_allclose(result.logprob[i], expected.logprob[i], atol=1e-5)
+        np.testing.assert_array_equal(result.top[i][0], expected.top[i][0])  # type: ignore[index]
+        np.testing.assert_allclose(result.top[i][1], expected.top[i][1], atol=1e-5)  # type: ignore[index]
+
+
+def test_a_row_whose_every_id_is_banned_says_so(kernels: Kernels, rng: np.random.Generator) -> None:
+    logits = peaked(rng, 3)
+    logits[1, 3] = np.nan  # damaged, whatever is allowed
+    only = logit_rules(SamplingParams(allowed_token_ids=[5], bad_words=[[5]]), VOCAB)
+    nothing = np.empty(0, np.int32)
+    adjust = LogitAdjust(nothing, nothing, 0.0, 0.0, 1.0, nothing, only)
+    given = rows(3, adjust=[adjust, adjust, None])
+    assert sample(kernels, logits, given).tokens.tolist()[:2] == [NO_CHOICE, NOT_NUMBERS]
+    assert rule.sample(logits, given).tokens.tolist()[:2] == [NO_CHOICE, NOT_NUMBERS]
 
 
 def test_frequencies_follow_the_distribution(kernels: Kernels) -> None:

@@ -72,6 +72,7 @@ class EchoBackend:
     vocab_size = VOCAB
     hidden_size = 2
     steps_ahead = 0
+    max_prompt_scores: int | None = None
 
     def __init__(self, num_blocks: int, block_size: int = 4) -> None:
         self.num_blocks = num_blocks

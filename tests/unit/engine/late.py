@@ -24,7 +24,7 @@ class LateBackend(EchoBackend):
 
     def __init__(self, num_blocks: int, block_size: int = 4, rows: int = 8, longest: int = 64) -> None:
         super().__init__(num_blocks, block_size)
-        self.table = RowTable.zeros(rows, longest, block_size, self.hidden_size)
+        self.table = RowTable.zeros(rows, longest, block_size, self.vocab_size, self.hidden_size)
         self.table.tokens[:] = self.table.blocks[:] = -1
         self.steps: list[RowStep] = []
         self.most_in_flight = 0
@@ -88,7 +88,7 @@ class Late:
         for name, row, column, values in self.changes:
             getattr(table, name)[row, column : column + len(values)] = values
         batch = gather(self.step)
-        assert (batch.tokens >= 0).all(), "a token that nobody told of"
+        assert (batch.tokens != -1).all(), "a token that nobody told of"
         assert (batch.slots >= 0).all(), "a block that nobody told of"
         self.result = self.backend.step(batch)
         table.tokens[sample.row, sample.position] = self.result.tokens

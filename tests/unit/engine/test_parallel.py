@@ -49,7 +49,7 @@ def test_a_step_arrives_as_it_was() -> None:
 def test_the_row_table_of_the_engine_is_not_sent() -> None:
     ours, theirs = socket.socketpair()
     nothing = RowSamples(ids(), ids(), ids(), ids(), [])
-    step = RowStep([], ids(0), ids(0, 1), ids(1), nothing, RowTable.zeros(256, 40_960, 16))
+    step = RowStep([], ids(0), ids(0, 1), ids(1), nothing, RowTable.zeros(256, 40_960, 16, 151_936))
     with ours, theirs:
         TensorParallel(LateBackend(4), Told(ours)).launch(step)  # type: ignore[arg-type]
         frame = theirs.recv(1 << 20)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_inference.core.gather import LogitAdjust
+from octavo_inference.core.gather import LogitAdjust, SampleRows
+from octavo_inference.core.logit_rules import LogitRules, logit_rules, unpacked
+from octavo_inference.core.request import SamplingParams
 from octavo_inference.core.sampling import (
     adjust_logits,
     choose,
     log_probabilities,
     mix,
+    sample,
     sequence_seed,
     uniform,
 )
@@ -108,6 +112,95 @@ def adjust(
         banned=np.array(banned or [], np.int32),
         **values,
     )
+
+
+def ruled(*output: int, **given: Any) -> list[float]:
+    """Logits 0 to 5 after a request's rules, with this output so far."""
+    nothing = np.empty(0, np.int32)
+    rules = logit_rules(SamplingParams(**given), 6)
+    change = LogitAdjust(np.array([4, 4], np.int32), np.array(output, np.int32), 0.0, 0.0, 1.0, nothing, rules)
+    result: list[float] = adjust_logits(np.arange(6, dtype=np.float32), change).tolist()
+    return result
+
+
+INF = math.inf
+
+
+def test_a_bias_is_added() -> None:
+    assert ruled(logit_bias={1: 2.5, 5: -100.0}) == [0, 3.5, 2, 3, 4, -95]
+
+
+def test_a_bias_comes_before_penalties() -> None:
+    rules = logit_rules(SamplingParams(logit_bias={0: -3.0}), 2)
+    seen, nothing = np.array([0], np.int32), np.empty(0, np.int32)
+    change = LogitAdjust(seen, nothing, 0.0, 0.0, 2.0, nothing, rules)
+    assert adjust_logits(np.array([1.0, 1.0], np.float32), change).tolist() == [-4.0, 1.0]
+
+
+def test_only_allowed_ids_stay() -> None:
+    assert ruled(allowed_token_ids=[0, 4]) == [0, -INF, -INF, -INF, 4, -INF]
+
+
+def test_a_bad_word_of_one_token_is_banned_everywhere() -> None:
+    assert ruled(bad_words=[[3]]) == [0, 1, 2, -INF, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("output", "banned"),
+    [
+        ((), set()),
+        ((1,), {2}),
+        ((0, 1), {2, 3}),
+        ((1, 0), set()),
+        ((5, 0, 1), {2, 3, 4}),
+        # The prompt ends with 4, 4 and does not count.
+        ((0,), set()),
+    ],
+)
+def test_the_last_token_of_a_bad_word_is_banned_where_the_output_ends_with_the_others(
+    output: tuple[int, ...], banned: set[int]
+) -> None:
+    words = [[1, 2], [0, 1, 3], [5, 0, 1, 4], [4, 0], [4, 0, 1]]
+    assert {i for i, logit in enumerate(ruled(*output, bad_words=words)) if logit == -INF} == banned
+
+
+def test_a_ban_does_not_hide_that_logits_are_no_numbers() -> None:
+    nothing = np.empty(0, np.int32)
+    change = LogitAdjust(nothing, nothing, 0.0, 0.0, 1.0, nothing, logit_rules(SamplingParams(bad_words=[[0], [1]]), 3))
+    found = adjust_logits(np.array([np.nan, np.inf, 1.0], np.float32), change)
+    assert np.isnan(found[0])
+    assert found[1] == INF
+
+
+def test_log_probabilities_do_not_depend_on_the_rules_of_the_request() -> None:
+    nothing = np.empty(0, np.int32)
+    change = LogitAdjust(
+        nothing, nothing, 0.0, 0.0, 1.0, nothing, logit_rules(SamplingParams(logit_bias={3: 100.0}), 4)
+    )
+    rows = SampleRows.greedy(np.array([0], np.int32), np.array([0], np.int32))
+    rows.logprobs[:], rows.adjust[0] = 1, change
+    found = sample(FOUR[None], rows)
+    assert found.tokens.tolist() == [3]
+    assert found.rank.tolist() == [4]
+    assert found.logprob[0] == pytest.approx(math.log(0.1), abs=1e-6)
+    assert found.top[0][0].tolist() == [0]  # type: ignore[index]
+
+
+def test_named_ids_are_reported_in_their_order() -> None:
+    _, _, (ids, values) = log_probabilities(FOUR, 0, 3, np.array([3, 0, 2], np.int32))
+    assert ids.tolist() == [3, 0, 2]
+    np.testing.assert_allclose(values, np.log([0.1, 0.4, 0.2]), atol=1e-6)
+
+
+def test_rules_survive_the_row_table() -> None:
+    given = SamplingParams(
+        logit_bias={3: 1.5, 40: -2.0}, bad_words=[[1], [2, 3]], allowed_token_ids=[0, 31, 32, 69], logprob_token_ids=[9]
+    )
+    rules = logit_rules(given, 70)
+    padded = np.concatenate([rules.packed(), np.full(10, -1, np.int32)])
+    found = unpacked(padded, rules.mask)
+    for name in LogitRules.__slots__:
+        np.testing.assert_array_equal(getattr(found, name), getattr(rules, name))
 
 
 def test_penalties() -> None:

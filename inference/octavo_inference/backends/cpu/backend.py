@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from ctypes import byref
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,14 +16,15 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packing import ELEMENT_BYTES, WEIGHT_FORMATS, Packed, address, pack
-from octavo_inference.backends.cpu.native.sampling import native_sampling
+from octavo_inference.backends.cpu.native.sampling import native_sampling, native_scoring
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype
 from octavo_inference.core.backend import CompletedStep
-from octavo_inference.core.gather import Batch, gather
-from octavo_inference.core.model_input import Float32, RowStep, StepResult
+from octavo_inference.core.gather import Batch, ScoreRows, gather
+from octavo_inference.core.model_input import Float32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import with_pooled
+from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
 
@@ -64,6 +66,7 @@ class CpuBackend:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
         self.hidden_size, self.steps_ahead = config.hidden, 0
+        self.max_prompt_scores: int | None = None
         self.profile = abi.PartSeconds()
         self._kernels, self._packed, self._team = kernels, packed, team
         weakref.finalize(self, kernels.library.octavo_team_destroy, team)
@@ -193,7 +196,8 @@ class CpuBackend:
         """Run the model over the batch, store K and V, sample; the result is valid until the next call."""
         sampling = native_sampling(batch.sample, self.vocab_size)
         self._run(batch, sampling.structure, choose=True)
-        return with_pooled(sampling.result(), batch)
+        result = with_pooled(sampling.result(), batch)
+        return replace(result, scores=[self._score(rows) for rows in batch.scores]) if batch.scores else result
 
     def logits(self, batch: Batch) -> Float32:
         """Run the step without sampling: logits [R, vocab] of the sample rows."""
@@ -217,6 +221,18 @@ class CpuBackend:
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
         self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
+
+    def _score(self, rows: ScoreRows) -> ScoredTokens:
+        """Score tokens after query tokens of the last step, in pieces of as many rows as there are logits."""
+        parts, most = [], len(self._logits)
+        for at in range(0, len(rows.row), most):
+            piece = ScoreRows(rows.row[at : at + most], rows.tokens[at : at + most], rows.logprobs)
+            scoring = native_scoring(piece, self.vocab_size)
+            self._kernels.library.octavo_score(
+                self._team, byref(self._model), byref(scoring.structure), byref(self.profile)
+            )
+            parts.append(scoring.scored)
+        return joined(parts)
 
     def _run(self, batch: Batch, sampling: abi.SamplingArgs, *, choose: bool) -> None:
         native = abi.BatchArgs(

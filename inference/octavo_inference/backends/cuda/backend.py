@@ -30,6 +30,7 @@ from octavo_inference.backends.cuda.pool import allocate_pool
 from octavo_inference.backends.cuda.pooling import Pooler
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
+from octavo_inference.backends.cuda.scoring import PromptScorer, Scored
 from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import upload
@@ -57,12 +58,15 @@ class CudaStep:
 
     chosen: Chosen
     pooled: Torch | None
+    scored: Scored | None
     check: Callable[[], None]
 
     def collect(self) -> StepResult:
         """Wait for the result. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self.check):
             result = self.chosen.collect()
+            if self.scored is not None:
+                result = replace(result, scores=self.scored.collect())
         return result if self.pooled is None else replace(result, pooled=self.pooled.numpy())
 
 
@@ -78,6 +82,7 @@ class CudaBackend:
         decoder: Decoder,
         rows: DeviceRows,
         sampler: Sampler,
+        scorer: PromptScorer,
         failpoints: Failpoints,
         capture: Capture | None,
     ) -> None:
@@ -88,12 +93,14 @@ class CudaBackend:
         self.vocab_size = decoder.config.vocab
         self.hidden_size = decoder.config.hidden
         self.steps_ahead = 1
+        self.max_prompt_scores: int | None = None
         self._device = device.torch
         self._failpoints = failpoints
         self._decoder = decoder
         self._rows = rows
         self._sampler = sampler
         self._pooler = Pooler(decoder.buffers.pool_items, decoder.buffers.pool_sums)
+        self._scorer = scorer
         self._stage = Stage(decoder.buffers.inputs, decoder.limits)
         self._transfer = Transfer(decoder.pool)
         self.graphs: Graphs | None = None
@@ -134,7 +141,7 @@ class CudaBackend:
         if device.torch.type == "cuda":
             # By default cuBLAS may add partial sums in bfloat16.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, group.size)
+        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, config.vocab, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
         fp8_activations, tiles = multiplies_fp8(device, quantization, dtype), find_tiles(device.name)
@@ -172,7 +179,8 @@ class CudaBackend:
             group,
         )
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
-        return cls(device, decoder, rows, sampler, failpoints or Failpoints(""), capture)
+        scorer = PromptScorer(decoder, max_logprobs=MAX_LOGPROBS)
+        return cls(device, decoder, rows, sampler, scorer, failpoints or Failpoints(""), capture)
 
     def warm_up(self) -> None:
         """Compile and load all kernels and capture graphs, so that the first requests do not wait for that."""
@@ -199,15 +207,16 @@ class CudaBackend:
                 self.graphs.replay(shape)
             logits = self._decoder.logits(size.samples)
             if any(step.sample.penalties):
-                # Graphs do not contain penalties. They are applied to the logits after replay, and tokens are sampled
-                # again.
-                self._sampler.penalize(logits, step.sample)
-                self._sampler.choose(logits, inputs)
+                # Graphs do not contain changes of logits. They are made after replay, and tokens are sampled again.
+                self._sampler.choose(self._sampler.adjust(logits, step.sample), inputs)
             pooled = None
             if step.pooling is not None:
                 # Graphs do not contain pooling either. The last hidden states are valid until the next step.
                 pooled = self._pooler.pool(self._decoder.states(size.tokens), step.pooling)
-            return CudaStep(self._sampler.send(logits, inputs, step.sample), pooled, self._synchronize)
+            chosen = self._sampler.send(logits, inputs, step.sample)
+            # Last: it writes into the buffer of the logits.
+            scored = self._scorer.send(step.scores) if step.scores else None
+            return CudaStep(chosen, pooled, scored, self._synchronize)
 
     def logits(self, step: RowStep) -> Float32:
         """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""
@@ -320,10 +329,10 @@ def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, in
 
 
 def limits_of(
-    device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, ranks: int = 1
+    device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, vocab: int, ranks: int = 1
 ) -> StepLimits:
     """Limits of the largest step with these settings."""
-    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, ranks)
+    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, vocab, ranks)
 
 
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:

@@ -15,7 +15,7 @@ from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels.launch_configs import segments_for
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM
-from octavo_inference.core.model_input import SAMPLING, TableField
+from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class StepLimits:
     """Limits of the largest step: query tokens, sequences (and sample rows), positions of a sequence, block size.
 
     `processors` is the device's number of multiprocessors. It determines how many segments split-KV decoding uses.
-    `ranks` is the number of GPUs that share the model.
+    `ranks` is the number of GPUs that share the model, `vocab` the size of its vocabulary.
     """
 
     tokens: int
@@ -37,6 +37,7 @@ class StepLimits:
     positions: int
     block_size: int
     processors: int
+    vocab: int
     ranks: int = 1
 
     @property
@@ -151,7 +152,13 @@ class TablePlace:
 
 def table_places(limits: StepLimits) -> dict[TableField, TablePlace]:
     """Offsets of the row table's parts. It has one row more than the maximum number of sequences, for padding."""
-    widths: dict[TableField, int] = {"tokens": limits.positions, "blocks": limits.columns, "sampling": len(SAMPLING)}
+    widths: dict[TableField, int] = {
+        "tokens": limits.positions,
+        "blocks": limits.columns,
+        "sampling": len(SAMPLING),
+        "rules": aligned(RULES_WIDTH),
+        "mask": aligned(mask_width(limits.vocab)),
+    }
     starts = itertools.accumulate((aligned((limits.rows + 1) * width) for width in widths.values()), initial=0)
     return {field: TablePlace(start, width) for (field, width), start in zip(widths.items(), starts, strict=False)}
 
@@ -167,15 +174,17 @@ class InputPlaces:
     sample_row: int
     position: int
     logprobs: int
+    report_ids: int
     end: int
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
     """Places of the inputs: one integer of each kind per row, and one more for `query_start`, padded."""
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
-    starts = itertools.accumulate([one, more, one, one, one, one], initial=0)
-    row, query_start, seq_len, query, sample_row, position, logprobs = starts
-    return InputPlaces(row, query_start, seq_len, query, sample_row, position, logprobs, logprobs + limits.rows)
+    starts = itertools.accumulate([one, more, one, one, one, one, one], initial=0)
+    row, query_start, seq_len, query, sample_row, position, logprobs, report_ids = starts
+    end = report_ids + limits.rows
+    return InputPlaces(row, query_start, seq_len, query, sample_row, position, logprobs, report_ids, end)
 
 
 def aligned(size: int) -> int:

@@ -61,10 +61,19 @@ class Decoder:
             mixed = self._mlp(layer, normed)
             following = weights.layers[number + 1].input_norm if number + 1 < config.layers else weights.final_norm
             self._add(residual, mixed, layer.mlp_output_norm, following, normed)
-        return self._logits(normed, inputs.query)
+        torch.index_select(normed, 0, inputs.query, out=buffers.sampled[: len(inputs.query)])
+        return self._logits(len(inputs.query))
+
+    def read_out(self, first: int, count: int) -> Torch:
+        """The `logits` of `count` query tokens of the last step, from `first` on; at most as many as rows."""
+        self.buffers.sampled[:count].copy_(self.buffers.normed[first : first + count])
+        return self._logits(count)
 
     def logits(self, count: int) -> Torch:
-        """Logits [count, vocab] in float32 of the last step's first sample rows, valid until the next `forward`."""
+        """Logits [count, vocab] in float32 of the last step's first sample rows.
+
+        Valid until the next `forward` or `read_out`.
+        """
         return self.buffers.logits[:count]
 
     def states(self, count: int) -> Torch:
@@ -136,10 +145,9 @@ class Decoder:
     def _add(self, residual: Torch, x: Torch, x_norm: Torch | None, norm: Torch, out: Torch) -> None:
         add_rms_norm(residual, x, self.config.residual_scale, norm, self.config.norm_eps, out, x_norm)
 
-    def _logits(self, normed: Torch, rows: Torch) -> Torch:
-        count, config, gathered = len(rows), self.config, self.buffers.gathered
-        sampled = self.buffers.sampled[:count]
-        torch.index_select(normed, 0, rows, out=sampled)
+    def _logits(self, count: int) -> Torch:
+        """Logits of the first rows of `sampled`."""
+        config, gathered, sampled = self.config, self.buffers.gathered, self.buffers.sampled[:count]
         logits, head = self.logits(count), self.weights.lm_head
         head(sampled, self.group.share(logits, gathered)[:, : head.rows])
         self.group.gather(logits, gathered)

@@ -11,13 +11,14 @@ import torch
 from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cuda.aot import kernel_cache
 from octavo_inference.backends.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, kv_type, limits_of
-from octavo_inference.backends.cuda.buffers import buffer_shapes, shapes_bytes
+from octavo_inference.backends.cuda.buffers import StepLimits, buffer_shapes, shapes_bytes
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import INTERPRETER, Device, multiplies_fp8
 from octavo_inference.backends.cuda.graphs import CudaCapture, graph_room
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import block_bytes
 from octavo_inference.backends.cuda.sampling import sampler_bytes
+from octavo_inference.backends.cuda.scoring import scorer_bytes
 from octavo_inference.backends.cuda.transfer import pieces
 from octavo_inference.backends.cuda.weight_loading import device_bytes
 from octavo_inference.common.errors import DeviceError
@@ -113,19 +114,23 @@ class MemoryNeeds:
         """Buffers, row table, sampler, transfers and rotary tables for steps of this many sequences and tokens."""
         config = self.config
         fp8_activations = multiplies_fp8(self.device, self.quantization, self.dtype)
-        limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
+        limits = self._limits(rows, tokens)
         ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
         return (
             shapes_bytes(buffer_shapes(config, limits, self.dtype, fp8_activations=fp8_activations))
             + sampler_bytes(vocab=config.vocab, max_rows=rows, max_logprobs=MAX_LOGPROBS)
+            + scorer_bytes(limits, max_logprobs=MAX_LOGPROBS)
             + pieces(self.block) * self.block
             + sum(4 * self.longest * rope.dim for rope in ropes)
         )
 
     def beside_pool(self, rows: int, tokens: int) -> int:
         """All memory except the pool."""
-        limits = limits_of(self.device, tokens, rows, self.longest, self.block_size, self.ranks)
+        limits = self._limits(rows, tokens)
         return self.weights + self.working(rows, tokens) + self.margin + (graph_room(limits) if self.graphs else 0)
+
+    def _limits(self, rows: int, tokens: int) -> StepLimits:
+        return limits_of(self.device, tokens, rows, self.longest, self.block_size, self.config.vocab, self.ranks)
 
 
 def memory_needs(

@@ -29,9 +29,9 @@ class LaunchSize:
 class Inputs:
     """Views in int32 of one device buffer, at the same addresses for every step.
 
-    `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs` [R] of
-    sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in `LaunchSize`. The
-    token ids follow from the row table.
+    `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs`,
+    `report_ids` [R] of sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in
+    `LaunchSize`. The token ids follow from the row table.
     """
 
     row: Torch
@@ -41,6 +41,7 @@ class Inputs:
     sample_row: Torch
     position: Torch
     logprobs: Torch
+    report_ids: Torch
     tokens: int
     decodes: int
 
@@ -65,6 +66,7 @@ class Stage:
         _put(half[at.sample_row :], sample.row, samples, self._nobody)
         _put(half[at.position :], sample.position, samples, 0)
         _put(half[at.logprobs :], sample.logprobs, samples, -1)
+        _put(half[at.report_ids :], sample.report_ids, samples, 0)
         self._staging.copy(self._buffer)
 
     def inputs(self, size: LaunchSize) -> Inputs:
@@ -78,6 +80,7 @@ class Stage:
             sample_row=buffer[at.sample_row :][:samples],
             position=buffer[at.position :][:samples],
             logprobs=buffer[at.logprobs :][:samples],
+            report_ids=buffer[at.report_ids :][:samples],
             tokens=size.tokens,
             decodes=size.decodes,
         )

@@ -22,15 +22,16 @@ _HEADER = 4
 
 @dataclass(frozen=True, slots=True)
 class DeviceRowTable:
-    """Views in int32: `tokens` [rows + 1, positions], `blocks` [rows + 1, columns], `sampling` [rows + 1, 6].
+    """Views in int32, each of rows + 1 rows: those of `core.model_input.RowTable`.
 
-    Sampling parameters are as in `core.model_input.SAMPLING`. The last row belongs to no sequence: padding rows of a
-    graph write their sampled tokens there.
+    The last row belongs to no sequence: padding rows of a graph write their sampled tokens there.
     """
 
     tokens: Torch
     blocks: Torch
     sampling: Torch
+    rules: Torch
+    mask: Torch
 
     @classmethod
     def of(cls, buffer: Torch, limits: StepLimits) -> DeviceRowTable:
@@ -41,7 +42,7 @@ class DeviceRowTable:
             place = places[field]
             return buffer[place.start :][: rows * place.width].view(rows, place.width)
 
-        return cls(view("tokens"), view("blocks"), view("sampling"))
+        return cls(view("tokens"), view("blocks"), view("sampling"), view("rules"), view("mask"))
 
 
 @dataclass(slots=True)

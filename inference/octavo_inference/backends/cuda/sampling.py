@@ -1,8 +1,8 @@
 """The sampler on the device: the rule of core/sampling.py, row by row, in kernels.
 
-Parameters and histories come from the row table, and sampled tokens are written there. Each group of rows with bans
-needs one copy of the banned ids. One copy returns the tokens, and one more the log-probabilities where requested. Only
-`collect` waits for the device.
+Parameters and histories come from the row table, and sampled tokens are written there. Each group of rows whose
+logits change needs one copy of headers and banned ids. One copy returns the tokens, and one more the log-probabilities
+where requested. Only `collect` waits for the device.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.buffers import aligned
 from octavo_inference.backends.cuda.inputs import Inputs
-from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
+from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
+from octavo_inference.backends.cuda.kernels.logprobs import NamedIds, log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import HEADER, penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
 from octavo_inference.backends.cuda.rows import DeviceRowTable
 from octavo_inference.backends.cuda.staging import Ring, Staging
 from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, StepResult
+from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS
 
 _GROUP = 32  # rows whose penalties are applied in one launch: each needs a count per id
-_HEADERS = aligned(_GROUP * HEADER)
+# Integers in front of the banned ids: headers, and a pair of rows for each mask.
+_MASKS = aligned(_GROUP * HEADER)
+_HEADERS = _MASKS + aligned(2 * _GROUP)
 _FLIGHTS = 4  # steps whose results fit into host memory: two in flight, one being read, and one spare
 
 
@@ -76,8 +80,9 @@ class Sampler:
         self._adjustments = empty(_HEADERS + vocab, dtype=torch.int32)
         # The report of a row: rank and log-probability of its token, then ids and log-probabilities of the
         # alternatives.
-        self._integers = empty(max_rows, 1 + max_logprobs, dtype=torch.int32)
-        self._floats = empty(max_rows, 1 + max_logprobs, dtype=torch.float32)
+        self._width, widest = report_widths(max_logprobs)
+        self._integers = empty(max_rows * widest, dtype=torch.int32)
+        self._floats = empty(max_rows * widest, dtype=torch.float32)
         self._staging = Staging(self._adjustments.nbytes, device)
         self._rings = [Ring(_FLIGHTS, part.nbytes, device) for part in (self._chosen, self._integers, self._floats)]
 
@@ -93,14 +98,26 @@ class Sampler:
             history=self._table.tokens,
         )
 
-    def penalize(self, logits: Torch, sample: RowSamples) -> None:
-        """Adjust the rows of logits that have penalties or bans, in place."""
+    def adjust(self, logits: Torch, sample: RowSamples) -> Torch:
+        """The logits with the changes that some rows request.
+
+        In place, unless one of these rows reports log-probabilities, which are of the unchanged logits. The result then
+        is in the memory of the weights, where `choose` takes it from.
+        """
+        changed = logits
+        if any(penalty and wanted >= 0 for penalty, wanted in zip(sample.penalties, sample.logprobs, strict=True)):
+            changed = self._weights[: len(logits)]
+            changed.copy_(logits)
         for group in _groups(sample.penalties, len(self._adjustments) - _HEADERS):
             packed = _pack(group, sample.row)
             adjustments = self._adjustments[: len(packed)]
             self._staging.send(packed, adjustments)
             headers = adjustments[: len(group) * HEADER].view(len(group), HEADER)
-            penalize(logits, headers, self._table.tokens, adjustments[_HEADERS:], self._counts)
+            table = self._table
+            penalize(changed, headers, table.tokens, table.rules, adjustments[_HEADERS:], self._counts)
+            masked = sum(penalty.mask for _, penalty in group)
+            apply_bitmask(changed, table.mask, adjustments[_MASKS : _MASKS + 2 * masked].view(masked, 2))
+        return changed
 
     def send(self, logits: Torch, inputs: Inputs, sample: RowSamples) -> Chosen:
         """Start copying the sampled tokens to the host. At most two more steps may be launched before they are read."""
@@ -109,8 +126,12 @@ class Sampler:
         tokens_home, integers_home, floats_home = self._rings
         report = None
         if sample.logprobs.max(initial=-1) >= 0:
-            integers, floats = self._integers[:count], self._floats[:count]
-            log_probabilities(logits[:count], tokens, inputs.logprobs[:count], integers, floats)
+            named, width = None, self._width
+            if sample.report_ids.any():
+                named = NamedIds(inputs.report_ids[:count], inputs.sample_row[:count], self._table.rules)
+                width = len(self._integers) // len(self._chosen)
+            integers, floats = (part[: count * width].view(count, width) for part in (self._integers, self._floats))
+            log_probabilities(logits[:count], tokens, inputs.logprobs[:count], integers, floats, named=named)
             report = integers_home.receive(integers), floats_home.receive(floats)
         done = None
         host = tokens_home.receive(tokens)
@@ -120,10 +141,18 @@ class Sampler:
         return Chosen(host, report, sample.logprobs.copy(), self._vocab, done)
 
 
+def report_widths(max_logprobs: int) -> tuple[int, int]:
+    """Integers of a report's row: with the best alternatives, and with any number of named ids.
+
+    No multiples of 16: Triton compiles another variant for these.
+    """
+    return aligned(1 + max_logprobs), aligned(1 + max(max_logprobs, MAX_LOGPROB_TOKEN_IDS))
+
+
 def sampler_bytes(*, vocab: int, max_rows: int, max_logprobs: int) -> int:
     """Device memory of a `Sampler` in bytes."""
     scratch = (max_rows + _GROUP) * vocab + _HEADERS + vocab
-    return 4 * (scratch + max_rows * (1 + 2 * (1 + max_logprobs)))
+    return 4 * (scratch + max_rows * (1 + 2 * report_widths(max_logprobs)[1]))
 
 
 _Numbered = list[tuple[int, Penalty]]
@@ -146,7 +175,10 @@ def _groups(penalties: Sequence[Penalty | None], capacity: int) -> Iterator[_Num
 
 
 def _pack(group: _Numbered, rows: Int32) -> Int32:
-    """Headers, then banned ids, as `penalize` reads them. A row's range excludes tokens that its penalties ignore."""
+    """Headers, then banned ids, as `penalize` reads them; between them the rows with masks, as `apply_bitmask` does.
+
+    A row's range excludes tokens that its penalties ignore.
+    """
     packed = np.zeros(_HEADERS + sum(len(penalty.banned) for _, penalty in group), np.int32)
     at = 0
     for header, (number, penalty) in zip(packed[: len(group) * HEADER].reshape(-1, HEADER), group, strict=True):
@@ -155,7 +187,10 @@ def _pack(group: _Numbered, rows: Int32) -> Int32:
         total = penalty.total if factors != (1.0, 0.0, 0.0) else penalty.prompt_len
         end = at + len(penalty.banned)
         header[:7] = (number, rows[number], prompt, penalty.prompt_len, total, at, end)
-        header[7:] = np.array(factors, np.float32).view(np.int32)
+        header[7:10] = np.array(factors, np.float32).view(np.int32)
+        header[10:] = penalty.total, penalty.rules
         packed[_HEADERS + at : _HEADERS + end] = penalty.banned
         at = end
+    masked = [(number, rows[number]) for number, penalty in group if penalty.mask]
+    packed[_MASKS : _MASKS + 2 * len(masked)] = np.array(masked, np.int32).ravel()
     return packed

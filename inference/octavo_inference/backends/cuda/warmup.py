@@ -11,7 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from octavo_inference.backends.cuda.buffers import StepLimits
-from octavo_inference.core.model_input import Penalty, RowChange, RowPooling, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import (
+    RULES_HEADER,
+    Penalty,
+    PromptScores,
+    RowChange,
+    RowPooling,
+    RowSamples,
+    RowStep,
+    sampling_columns,
+)
 
 _PROMPTS = (16, 32, 64)
 
@@ -22,6 +31,7 @@ def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
     All sequences write to block 0: no request owns a block yet.
     """
     yield _step([1], limits, "all")
+    yield _step([1], limits, "named ids")
     rows = min(limits.rows, limits.tokens)
     for count in sorted({2**i for i in range(rows.bit_length())} | {rows}):
         yield _step([1] * count, limits, "greedy")
@@ -39,7 +49,7 @@ def _step(lengths: list[int], limits: StepLimits, sampling: str) -> RowStep:
     """A step with one sequence of each length, from its first token on, in the rows from 0 on."""
     rows, seq_len = np.arange(len(lengths), dtype=np.int32), np.array(lengths, np.int32)
     query_start = np.cumsum([0, *lengths], dtype=np.int32)
-    greedy, everything = sampling == "greedy", sampling == "all"
+    greedy, everything, named = (sampling == kind for kind in ("greedy", "all", "named ids"))
     columns = sampling_columns() if greedy else sampling_columns(temperature=0.7, top_p=0.9, top_k=2, min_p=0.01)
     changes: list[RowChange] = []
     for row, length in enumerate(lengths):
@@ -47,15 +57,18 @@ def _step(lengths: list[int], limits: StepLimits, sampling: str) -> RowStep:
             RowChange("tokens", row, 0, np.zeros(length, np.int32)),
             RowChange("blocks", row, 0, np.zeros(-(-length // limits.block_size), np.int32)),
             RowChange("sampling", row, 0, columns),
+            RowChange("rules", row, 0, np.zeros(RULES_HEADER, np.int32)),
         ]
-    penalty = Penalty(0, 1, 0.1, 0.1, 1.1, banned=np.zeros(1, np.int32)) if everything else None
+    penalty = Penalty(0, 1, 0.1, 0.1, 1.1, np.zeros(1, np.int32), rules=True, mask=True) if everything else None
     samples = RowSamples(
         query=query_start[1:] - 1,
         row=rows,
         position=seq_len,
-        logprobs=np.full(len(rows), 1 if everything else -1, np.int32),
+        logprobs=np.full(len(rows), 1 if everything else 0 if named else -1, np.int32),
         penalties=[penalty] * len(rows),
+        report_ids=np.full(len(rows), named, np.int32),
     )
     fresh = np.ones(len(rows), np.int32)
     pooling = RowPooling(row=rows, first=query_start[:-1], end=query_start[1:], fresh=fresh, done=fresh)
-    return RowStep(changes, rows, query_start, seq_len, samples, pooling=None if greedy else pooling)
+    scores = [PromptScores(0, 0, 0, 1, 0)] if everything else []
+    return RowStep(changes, rows, query_start, seq_len, samples, pooling=None if greedy else pooling, scores=scores)

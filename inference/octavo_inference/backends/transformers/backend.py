@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from octavo_inference.core.backend import CompletedStep
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
-from octavo_inference.core.sampling import sample
+from octavo_inference.core.sampling import sample, score
 
 DEFAULT_BLOCK_SIZE = 32
+_SCORED_TOKENS = 256
 
 
 class TransformersBackend:
@@ -31,6 +33,8 @@ class TransformersBackend:
     ) -> None:
         self.name = name
         self.steps_ahead = 0
+        # The module returns the logits of all scored tokens at once.
+        self.max_prompt_scores: int | None = _SCORED_TOKENS
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = vocab
@@ -58,15 +62,26 @@ class TransformersBackend:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""
-        return with_pooled(sample(self.logits(batch), batch.sample), batch)
+        scored = [rows.row for rows in batch.scores]
+        logits = self._run(batch, np.concatenate([batch.sample.row, *scored]))
+        at = np.cumsum([len(batch.sample.row), *map(len, scored)])
+        scores = [
+            score(logits[first:end], rows.tokens, rows.logprobs)
+            for first, end, rows in zip(at, at[1:], batch.scores, strict=False)
+        ]
+        return with_pooled(replace(sample(logits[: at[0]], batch.sample), scores=scores), batch)
 
-    @torch.inference_mode()
     def logits(self, batch: Batch) -> Float32:
         """Run the model: logits [R, vocab] of the sample rows.
 
         Stores K and V of all query tokens, and adds pooled states to the batch's sums.
         """
-        rows = torch.from_numpy(batch.sample.row.astype(np.int64))
+        return self._run(batch, batch.sample.row)
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, wanted: Int32) -> Float32:
+        """Logits of some query tokens."""
+        rows = torch.from_numpy(wanted.astype(np.int64))
         step = attention.paged_step(batch, self.block_size, self._pools)
         positions = torch.from_numpy(batch.positions.astype(np.int64))[None]
         arguments = {"logits_to_keep": rows} if self._selects_rows else {}

@@ -80,6 +80,11 @@ struct Batch {
 struct Adjust {
   const int32_t *prompt, *output, *banned;
   int64_t prompt_len, output_len, banned_len;
+  // Bad word i is word_tokens[word_ends[i - 1] .. word_ends[i]).
+  const int32_t *bias_ids, *word_ends, *word_tokens;
+  const float* bias;
+  const uint32_t* mask;  // bit n of word n / 32: id n is allowed; null: all are
+  int64_t bias_len, words;
   float presence, frequency, repetition;
 };
 
@@ -92,6 +97,7 @@ struct Sampling {
   const float* min_p;
   const int32_t* logprobs;
   const Adjust* adjust;  // null when no row has any
+  const int32_t* const* report_ids;  // by row: ids to report instead of the best, or null; null when no row has any
   int32_t* tokens;
   float* logprob;
   int32_t *rank, *top_ids;  // top_ids, top_logprobs: [count][top_width]

@@ -10,7 +10,7 @@ from octavo_inference.models.config import Activation
 from octavo_inference.models.weights import Format
 
 PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
-VERSION = 5
+VERSION = 6
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -162,6 +162,8 @@ class Adjust(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("prompt", "output", "banned")],
         *[(name, c_int64) for name in ("prompt_len", "output_len", "banned_len")],
+        *[(name, c_void_p) for name in ("bias_ids", "word_ends", "word_tokens", "bias", "mask")],
+        *[(name, c_int64) for name in ("bias_len", "words")],
         *[(name, c_float) for name in ("presence", "frequency", "repetition")],
     ]
 
@@ -182,6 +184,7 @@ class SamplingArgs(ctypes.Structure):
                 "min_p",
                 "logprobs",
                 "adjust",
+                "report_ids",
                 "tokens",
                 "logprob",
                 "rank",

@@ -31,24 +31,31 @@ class Stopwatch {
   double last_;
 };
 
+// What a step does: only logits of the sample rows, or tokens chosen from them, or the log-probabilities of given tokens
+// after query tokens of the step before, whose hidden states are still there.
+enum class Task { LOGITS, SAMPLE, SCORE };
+
 template <class P>
 class Forward final : public Job {
   using Act = typename P::Act;
 
  public:
   // `profile` is written by the caller's thread only; a thread that comes late finds all pieces taken.
-  Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, bool choose, int team_size,
+  Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
-      : m_(m), b_(b), s_(s), p_(p), choose_(choose), team_size_(team_size), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), layer_parts_(layers_.size()), items_(attention_items(m, b)), pooled_(pooled_tokens(p)) {}
+      : m_(m), b_(b), s_(s), p_(p), task_(task), team_size_(team_size), profile_(profile),
+        layers_(m.layers, m.layers + m.num_layers), layer_parts_(layers_.size()), items_(attention_items(m, b)),
+        pooled_(pooled_tokens(p)) {}
 
   void run(int rank) override {
     Stopwatch watch(rank == 0);
-    rows(embed_, b_.num_tokens, [&](i64 t) {
-      dequantize_row(m_.embedding, b_.tokens[t], state(t));
-      if (m_.embedding_scale != 1) scale_row(state(t), m_.embedding_scale, m_.hidden);
-    });
-    for (size_t i = 0; i < layers_.size(); i++) layer(i, rank, watch);
+    if (task_ != Task::SCORE) {
+      rows(embed_, b_.num_tokens, [&](i64 t) {
+        dequantize_row(m_.embedding, b_.tokens[t], state(t));
+        if (m_.embedding_scale != 1) scale_row(state(t), m_.embedding_scale, m_.hidden);
+      });
+      for (size_t i = 0; i < layers_.size(); i++) layer(i, rank, watch);
+    }
 
     if (!pooled_.empty()) pool(watch);
     const i64 padded_vocab = m_.lm_head.rows;
@@ -61,10 +68,11 @@ class Forward final : public Job {
     if (m_.logit_scale != 1 || m_.logit_softcap > 0)
       rows(finish_logits_, s_.count, [&](i64 r) { finish_logits(m_.logits + r * padded_vocab, padded_vocab); });
     watch.lap(profile_.lm_head);
-    if (!choose_) return;
+    if (task_ == Task::LOGITS) return;
     float* scratch = m_.scratch + rank * m_.scratch_floats;
     sampling_.share(s_.count, [&](i64 r) {
-      sample_row(s_, r, m_.logits + r * padded_vocab, padded_vocab, m_.vocab, scratch);
+      const auto finish = task_ == Task::SCORE ? score_row : sample_row;
+      finish(s_, r, m_.logits + r * padded_vocab, padded_vocab, m_.vocab, scratch);
     });
     watch.lap(profile_.sampling);
   }
@@ -183,7 +191,7 @@ class Forward final : public Job {
   const Batch b_;
   const Sampling s_;
   const Pooling p_;
-  const bool choose_;
+  const Task task_;
   const int team_size_;
   Profile& profile_;
   const std::vector<Layer> layers_;

@@ -23,8 +23,31 @@ inline double uniform(uint64_t seed, int32_t position) {
   return double(mix(mix(seed) ^ uint64_t(position)) >> 11) * 0x1p-53;
 }
 
+inline void ban(float& logit) {
+  if (logit < std::numeric_limits<float>::infinity()) logit = -std::numeric_limits<float>::infinity();
+}
+
+// Bans the last token of each bad word whose tokens before it end the output.
+static void ban_completions(float* logits, const Adjust& a) {
+  for (i64 word = 0; word < a.words; word++) {
+    const int32_t *begin = a.word_tokens + (word ? a.word_ends[word - 1] : 0), *last = a.word_tokens + a.word_ends[word] - 1;
+    const i64 before = last - begin;
+    if (before <= a.output_len && std::equal(begin, last, a.output + a.output_len - before)) ban(logits[*last]);
+  }
+}
+
+static void ban_unmasked(float* logits, const uint32_t* mask, i64 vocab) {
+  for (i64 first = 0; first < vocab; first += 32) {
+    const uint32_t word = mask[first / 32];
+    if (word == ~0u) continue;
+    for (i64 id = first; id < std::min(first + 32, vocab); id++)
+      if (!(word >> (id - first) & 1)) ban(logits[id]);
+  }
+}
+
 // Step 1, in place. `counts` is all zero before and after.
-static void adjust_logits(float* logits, const Adjust& a, std::vector<int32_t>& counts) {
+static void adjust_logits(float* logits, const Adjust& a, i64 vocab, std::vector<int32_t>& counts) {
+  for (i64 i = 0; i < a.bias_len; i++) logits[a.bias_ids[i]] += a.bias[i];
   if (a.repetition != 1.0f) {
     auto once = [&](int32_t id) {
       if (counts[size_t(id)]++ == 0) logits[id] = logits[id] > 0 ? logits[id] / a.repetition : logits[id] * a.repetition;
@@ -44,7 +67,9 @@ static void adjust_logits(float* logits, const Adjust& a, std::vector<int32_t>& 
       count = 0;
     }
   }
-  for (i64 i = 0; i < a.banned_len; i++) logits[a.banned[i]] = -std::numeric_limits<float>::infinity();
+  for (i64 i = 0; i < a.banned_len; i++) ban(logits[a.banned[i]]);
+  ban_completions(logits, a);
+  if (a.mask) ban_unmasked(logits, a.mask, vocab);
 }
 
 // Step 3: the lowest id of the largest value, -1 when a value is NaN or the largest is infinite. `n` is a multiple of W
@@ -175,6 +200,11 @@ static i64 draw(const float* w, i64 n, double u) {
   return last;
 }
 
+// A row without a choice: -2 when nothing is left of it, -1 when a value is NaN or the largest is infinite.
+static int32_t no_choice(const float* x, i64 n) {
+  return std::all_of(x, x + n, [](float v) { return v == -std::numeric_limits<float>::infinity(); }) ? -2 : -1;
+}
+
 // Step 2 for the chosen token and the row's alternatives.
 static void log_probabilities(const Sampling& s, i64 row, const float* logits, i64 n, i64 vocab, float* scratch) {
   const int32_t token = s.tokens[row];
@@ -187,6 +217,14 @@ static void log_probabilities(const Sampling& s, i64 row, const float* logits, i
   int32_t rank = 1;
   for (int lane = 0; lane < W; lane++) rank += larger[lane];
   s.rank[row] = rank;
+  if (s.report_ids && s.report_ids[row]) {
+    for (i64 i = 0; i < s.logprobs[row]; i++) {
+      const int32_t id = s.report_ids[row][i];
+      s.top_ids[row * s.top_width + i] = id;
+      s.top_logprobs[row * s.top_width + i] = float(double(logits[id]) - log_total);
+    }
+    return;
+  }
   const i64 count = std::min<i64>(s.logprobs[row], vocab);
   if (count == 0) return;
   auto best = best_of(logits, n, count);
@@ -200,14 +238,20 @@ static void log_probabilities(const Sampling& s, i64 row, const float* logits, i
 // One row: adjusts `logits` in place and fills the row's results. `n` is the padded vocabulary.
 static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 vocab, float* scratch) {
   std::fill(logits + vocab, logits + n, -std::numeric_limits<float>::infinity());
+  const float* raw = logits;
   if (s.adjust) {
     thread_local std::vector<int32_t> counts;
+    thread_local std::vector<float> copy;
+    if (s.logprobs[row] >= 0) {
+      copy.assign(logits, logits + n);
+      raw = copy.data();
+    }
     counts.resize(size_t(n));
-    adjust_logits(logits, s.adjust[row], counts);
+    adjust_logits(logits, s.adjust[row], vocab, counts);
   }
   const i64 top = argmax(logits, n);
   if (top < 0) {
-    s.tokens[row] = -1;
+    s.tokens[row] = no_choice(logits, n);
     return;
   }
   if (s.temperature[row] == 0.0f) {
@@ -221,7 +265,16 @@ static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 voc
     const i64 token = draw(scratch, n, uniform(s.seed[row], s.position[row]));
     s.tokens[row] = int32_t(scratch[token] > 0 ? token : top);
   }
-  if (s.logprobs[row] >= 0) log_probabilities(s, row, logits, n, vocab, scratch);
+  if (s.logprobs[row] >= 0) log_probabilities(s, row, raw, n, vocab, scratch);
+}
+
+// One row for a token that is given: fills the row's log-probabilities; NaN where the row has no choice.
+static void score_row(const Sampling& s, i64 row, float* logits, i64 n, i64 vocab, float* scratch) {
+  std::fill(logits + vocab, logits + n, -std::numeric_limits<float>::infinity());
+  if (argmax(logits, n) < 0)
+    s.logprob[row] = std::numeric_limits<float>::quiet_NaN();
+  else
+    log_probabilities(s, row, logits, n, vocab, scratch);
 }
 
 }  // namespace octavo

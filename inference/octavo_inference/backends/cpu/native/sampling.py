@@ -6,11 +6,14 @@ import ctypes
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.packing import address
-from octavo_inference.core.gather import LogitAdjust, SampleRows
-from octavo_inference.core.model_input import Float32, Int32, StepResult
+from octavo_inference.core.gather import LogitAdjust, SampleRows, ScoreRows
+from octavo_inference.core.model_input import Float32, Int32, ScoredTokens, StepResult
+
+Pointers = NDArray[np.uint64]
 
 _INPUTS = ("row", "position", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs")
 _OUTPUTS = ("tokens", "logprob", "rank", "top_ids", "top_logprobs")
@@ -24,6 +27,7 @@ class NativeSampling:
     rows: SampleRows
     vocab: int
     adjust: ctypes.Array[abi.Adjust] | None
+    report_ids: Pointers | None
     tokens: Int32
     logprob: Float32
     rank: Int32
@@ -49,6 +53,7 @@ def native_sampling(rows: SampleRows, vocab: int) -> NativeSampling:
         rows,
         vocab,
         adjust,
+        _report_ids(rows.report_ids),
         tokens=np.zeros(count, np.int32),
         logprob=np.zeros(count, np.float32),
         rank=np.zeros(count, np.int32),
@@ -60,7 +65,48 @@ def native_sampling(rows: SampleRows, vocab: int) -> NativeSampling:
     for name in _OUTPUTS:
         setattr(native.structure, name, address(getattr(native, name)))
     native.structure.adjust = None if adjust is None else ctypes.addressof(adjust)
+    native.structure.report_ids = None if native.report_ids is None else address(native.report_ids)
     return native
+
+
+def _report_ids(ids: list[Int32 | None]) -> Pointers | None:
+    """Address of each row's ids, 0 for none. The arrays belong to the rows."""
+    if not any(each is not None for each in ids):
+        return None
+    return np.array([0 if each is None else address(each) for each in ids], np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeScoring:
+    """The structure for scoring given tokens. It must outlive the call, because it owns the arrays."""
+
+    structure: abi.SamplingArgs
+    inputs: tuple[Int32, ...]
+    scored: ScoredTokens
+
+
+def native_scoring(rows: ScoreRows, vocab: int) -> NativeScoring:
+    """Prepare one call."""
+    count, width = len(rows.row), min(rows.logprobs, vocab)
+    wanted = np.full(count, width, np.int32)
+    scored = ScoredTokens(
+        np.zeros(count, np.float32),
+        np.zeros(count, np.int32),
+        np.zeros((count, width), np.int32),
+        np.zeros((count, width), np.float32),
+    )
+    structure = abi.SamplingArgs(
+        row=address(rows.row),
+        tokens=address(rows.tokens),
+        logprobs=address(wanted),
+        logprob=address(scored.logprob),
+        rank=address(scored.rank),
+        top_ids=address(scored.top_ids),
+        top_logprobs=address(scored.top_logprobs),
+        count=count,
+        top_width=width,
+    )
+    return NativeScoring(structure, (rows.row, rows.tokens, wanted), scored)
 
 
 def _adjustments(adjust: list[LogitAdjust | None]) -> ctypes.Array[abi.Adjust] | None:
@@ -75,5 +121,10 @@ def _adjustments(adjust: list[LogitAdjust | None]) -> ctypes.Array[abi.Adjust] |
             ids = getattr(a, name)
             setattr(to, name, address(ids))
             setattr(to, f"{name}_len", len(ids))
+        rules = a.rules
+        to.bias_ids, to.bias, to.bias_len = address(rules.bias_ids), address(rules.bias), len(rules.bias_ids)
+        to.word_ends, to.word_tokens = address(rules.word_ends), address(rules.word_tokens)
+        to.words = len(rules.word_ends)
+        to.mask = address(rules.mask) if len(rules.mask) else None
         to.presence, to.frequency, to.repetition = a.presence_penalty, a.frequency_penalty, a.repetition_penalty
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor as Torch
@@ -13,14 +15,28 @@ _TILE = 8192
 
 @triton.jit
 def _log_probabilities(
-    logits, tokens, wanted, integers, floats, logits_stride, report_stride, vocab, width, TILE: tl.constexpr
+    logits,
+    tokens,
+    wanted,
+    named,
+    row,
+    rules,
+    integers,
+    floats,
+    logits_stride,
+    rules_stride,
+    report_stride,
+    vocab,
+    width,
+    TILE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * logits_stride
-    integers += row * report_stride
-    floats += row * report_stride
-    token = tl.load(tokens + row)
-    count = tl.load(wanted + row)
+    """Without `named` (None at compile time) no row names its alternatives, and `row` and `rules` are not read."""
+    number = tl.program_id(0).to(tl.int64)
+    logits += number * logits_stride
+    integers += number * report_stride
+    floats += number * report_stride
+    token = tl.load(tokens + number)
+    count = tl.load(wanted + number)
     lanes = tl.arange(0, TILE)
     if (token >= 0) & (count >= 0):
         peak, _ = best(logits, vocab, TILE)
@@ -34,10 +50,20 @@ def _log_probabilities(
         total = peak.to(tl.float64) + tl.log(tl.sum(mass))
         tl.store(floats, (chosen.to(tl.float64) - total).to(tl.float32))
         tl.store(integers, 1 + tl.sum(larger))
+        best_count = tl.minimum(count, vocab)
+        if named is not None:  # noqa: SIM102 -- decided when the kernel is compiled
+            if tl.load(named + number) != 0:
+                ids = rules + tl.load(row + number).to(tl.int64) * rules_stride
+                ids += 4 + 2 * tl.load(ids)
+                for place in range(count):
+                    id_ = tl.load(ids + place)
+                    tl.store(integers + 1 + place, id_)
+                    tl.store(floats + 1 + place, (tl.load(logits + id_).to(tl.float64) - total).to(tl.float32))
+                best_count = count * 0
         # Each alternative is the best of those behind the one before, by logit and then by id.
         last = peak * 0 + float("inf")
         last_id = token * 0 - 1
-        for place in range(1, tl.minimum(1 + count, tl.minimum(width, 1 + vocab))):
+        for place in range(1, tl.minimum(1 + best_count, width)):
             largest = tl.full([TILE], float("-inf"), tl.float32)
             where = tl.zeros([TILE], tl.int32) + vocab
             for start in range(0, vocab, TILE):
@@ -53,14 +79,34 @@ def _log_probabilities(
             tl.store(floats + place, (last.to(tl.float64) - total).to(tl.float32))
 
 
-def log_probabilities(
-    logits: Torch, tokens: Torch, wanted: Torch, integers: Torch, floats: Torch, *, tile: int | None = None
-) -> None:
-    """Report on the sampled token of each row that requests it.
+@dataclass(frozen=True, slots=True)
+class NamedIds:
+    """Rows that report on ids of their rules: `named` [R] int32 is 1 for these, `row` [R] int32 their row of `rules`.
 
-    logits [R, vocab] float32, adjusted; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for no
-    report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token:
-    first its rank and log-probability, then id and log-probability of `wanted` alternatives, at most W and vocab.
+    rules [rows, `RULES_WIDTH`] int32 as in `core.logit_rules`.
+    """
+
+    named: Torch
+    row: Torch
+    rules: Torch
+
+
+def log_probabilities(
+    logits: Torch,
+    tokens: Torch,
+    wanted: Torch,
+    integers: Torch,
+    floats: Torch,
+    *,
+    named: NamedIds | None = None,
+    tile: int | None = None,
+) -> None:
+    """Report on a token of each row that requests it.
+
+    logits [R, vocab] float32, before any change; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for
+    no report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token:
+    first its rank and log-probability, then id and log-probability of `wanted` alternatives, at most W and vocab. These
+    are the best ones, unless a row is `named`.
     """
     rows, vocab = logits.shape
     if rows:
@@ -69,9 +115,13 @@ def log_probabilities(
             logits,
             tokens,
             wanted,
+            None if named is None else named.named,
+            None if named is None else named.row,
+            None if named is None else named.rules,
             integers,
             floats,
             logits.stride(0),
+            0 if named is None else named.rules.stride(0),
             integers.stride(0),
             vocab,
             integers.shape[1],

@@ -1,4 +1,4 @@
-"""Penalties and bans: step 1 of the rule in core/sampling.py, in place on the logits.
+"""Bias, penalties and bans: step 1 of the rule in core/sampling.py, in place on the logits.
 
 Atomics count the occurrences of an id in scratch memory of one row's width. The thread that takes an id's count, by
 exchanging it for zero, applies it: each id is changed once, and the scratch is zero again without another pass.
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
-HEADER = 10
+HEADER = 12
 """Number of integers in the header of one row's changes."""
 
 _TILE = 1024
@@ -18,11 +18,25 @@ _TILE = 1024
 
 # The length of a history row differs between servers, whose kernels are compiled ahead once for all.
 @triton.jit(do_not_specialize=["history_stride"])
-def _penalize(logits, rows, history, banned, counts, logits_stride, history_stride, counts_stride, TILE: tl.constexpr):
+def _penalize(
+    logits,
+    rows,
+    history,
+    rules,
+    banned,
+    counts,
+    logits_stride,
+    history_stride,
+    rules_stride,
+    counts_stride,
+    TILE: tl.constexpr,
+):
     number = tl.program_id(0).to(tl.int64)
-    rows += number * 10
+    rows += number * 12
     logits += tl.load(rows).to(tl.int64) * logits_stride
-    history += tl.load(rows + 1).to(tl.int64) * history_stride
+    own = tl.load(rows + 1).to(tl.int64)
+    history += own * history_stride
+    rules += own * rules_stride
     prompt = tl.load(rows + 2)
     output = tl.load(rows + 3)
     total = tl.load(rows + 4)
@@ -31,6 +45,16 @@ def _penalize(logits, rows, history, banned, counts, logits_stride, history_stri
     presence = tl.load(rows + 9).to(tl.float32, bitcast=True)
     counts += number * counts_stride
     lanes = tl.arange(0, TILE)
+    # The rules' counts are in front of them (core/logit_rules.py). A row without rules has leftovers of others there.
+    ruled = tl.load(rows + 11) != 0
+    biased = tl.load(rules, mask=ruled, other=0)
+    words = tl.load(rules + 1, mask=ruled, other=0)
+    reported = tl.load(rules + 2, mask=ruled, other=0)
+    for first in range(0, biased, TILE):
+        inside = first + lanes < biased
+        token = tl.load(rules + 4 + first + lanes, mask=inside, other=0)
+        bias = tl.load(rules + 4 + biased + first + lanes, mask=inside, other=0).to(tl.float32, bitcast=True)
+        tl.store(logits + token, tl.load(logits + token, mask=inside, other=0.0) + bias, mask=inside)
     # Bit 0 of a count says "in the prompt"; the bits above it are how often the id is in the output.
     for first in range(prompt, output, TILE):
         token = tl.load(history + first + lanes, mask=first + lanes < output, other=-1)
@@ -38,7 +62,7 @@ def _penalize(logits, rows, history, banned, counts, logits_stride, history_stri
     for first in range(output, total, TILE):
         token = tl.load(history + first + lanes, mask=first + lanes < total, other=-1)
         tl.atomic_add(counts + token, 2, mask=token >= 0)
-    tl.debug_barrier()  # all is counted
+    tl.debug_barrier()  # all is counted, and all biases are added
     for first in range(prompt, total, TILE):
         token = tl.load(history + first + lanes, mask=first + lanes < total, other=-1)
         count = tl.atomic_xchg(counts + token, 0, mask=token >= 0)
@@ -52,19 +76,58 @@ def _penalize(logits, rows, history, banned, counts, logits_stride, history_stri
     end = tl.load(rows + 6)
     for first in range(tl.load(rows + 5), end, TILE):
         known = first + lanes < end
-        tl.store(logits + tl.load(banned + first + lanes, mask=known, other=0), float("-inf"), mask=known)
+        _ban(logits, tl.load(banned + first + lanes, mask=known, other=0), known)
+    _ban_completions(logits, rules + 4 + 2 * biased + reported, words, history, output, tl.load(rows + 10), TILE)
 
 
-def penalize(logits: Torch, rows: Torch, history: Torch, banned: Torch, counts: Torch) -> None:
-    """Apply penalties and bans to some rows of logits.
+@triton.jit
+def _ban(logits, ids, mask):
+    # A NaN or +inf stays: it says that the model's output is no distribution.
+    logit = tl.load(logits + ids, mask=mask, other=0.0)
+    tl.store(logits + ids, float("-inf"), mask=mask & (logit < float("inf")))
+
+
+@triton.jit
+def _ban_completions(logits, ends, words, history, output, total, TILE: tl.constexpr):
+    """Ban the last token of each bad word whose tokens before it end the output, a lane for each word."""
+    lanes = tl.arange(0, TILE)
+    for first in range(0, words, TILE):
+        word = first + lanes
+        inside = word < words
+        end = tl.load(ends + word, mask=inside, other=0)
+        start = tl.load(ends + word - 1, mask=inside & (word > 0), other=0)
+        last = ends + words + end - 1
+        before = end - start - 1
+        match = inside & (before <= total - output)
+        longest = tl.max(tl.where(match, before, 0))
+        for back in range(1, longest + 1):
+            said = tl.load(history + total - back)
+            expected = tl.load(last - back, mask=match & (back <= before), other=0)
+            match = match & ((back > before) | (expected == said))
+        _ban(logits, tl.load(last, mask=match, other=0), match)
+
+
+def penalize(logits: Torch, rows: Torch, history: Torch, rules: Torch, banned: Torch, counts: Torch) -> None:
+    """Apply bias, penalties and bans to some rows of logits.
 
     logits [R, vocab] float32, changed in place. rows [G, `HEADER`] int32, one for each row to change: its row of logits
     and of history; the offsets in the latter of the prompt's start, the output's start and the output's end; the
     offsets of its ids' start and end in `banned` [n] int32; the bits of its float32 repetition (neutral: 1), frequency
-    and presence penalties (neutral: 0). history [rows, positions] int32 has the tokens; -1 is ignored. counts [>= G,
-    vocab] int32 is scratch, zero before and after.
+    and presence penalties (neutral: 0); the output's end where its penalties ignore the output; 1 if its row of `rules`
+    applies. history [rows, positions] int32 has the tokens; -1 is ignored. rules [rows, `RULES_WIDTH`] int32 as in
+    `core.logit_rules`. counts [>= G, vocab] int32 is scratch, zero before and after.
     """
     if len(rows):
         _penalize[(len(rows),)](
-            logits, rows, history, banned, counts, logits.stride(0), history.stride(0), counts.stride(0), TILE=_TILE
+            logits,
+            rows,
+            history,
+            rules,
+            banned,
+            counts,
+            logits.stride(0),
+            history.stride(0),
+            rules.stride(0),
+            counts.stride(0),
+            TILE=_TILE,
         )

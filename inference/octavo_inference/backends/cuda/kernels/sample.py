@@ -123,7 +123,7 @@ def _sample(
             high = tl.load(sampling + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
             token = first_past(weights, vocab, limit, last_tie, _uniform((high << 32) | low, place) * mass, False, TILE)
     else:
-        token = -1
+        token = tl.where(peak < 0, -2, -1)  # not of a NaN
     tl.store(chosen + number, token)
     tl.store(history + own * history_stride + place, token)
 
@@ -141,9 +141,10 @@ def choose(
 ) -> None:
     """Sample a token for each row of adjusted logits, and write it into the row table.
 
-    logits [R, vocab] float32; weights [>= R, vocab] float32, scratch; chosen [R] int32, written, -1 for a row with NaN
-    logits. row [R] and position [R] int32: the destination of the token in history [rows, positions] int32 (of several
-    tokens with one destination, one is written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.
+    logits [R, vocab] float32; weights [>= R, vocab] float32, scratch, may be the memory of `logits`; chosen [R] int32,
+    written, -1 for a row with NaN logits, -2 for one whose logits are all -inf. row [R] and position [R] int32: the
+    destination of the token in history [rows, positions] int32 (of several tokens with one destination, one is
+    written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.
     """
     rows, vocab = logits.shape
     if rows:

@@ -63,7 +63,7 @@ class EmbeddingRequest(SchedulingFields, forbid_unknown_fields=True, kw_only=Tru
         return inputs
 
 
-class Embedding(msgspec.Struct, frozen=True):
+class EmbeddingObject(msgspec.Struct, frozen=True):
     """The vector of one input: numbers, or base64 of little-endian float32. Its length is 1."""
 
     index: int
@@ -74,7 +74,7 @@ class Embedding(msgspec.Struct, frozen=True):
 class EmbeddingResponse(msgspec.Struct, frozen=True):
     """The vectors, in the order of the inputs."""
 
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: PromptUsage
     object: Literal["list"] = "list"
@@ -104,7 +104,9 @@ def _encoded(body: EmbeddingRequest, vectors: list[bytes], usage: PromptUsage) -
     for index, pooled in enumerate(vectors):
         vector = vector_of(pooled, dimensions=body.dimensions)
         in_text = body.encoding_format == "base64"
-        data.append(Embedding(index, base64.b64encode(little_endian(vector)).decode() if in_text else vector.tolist()))
+        data.append(
+            EmbeddingObject(index, base64.b64encode(little_endian(vector)).decode() if in_text else vector.tolist())
+        )
     return msgspec.json.encode(EmbeddingResponse(data, body.model, usage))
 
 

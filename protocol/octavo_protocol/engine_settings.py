@@ -22,6 +22,7 @@ ProfileName = Literal["latency", "balanced", "throughput"]
 PolicyName = Literal["chat", "api", "batch"]
 PoolingName = Literal["mean", "last"]
 DEFAULT_POOLING: PoolingName = "last"
+RelevanceName = Literal["embedding", "answer"]
 
 
 @dataclass(frozen=True, slots=True)

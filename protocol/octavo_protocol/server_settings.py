@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from octavo_protocol.engine_settings import EngineSettings, PoolingName
+from octavo_protocol.engine_settings import EngineSettings, PoolingName, RelevanceName
 from octavo_protocol.knobs import Knob
 from octavo_protocol.names import PORT_ADMIN, PORT_API
 
@@ -35,6 +35,13 @@ class ServerSettings:
             group="model",
         ),
     ] = None
+    relevance: Annotated[
+        RelevanceName,
+        Knob(
+            "what /score and /rerank compute: the similarity of embeddings, or the model's answer yes or no",
+            group="model",
+        ),
+    ] = "embedding"
     host: Annotated[str, Knob("address of the API", group="HTTP")] = "127.0.0.1"
     port: Annotated[int, Knob("port of the API; 0: any free one", group="HTTP", low=0, high=65535)] = PORT_API
     admin_host: Annotated[str, Knob("address of metrics, load and drain", group="HTTP")] = "127.0.0.1"

@@ -16,6 +16,7 @@ from octavo_protocol.engine_settings import (
     Preemption,
     ProfileName,
     Quantization,
+    RelevanceName,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "Preemption",
     "ProfileName",
     "Quantization",
+    "RelevanceName",
 ]

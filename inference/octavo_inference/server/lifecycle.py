@@ -24,7 +24,7 @@ from octavo_inference.checkpoints.sentence_transformers import declared_pooling
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName
+from octavo_inference.config.engine import DEFAULT_POOLING
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
@@ -162,7 +162,7 @@ async def _start(
     """Load the tokenizer here and the weights in the engine process, generate one token, set ready."""
     # Both fail on a missing path. `gather` raises the first error and retrieves the second.
     (text, longest), info = await asyncio.gather(
-        asyncio.to_thread(_load_text, settings.engine.model, settings.pooling), _start_engine(client, timeline)
+        asyncio.to_thread(_load_text, settings), _start_engine(client, timeline)
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
     timeline.mark("tokenizer")
@@ -187,9 +187,10 @@ async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo
     return info
 
 
-def _load_text(model: str, pooling: PoolingName | None) -> tuple[ServedModel, int]:
+def _load_text(settings: ServerSettings) -> tuple[ServedModel, int]:
     from octavo_inference.tokenizer.chat_template import ChatTemplate  # noqa: PLC0415 -- jinja: while the engine loads, not before
 
+    model = settings.engine.model
     words = load_words(model)
     template = None
     if words.chat_template is not None:
@@ -199,7 +200,10 @@ def _load_text(model: str, pooling: PoolingName | None) -> tuple[ServedModel, in
             )
         except ModelError as error:
             raise ModelError(f"{model}: {error}") from None
-    text = ServedModel(words.tokenizer, template, pooling or declared_pooling(find_model(model)) or DEFAULT_POOLING)
+    if settings.relevance == "answer" and template is None:
+        raise ModelError(f"{model} has no chat template, which --relevance answer needs; use --relevance embedding")
+    pooling = settings.pooling or declared_pooling(find_model(model)) or DEFAULT_POOLING
+    text = ServedModel(words.tokenizer, template, pooling, settings.relevance)
     return text, text.longest_token
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
-from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName
+from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName, RelevanceName
 from octavo_inference.core.request import Request
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import OutputRouter
@@ -47,12 +47,13 @@ TEXT_THREADS = 2
 class ServedModel:
     """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat.
 
-    `pooling` is that of its embeddings.
+    `pooling` is that of its embeddings, `relevance` the rule of /score and /rerank.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     pooling: PoolingName = DEFAULT_POOLING
+    relevance: RelevanceName = "embedding"
 
     @property
     def longest_token(self) -> int:

@@ -7,7 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from octavo_inference import LLM
+from octavo_inference import LLM, SamplingParams
+from octavo_inference.model_loader import load_text
+from octavo_inference.server.rerank.judgement import INSTRUCTION, SYSTEM
+from octavo_inference.tokenizer.chat_template import ChatTemplate
 
 openai = pytest.importorskip("openai", reason="the client whose answers these are")
 
@@ -118,3 +121,21 @@ def test_a_server_with_mean_pooling(start, llm):
     response = server.api.post("/v1/embeddings", json={"model": "smollm2", "input": TEXTS}).json()
     expected = np.array([output.embedding for output in llm.embed(TEXTS, pooling="mean", use_tqdm=False)])
     assert (np.array([entry["embedding"] for entry in response["data"]], np.float32) == expected).all()
+
+
+def test_a_server_that_ranks_by_the_models_own_answer(start, llm):
+    documents = ["The cat sat on the mat.", "Paris is the capital of France."]
+    server = start("--relevance", "answer")
+    body = {"model": "smollm2", "query": "Name the capital of France.", "documents": documents}
+    results = server.api.post("/rerank", json=body).json()["results"]
+    text = load_text("smollm2")
+    template = ChatTemplate(text.chat_template, text.tokenizer)
+    yes, no = (text.tokenizer.encode(word).ids[0] for word in ("yes", "no"))
+    asked = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=(no, yes))
+    for result in results:
+        content = f"<Instruct>: {INSTRUCTION}\n<Query>: {body['query']}\n<Document>: {documents[result['index']]}"
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
+        [output] = llm.generate([template.tokens(messages)], asked, use_tqdm=False)
+        of_no, of_yes = np.exp(output.outputs[0].logprobs[0].top_logprobs)
+        assert result["relevance_score"] == pytest.approx(of_yes / (of_yes + of_no), rel=1e-5)
+    assert results[0]["relevance_score"] >= results[1]["relevance_score"] > 0

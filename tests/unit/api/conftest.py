@@ -10,6 +10,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import httpx
 import pytest
@@ -117,7 +118,10 @@ class FakeEngine:
         if reason is not None:
             self.sequences.remove(sequence)
         logprobs = None
-        if sampling.logprobs is not None:
+        if sampling.logprob_token_ids:
+            named = list(sampling.logprob_token_ids)
+            logprobs = [TokenLogprobs(-0.5, 1, named, [-0.1 * len(sequence.request.tokens), -2.0][: len(named)])]
+        elif sampling.logprobs is not None:
             others = [token, *range(100, 100 + sampling.logprobs)][: sampling.logprobs]
             logprobs = [TokenLogprobs(-0.5, 1, others, [-0.5 - i for i in range(len(others))])]
         return Output(
@@ -238,6 +242,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         tenant_header: bool = False,
         prefix_caching: bool = True,
         hidden_size: int = 4,
+        relevance: Literal["embedding", "answer"] = "embedding",
         listen: bool = False,
         **engine_fields: object,
     ) -> AsyncIterator[Server]:
@@ -264,7 +269,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             tenant_header=tenant_header,
         )
         await client.start()
-        text = ServedModel(tokenizer, template)
+        text = ServedModel(tokenizer, template, relevance=relevance)
         if ready:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True

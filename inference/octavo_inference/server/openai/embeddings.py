@@ -15,15 +15,8 @@ from octavo_inference.server import json_body
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.http import json_unless_gone
 from octavo_inference.server.openai.requests import Int31, TokenId
-from octavo_inference.server.pooling import (
-    MAX_INPUTS,
-    Input,
-    PooledPrompts,
-    PromptUsage,
-    input_tokens,
-    pooled_prompts,
-    pooled_requests,
-)
+from octavo_inference.server.pooling import MAX_INPUTS, Input, input_tokens, pooled_requests, vectors
+from octavo_inference.server.prompt_batch import PromptBatch, PromptUsage, prompt_batch
 from octavo_inference.server.prompts import SchedulingFields, prompt_headers
 from octavo_inference.server.service import Service
 
@@ -90,19 +83,19 @@ async def embeddings(service: Service, request: HttpRequest) -> Response:
     tokens = await service.work(lambda: [input_tokens(loaded, given, "input", keep) for given in inputs])
     prompts = pooled_requests(service, request, body, loaded, tokens)
     headers = await prompt_headers(service, request, loaded, prompts)
-    work = _whole(service, body, pooled_prompts(service, request, prompts))
+    work = _whole(service, body, prompt_batch(service, request, prompts))
     return await json_unless_gone(request.receive, work, headers)
 
 
-async def _whole(service: Service, body: EmbeddingRequest, prompts: PooledPrompts) -> bytes:
-    vectors = await prompts.vectors()
-    return await service.work(lambda: _encoded(body, vectors, prompts.usage))
+async def _whole(service: Service, body: EmbeddingRequest, batch: PromptBatch) -> bytes:
+    pooled = await vectors(batch)
+    return await service.work(lambda: _encoded(body, pooled, batch.usage))
 
 
-def _encoded(body: EmbeddingRequest, vectors: list[bytes], usage: PromptUsage) -> bytes:
+def _encoded(body: EmbeddingRequest, pooled: list[bytes], usage: PromptUsage) -> bytes:
     data = []
-    for index, pooled in enumerate(vectors):
-        vector = vector_of(pooled, dimensions=body.dimensions)
+    for index, one in enumerate(pooled):
+        vector = vector_of(one, dimensions=body.dimensions)
         in_text = body.encoding_format == "base64"
         data.append(
             EmbeddingObject(index, base64.b64encode(little_endian(vector)).decode() if in_text else vector.tolist())

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from octavo_inference.server.errors import invalid
-from octavo_inference.server.pooling import MAX_INPUTS, PromptUsage
+from octavo_inference.server.pooling import MAX_INPUTS
+from octavo_inference.server.prompt_batch import PromptUsage
 from octavo_inference.server.prompts import SchedulingFields
 
 MAX_DOCUMENTS = MAX_INPUTS // 2

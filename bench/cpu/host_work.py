@@ -47,6 +47,7 @@ class NullDevice:
     steps_ahead: int = 1
     max_prompt_scores: int | None = None
     vocab_size: int = VOCAB
+    hidden_size: int = 0
     waited: float = 0.0
     """Seconds that the host waited for the device."""
     idle_time: float = 0.0

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Unpack
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
+from octavo_inference.checkpoints.sentence_transformers import declared_pooling
 from octavo_inference.common.errors import OctavoError, RequestError
+from octavo_inference.common.vectors import vector_of
 from octavo_inference.config.arguments import arguments_of
-from octavo_inference.config.engine import EngineSettings
+from octavo_inference.config.engine import DEFAULT_POOLING, EngineSettings, PoolingName
 from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
@@ -61,6 +65,15 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The embedding of a prompt: float32 [hidden size, or the dimensions asked for]."""
+
+    request_id: str
+    embedding: NDArray[np.float32]
+    num_cached_tokens: int = 0
+
+
 class LLM:
     """A model loaded into this process: `LLM("smollm2", max_model_len=4096, kv_memory="512Mi")`.
 
@@ -83,6 +96,7 @@ class LLM:
         self._template = functools.cache(lambda: load_chat_template(assets, settings.chat_template, settings.model))
         if settings.chat_template is not None:
             self._template()
+        self._pooling = declared_pooling(loaded.text.path) or DEFAULT_POOLING
         self._count = 0
 
     def generate(
@@ -132,11 +146,55 @@ class LLM:
         prompts = [template.tokens(conversation, **options) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def _job(self, prompt: Prompt, sampling: SamplingParams) -> _Job:
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: PoolingName | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Embed all prompts in one batch, by their final hidden states; results in the order of the prompts.
+
+        `pooling`: "last" takes the state of the last token, "mean" the mean over all tokens. None is the pooling of the
+        checkpoint's sentence-transformers files, else "last". `dimensions` keeps that many leading numbers, for models
+        trained for it (Matryoshka). `normalize` scales each vector to length 1 afterwards. Raises `RequestError` before
+        anything is computed.
+        """
+        hidden = self.engine.backend.hidden_size
+        if dimensions is not None and not 1 <= dimensions <= hidden:
+            raise RequestError(f"dimensions is {dimensions}, it must be from 1 to {hidden}", "dimensions")
+        jobs = [self._job(prompt, SamplingParams(), pooling or self._pooling) for prompt in _as_list(prompts)]
+        vectors: dict[str, EmbeddingOutput] = {}
+        with self._submitted(jobs), tqdm(total=len(jobs), desc="Embeddings", disable=not use_tqdm) as bar:
+            while self.engine.has_work:
+                for output in self.engine.step():
+                    if output.embedding is None:
+                        raise OctavoError(output.error or "the engine failed")
+                    vector = vector_of(output.embedding, dimensions=dimensions, normalize=normalize)
+                    embedding = np.frombuffer(vector, np.float32)
+                    vectors[output.id] = EmbeddingOutput(output.id, embedding, output.cached_tokens)
+                    bar.update()
+        return [vectors[job.request.id] for job in jobs]
+
+    def score(
+        self,
+        query: Prompt,
+        documents: Prompt | Sequence[Prompt],
+        *,
+        pooling: PoolingName | None = None,
+        use_tqdm: bool = True,
+    ) -> list[float]:
+        """Cosine similarity of the embeddings of a query and each document, from -1 to 1, in their order."""
+        first, *others = self.embed([query, *_as_list(documents)], pooling=pooling, use_tqdm=use_tqdm)
+        return [float(first.embedding @ other.embedding) for other in others]
+
+    def _job(self, prompt: Prompt, sampling: SamplingParams, pooling: PoolingName | None = None) -> _Job:
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
         self._count += 1
-        request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling)
+        request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling, pooling=pooling)
         outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
         detokenizers = [Detokenizer.of(self.tokenizer, tokens, sampling) for _ in outputs]
         return _Job(request, RequestOutput(request.id, text, tokens, outputs), detokenizers)

@@ -20,6 +20,9 @@ Preemption = Literal["recompute", "swap"]
 Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]
 PolicyName = Literal["chat", "api", "batch"]
+PoolingName = Literal["mean", "last"]
+DEFAULT_POOLING: PoolingName = "last"
+RelevanceName = Literal["embedding", "answer"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from octavo_protocol.engine_settings import EngineSettings
+from octavo_protocol.engine_settings import EngineSettings, PoolingName, RelevanceName
 from octavo_protocol.knobs import BYTES, Knob
 from octavo_protocol.names import PORT_ADMIN, PORT_API
 
@@ -27,6 +27,21 @@ class ServerSettings:
             hint="use up to 128 letters, digits and . _ : / @ -",
         ),
     ] = ()
+    pooling: Annotated[
+        PoolingName | None,
+        Knob(
+            "how embeddings are pooled from the hidden states of a text: their mean, or that of the last token",
+            unset="the checkpoint's, else last",
+            group="model",
+        ),
+    ] = None
+    relevance: Annotated[
+        RelevanceName,
+        Knob(
+            "what /score and /rerank compute: the similarity of embeddings, or the model's answer yes or no",
+            group="model",
+        ),
+    ] = "embedding"
     host: Annotated[str, Knob("address of the API", group="HTTP")] = "127.0.0.1"
     port: Annotated[int, Knob("port of the API; 0: any free one", group="HTTP", low=0, high=65535)] = PORT_API
     admin_host: Annotated[str, Knob("address of metrics, load and drain", group="HTTP")] = "127.0.0.1"

@@ -156,6 +156,7 @@ def engine(group: RankGroup, connections: list[socket.socket], name: str) -> Non
     scheduler = runner.engine.scheduler
     told = {
         "tokens": {f"{request} {index}": tokens for (request, index), tokens in runner.tokens.items()},
+        "embedding": runner.embedding("embedded").tolist(),
         "preemptions": scheduler.preemptions,
         "hits": scheduler.hit_tokens,
         "overlaps": runner.engine.overlaps,

@@ -134,6 +134,28 @@ def test_prefix_hits_change_no_token(expected: dict[str, dict[tuple[str, int], l
     assert runner.tokens["again", 0] == runner.tokens["2", 0] == expected["with everything"]["2", 0]
 
 
+@pytest.mark.parametrize("limits", [{}, {"budget": 5, "max_running": 3}], ids=["company", "chunks"])
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings_are_those_of_the_reference(model: Model, pooling: str, limits: dict[str, Any]) -> None:
+    found, wanted = (embedded(make(model), pooling, **limits) for make in (cuda, reference))
+    for name in ("e0", "e1", "e2"):
+        assert (
+            np.abs(found.embedding(name) - wanted.embedding(name)).max() < 2e-5 * np.abs(wanted.embedding(name)).max()
+        )
+    assert found.tokens == wanted.tokens
+
+
+def embedded(backend: Backend, pooling: str, **limits: Any) -> Runner:
+    """An embedding of each prompt, beside answers to two of them."""
+    runner = make_runner(backend, max_model_len=LONGEST, **({"budget": 40, "max_running": 8} | limits))
+    for i, tokens in enumerate(PROMPTS):
+        runner.submit(f"e{i}", tokens, pooling=pooling)
+        if i:
+            runner.submit(str(i), tokens, temperature=0, max_tokens=5, ignore_eos=True)
+    runner.finish()
+    return runner
+
+
 def with_rules(backend: Backend, **limits: Any) -> tuple[Runner, list[Output]]:
     """Rows with every kind of rule beside rows without any, prompts with log-probabilities, an answer cut short."""
     runner = make_runner(backend, max_model_len=LONGEST, **({"budget": 40, "max_running": 8} | limits))

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def serve(backend: Backend, **limits: Any) -> Runner:
-    """A greedy answer beside two sampled ones and one with rules, then one to a prompt that has been there before."""
+    """A greedy answer, two sampled ones, one with rules and an embedding, then an answer to a prompt seen before."""
     runner = make_runner(backend, max_model_len=LONGEST, max_running=4, **limits)
     runner.submit("greedy", PROMPTS[2], max_tokens=3, ignore_eos=True)
     runner.submit("two", PROMPTS[1], temperature=1.0, top_p=0.9, seed=9, n=2, max_tokens=3, ignore_eos=True)
@@ -31,6 +31,7 @@ def serve(backend: Backend, **limits: Any) -> Runner:
     )  # fmt: skip
     runner.finish()
     runner.submit("again", PROMPTS[2], max_tokens=2, ignore_eos=True)
+    runner.submit("embedded", PROMPTS[1], pooling="mean")
     runner.finish()
     return runner
 
@@ -70,10 +71,11 @@ def test_an_engine_on_two_ranks_gives_the_tokens_of_the_reference() -> None:
     (line,) = ranks("engine", "plain")
     found = json.loads(line)
     reference = ReferenceBackend(*tiny_model(), num_blocks=32, block_size=BLOCK, max_model_len=LONGEST)
-    wanted = serve(reference, caching=False).tokens
-    expected = {f"{request} {index}": tokens for (request, index), tokens in wanted.items()}
+    wanted = serve(reference, caching=False)
+    expected = {f"{request} {index}": tokens for (request, index), tokens in wanted.tokens.items()}
     assert found["tokens"] == expected
     assert expected["again 0"] == expected["greedy 0"][:2]
+    assert found["embedding"] == pytest.approx(wanted.embedding("embedded").tolist(), rel=1e-4, abs=1e-5)
     assert found["preemptions"] > 0
     assert found["hits"] > 0
     assert found["overlaps"]

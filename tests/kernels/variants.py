@@ -23,7 +23,15 @@ from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import Device
-from octavo_inference.core.model_input import Penalty, PromptScores, RowChange, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import (
+    Penalty,
+    PromptScores,
+    RowChange,
+    RowPooling,
+    RowSamples,
+    RowStep,
+    sampling_columns,
+)
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
@@ -122,7 +130,12 @@ def step_of(rng: np.random.Generator, lengths: list[int], before: list[int], sam
         ]
     query = (query_start[1:] - 1)[:samples]
     sample = RowSamples(query, rows[:samples], seq_len[:samples], logprobs, penalties, report_ids)
-    return RowStep(changes, rows, query_start, seq_len, sample, scores=scores)
+    pooled = np.arange(samples, len(lengths), dtype=np.int32)
+    fresh = (np.array(before, np.int32) == 0)[pooled].astype(np.int32)
+    pooling = RowPooling(pooled, query_start[:-1][pooled], query_start[1:][pooled], fresh, np.ones_like(fresh))
+    return RowStep(
+        changes, rows, query_start, seq_len, sample, scores=scores, pooling=pooling if len(pooled) else None
+    )
 
 
 def steps_of(rng: np.random.Generator, count: int) -> list[RowStep]:

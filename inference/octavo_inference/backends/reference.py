@@ -21,6 +21,7 @@ from torch.nn.functional import gelu, linear, silu
 from octavo_inference.core.backend import CompletedStep
 from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, ScoredTokens, StepResult
+from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import joined, sample, score
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
@@ -59,6 +60,7 @@ class ReferenceBackend:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = config.vocab
+        self.hidden_size = config.hidden
         self._config = config
         self._layers = [_Layer(layer) for layer in weights.layers]
         self._embedding = _torch(weights.embedding)
@@ -82,7 +84,8 @@ class ReferenceBackend:
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""
         x, places = self._forward(batch)
-        result = sample(self._read_out(x, places, batch, batch.sample.row), batch.sample)
+        add_states(batch, self._final(x, places, batch, pooled_tokens(batch.pooling), lambda t: t).numpy())
+        result = with_pooled(sample(self._read_out(x, places, batch, batch.sample.row), batch.sample), batch)
         return replace(result, scores=[self._score(x, places, batch, rows) for rows in batch.scores])
 
     def logits(self, batch: Batch) -> Float32:
@@ -116,11 +119,16 @@ class ReferenceBackend:
     @torch.inference_mode()
     def _read_out(self, x: Torch, places: Torch, batch: Batch, rows: Int32) -> Float32:
         """The logits of some query tokens."""
-        tiles, sampled = _tile(batch.positions[rows])
+        logits = self._final(x, places, batch, rows, lambda t: linear(t, self._head))
+        return _softcap(logits * self._config.logit_scale, self._config.logit_softcap).numpy()
+
+    @torch.inference_mode()
+    def _final(self, x: Torch, places: Torch, batch: Batch, rows: Int32, then: Callable[[Torch], Torch]) -> Torch:
+        """The normed final states of query tokens `rows`, each passed through `then`."""
+        tiles, chosen = _tile(batch.positions[rows])
         last = torch.zeros(tiles * TILE, self._config.hidden)
-        last[sampled] = x[places[_index(rows)]]
-        logits = _tiled(lambda t: linear(self._norm(t, self._final_norm), self._head), last)
-        return _softcap(logits[sampled] * self._config.logit_scale, self._config.logit_softcap).numpy()
+        last[chosen] = x[places[_index(rows)]]
+        return _tiled(lambda t: then(self._norm(t, self._final_norm)), last)[chosen]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks, all layers."""

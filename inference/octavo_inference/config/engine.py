@@ -1,6 +1,7 @@
 """Settings of an engine, declared in `octavo_protocol.engine_settings`, where the operator reads them too."""
 
 from octavo_protocol.engine_settings import (
+    DEFAULT_POOLING,
     GPU_PROFILES,
     KV_MEMORY_PERCENT,
     PROFILES,
@@ -11,12 +12,15 @@ from octavo_protocol.engine_settings import (
     EngineSettings,
     KvDtype,
     PolicyName,
+    PoolingName,
     Preemption,
     ProfileName,
     Quantization,
+    RelevanceName,
 )
 
 __all__ = [
+    "DEFAULT_POOLING",
     "GPU_PROFILES",
     "KV_MEMORY_PERCENT",
     "PROFILES",
@@ -27,7 +31,9 @@ __all__ = [
     "EngineSettings",
     "KvDtype",
     "PolicyName",
+    "PoolingName",
     "Preemption",
     "ProfileName",
     "Quantization",
+    "RelevanceName",
 ]

@@ -41,6 +41,8 @@ class Backend(Protocol):
     block_size: int
     num_blocks: int
     vocab_size: int
+    hidden_size: int
+    """Elements of a hidden state; 0 if the backend cannot pool them."""
     steps_ahead: int
     """How many later steps may be launched before the tokens of this one are collected.
 

@@ -30,7 +30,7 @@ from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.logit_rules import logit_rules
-from octavo_inference.core.model_input import NO_CHOICE, StepResult
+from octavo_inference.core.model_input import NO_CHOICE, Float32, StepResult
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
 from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
@@ -39,7 +39,7 @@ from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
-from octavo_inference.core.validation import check_prompt, check_sampling
+from octavo_inference.core.validation import check_pooling, check_prompt, check_sampling
 from octavo_inference.models.info import ModelInfo
 from octavo_protocol.hashing import KEY_BYTES, root_hash
 from octavo_protocol.load import EngineStats
@@ -106,7 +106,9 @@ class Engine:
         self._arrivals = 0
         self._failures = 0
         self._prefill_budget = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
-        self._rows = InputBatch(limits.max_running, limits.max_model_len, backend.block_size, config.vocab)
+        self._rows = InputBatch(
+            limits.max_running, limits.max_model_len, backend.block_size, config.vocab, backend.hidden_size
+        )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
         self._depth = backend.steps_ahead if limits.overlap else 0
@@ -152,11 +154,14 @@ class Engine:
         """Queue a request. The sender bounds the queue length. Raises `RequestError` if it can never be served."""
         sampling = request.sampling
         check_sampling(sampling, self.config.vocab)
+        check_pooling(request, self.backend.hidden_size)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
         now = self._clock()
         answer = self.limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
+        if request.pooling is not None:
+            answer = 0
         limit = min(len(prompt) + answer, self.limits.max_model_len)
         seed = self._entropy() if sampling.seed is None else sampling.seed
         rules = logit_rules(sampling, self.config.vocab)
@@ -368,6 +373,28 @@ class Engine:
             )
             if reason is not None:
                 self._live.finish(sequence)
+        return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
+
+    def _emit_pooled(self, sequences: list[Sequence], sums: Float32) -> list[Output]:
+        outputs: list[Output] = []
+        for sequence, total in zip(sequences, sums, strict=True):
+            if sequence.state is SequenceState.FINISHED:
+                continue  # aborted or out of time since
+            if not np.isfinite(total).all():
+                outputs += self._refuse_numbers(sequence)
+                continue
+            pooled = total / np.float32(sequence.prompt_len) if sequence.pooling == "mean" else total
+            outputs.append(
+                Output(
+                    id=sequence.request.id,
+                    index=0,
+                    tokens=[],
+                    finish_reason="stop",
+                    cached_tokens=sequence.cached,
+                    embedding=pooled.astype("<f4").tobytes(),
+                )
+            )
+            self._live.finish(sequence)
         return outputs
 
     def _end_without_choice(self, sequence: Sequence) -> Output:
@@ -429,7 +456,7 @@ class Engine:
         """End the request of a sequence with NaN logits, and remove its blocks from the prefix cache."""
         request_id = sequence.request.id
         fields = {"request_id": sequence.request.request_id}
-        log.error("the logits at token %d are not numbers", sequence.num_known_tokens, extra=fields)
+        log.error("the model's output at token %d is not a number", sequence.num_known_tokens, extra=fields)
         held = set()
         for sibling in self._live.sequences(request_id):
             self.scheduler.evict_suspect(sibling)

@@ -18,6 +18,7 @@ from octavo_inference.core.model_input import (
     Int32,
     Penalty,
     PromptScores,
+    RowPooling,
     RowSamples,
     RowStep,
     RowTable,
@@ -99,8 +100,8 @@ class Batch:
     `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
     `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step.
     `block_table[B, columns]` lists each sequence's blocks; entries after its last block are arbitrary valid blocks.
-    Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score. The
-    arrays are valid until the next step.
+    Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score,
+    `pooling` the hidden states to add to `sums`, the row table's. The arrays are valid until the next step.
     """
 
     tokens: Int32
@@ -110,6 +111,8 @@ class Batch:
     seq_len: Int32
     block_table: Int32
     sample: SampleRows
+    pooling: RowPooling | None = None
+    sums: Float32 | None = None
     scores: list[ScoreRows] = field(default_factory=list)
 
 
@@ -129,6 +132,8 @@ def gather(step: RowStep) -> Batch:
         seq_len=step.seq_len,
         block_table=table.blocks[step.row, :width],
         sample=_sample_rows(step.sample, table),
+        pooling=step.pooling,
+        sums=table.sums,
         scores=[_score_rows(scores, table) for scores in step.scores],
     )
 

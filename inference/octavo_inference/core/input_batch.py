@@ -14,6 +14,7 @@ from octavo_inference.core.model_input import (
     Penalty,
     PromptScores,
     RowChange,
+    RowPooling,
     RowSamples,
     RowStep,
     RowTable,
@@ -26,10 +27,13 @@ _NO_IDS = np.empty(0, np.int32)
 
 
 class InputBatch:
-    """Rows of running sequences, with at most `max_len` tokens per sequence and blocks of `block_size` tokens."""
+    """Rows of running sequences, with at most `max_len` tokens per sequence and blocks of `block_size` tokens.
 
-    def __init__(self, rows: int, max_len: int, block_size: int, vocab: int) -> None:
-        self.table = RowTable.zeros(rows, max_len, block_size, vocab)
+    `hidden` is the size of a pooled hidden state.
+    """
+
+    def __init__(self, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0) -> None:
+        self.table = RowTable.zeros(rows, max_len, block_size, vocab, hidden)
         self._logprobs = np.zeros(rows, np.int32)
         self._report_ids = np.zeros(rows, np.int32)
         self._free = list(range(rows - 1, -1, -1))
@@ -104,7 +108,7 @@ class InputBatch:
             PromptScores(each.query, each.sequence.row, each.position, each.count, each.scores.logprobs)
             for each in plan.scores
         ]
-        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores)
+        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan))
 
 
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
@@ -116,6 +120,20 @@ def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
     if plan.chunks:
         query_start[decodes + 1 :] = decodes + np.cumsum([n for _, n in plan.chunks])
     return rows, query_start, seq_len
+
+
+def _pooling(plan: SchedulerOutput) -> RowPooling | None:
+    """Mean pooling adds every token of a chunk, last pooling the last token of the prompt alone."""
+    entries = []
+    end = len(plan.decodes)
+    for sequence, taken in plan.chunks:
+        start, end = end, end + taken
+        done = sequence.computed + taken == sequence.total
+        if sequence.pooling == "mean":
+            entries.append((sequence.row, start, end, sequence.computed == 0, done))
+        elif sequence.pooling == "last" and done:
+            entries.append((sequence.row, end - 1, end, True, True))
+    return RowPooling(*np.array(entries, np.int32).T.copy()) if entries else None
 
 
 def _penalty(sequence: Sequence) -> Penalty:

@@ -39,6 +39,7 @@ class RowTable:
     `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, max_blocks]`: the block table; entries after a
     sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`. `rules[rows,
     RULES_WIDTH]` and `mask[rows, vocab / 32]`: see `core.logit_rules`; arbitrary where a `Penalty` does not name them.
+    `sums[rows, hidden]`, float32: sums of hidden states for embeddings (`RowPooling`), written by the backend.
     """
 
     tokens: Int32
@@ -46,14 +47,15 @@ class RowTable:
     sampling: Int32
     rules: Int32
     mask: Int32
+    sums: Float32
     block_size: int
 
     @classmethod
-    def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int) -> RowTable:
+    def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0) -> RowTable:
         """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
         widths = max_len, -(-max_len // block_size), len(SAMPLING), RULES_WIDTH, mask_width(vocab)
         tokens, blocks, sampling, rules, mask = (np.zeros((rows, width), np.int32) for width in widths)
-        return cls(tokens, blocks, sampling, rules, mask, block_size)
+        return cls(tokens, blocks, sampling, rules, mask, np.zeros((rows, hidden), np.float32), block_size)
 
 
 def mask_width(vocab: int) -> int:
@@ -133,6 +135,22 @@ class PromptScores(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RowPooling:
+    """Hidden states to sum for embeddings, of P sequences: the states after the final norm, before lm_head.
+
+    The states of query tokens `first[P]` to `end[P]` are added in float32, one after another, to the sum of the
+    sequence in `row[P]`. So a sum has the same bits however its prompt is divided into chunks. Where `fresh[P]` is 1,
+    the sum starts from zero. Where `done[P]` is 1, the result of the step has it.
+    """
+
+    row: Int32
+    first: Int32
+    end: Int32
+    fresh: Int32
+    done: Int32
+
+
+@dataclass(frozen=True, slots=True)
 class RowStep:
     """One step's work: B sequences in `row[B]` of the table, after `changes` are applied in order.
 
@@ -151,6 +169,7 @@ class RowStep:
     sample: RowSamples
     table: RowTable | None = None
     scores: list[PromptScores] = field(default_factory=list)
+    pooling: RowPooling | None = None
 
 
 class ScoredTokens(NamedTuple):
@@ -171,7 +190,8 @@ class StepResult:
     """`tokens[R]` of the sample rows; for rows with logprobs, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
 
     A token of `NOT_NUMBERS` marks a row with NaN or infinite logits, `NO_CHOICE` one whose every id is banned. `scores`
-    are in the order of the step's. The arrays may belong to the backend and are valid until its next step.
+    are in the order of the step's. `pooled[D, hidden]` are the sums that the step completed, in the order of its
+    `pooling`; None if it has none. The arrays may belong to the backend and are valid until its next step.
     """
 
     tokens: Int32
@@ -179,6 +199,7 @@ class StepResult:
     rank: Int32
     top: list[tuple[Int32, Float32] | None]
     scores: list[ScoredTokens] = field(default_factory=list)
+    pooled: Float32 | None = None
 
 
 NOT_NUMBERS = -1

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from octavo_inference.config.cache_policy import PolicyName
+from octavo_inference.config.engine import PoolingName
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -101,17 +102,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     priority. `cache_policy` selects how long the prefix cache keeps its blocks; None is the engine's default. `timeout`
     is a limit in seconds; at its end the request returns the tokens it has. `id` is unique; `request_id` is the id from
     the client or gateway, for log lines only.
+
+    With `pooling`, nothing is generated: the only output has an embedding, pooled from the final hidden states of the
+    prompt, and `sampling` has no effect.
     """
 
     id: str
     tokens: list[int]
-    sampling: SamplingParams
+    sampling: SamplingParams = SamplingParams()
     priority: int = 0
     salt: str = ""
     tenant: str = ""
     cache_policy: PolicyName | None = None
     timeout: float | None = None
     request_id: str = ""
+    pooling: PoolingName | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -168,3 +173,5 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds from the arrival of the request to the start of its computation; only with the first token."""
     error: str | None = None
     """Message for the user if finish_reason is "error"."""
+    embedding: bytes | None = None
+    """The pooled vector of a request with `pooling`: float32, little-endian, not normalized."""

@@ -114,7 +114,8 @@ class Scheduler:
         left = self._prompt_tokens(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
             missing = sequence.total - sequence.computed
-            if missing > 1 and left > 0 and (self.chunked or missing <= left):
+            # A single missing token is a decode, except in a prompt that is only embedded.
+            if missing > (sequence.pooling is None) and left > 0 and (self.chunked or missing <= left):
                 take = min(missing, left, self._score_room(sequence, plan))
                 if take:
                     plan.chunks.append((sequence, take))
@@ -257,7 +258,8 @@ class Scheduler:
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
         used = self._blocks(victim.computed)
-        if 0 < used <= self.host_free:
+        # The sum of a mean stays on the device, so its prompt is computed again as a whole.
+        if 0 < used <= self.host_free and victim.pooling != "mean":
             self.host_free -= used
             victim.swapped_tokens = victim.computed
             plan.swap_out.append((victim, victim.blocks[:used]))
@@ -281,6 +283,8 @@ class Scheduler:
 
     def _lost(self, sequence: Sequence) -> int:
         """Blocks to recompute after a preemption: those that neither the host nor the prefix cache keeps."""
+        if sequence.pooling == "mean":
+            return self._blocks(sequence.computed)
         if self._blocks(sequence.computed) <= self.host_free:
             return 0
         return sequence.computed // self.block_size - sequence.registered
@@ -364,7 +368,11 @@ class Scheduler:
         end = len(plan.decodes)
         for sequence, taken in plan.chunks:
             end += taken
-            if sequence.computed + taken == sequence.total:
+            if sequence.computed + taken < sequence.total:
+                continue
+            if sequence.pooling is not None:
+                plan.pooled.append(sequence)
+            else:
                 plan.samples.append(sequence)
                 plan.sample_rows.append(end - 1)
                 if sequence.forks:
@@ -388,7 +396,12 @@ class Scheduler:
         return self.max_scores - sum(taken for s, taken in plan.chunks if s.scores is not None)
 
     def _matchable(self, sequence: Sequence) -> list[bytes]:
-        """The hashes of blocks that may come from the prefix cache: not those whose tokens have to be scored."""
+        """The hashes of blocks that may come from the prefix cache: not those whose tokens have to be scored.
+
+        A mean is over the hidden states of all tokens, so its request uses no block of the cache.
+        """
+        if sequence.pooling == "mean":
+            return []
         if sequence.scores is None or sequence.scores.complete:
             return sequence.hashes
         return sequence.hashes[: sequence.scores.reusable // self.block_size]

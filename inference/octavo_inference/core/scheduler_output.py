@@ -24,9 +24,9 @@ class SchedulerOutput:
     """One step's plan: `decodes` compute one token each, `chunks` the stated number; in this order in the batch.
 
     `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
-    request share one). `scores` are the prompt tokens whose log-probabilities are requested. `preempted` sequences lost
-    their blocks and wait again. `idle_rows` are rows of finished sequences that stay unused until their static batch
-    ends.
+    request share one). `scores` are the prompt tokens whose log-probabilities are requested. `pooled` are the sequences
+    whose embedding this step completes. `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of
+    finished sequences that stay unused until their static batch ends.
 
     Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host. `swap_in` are
     blocks to restore, with the index of the first saved block to copy. `block_copies` are pairs of source and
@@ -37,6 +37,7 @@ class SchedulerOutput:
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     samples: list[Sequence] = field(default_factory=list)
     sample_rows: list[int] = field(default_factory=list)
+    pooled: list[Sequence] = field(default_factory=list)
     scores: list[ScoredChunk] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)

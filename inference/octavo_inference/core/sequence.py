@@ -56,6 +56,7 @@ class Sequence:
         "penalised",
         "pending",
         "policy",
+        "pooling",
         "prompt_len",
         "registered",
         "request",
@@ -99,6 +100,7 @@ class Sequence:
         self.arrival = arrival
         self.arrived = arrived
         self.policy = policy
+        self.pooling = request.pooling
         # Its aged priority at its last start. While it runs, it keeps the boost it gained by waiting.
         self.level = request.priority
         self.enqueued = 0.0

@@ -100,6 +100,16 @@ def _check_report(sampling: SamplingParams, vocab: int) -> None:
         )
 
 
+def check_pooling(request: Request, hidden_size: int) -> None:
+    """Raise `RequestError` if the request wants an embedding and cannot have one. `hidden_size` 0: no model state."""
+    if request.pooling is None:
+        return
+    if not hidden_size:
+        raise RequestError("this model's hidden states cannot be read, so it gives no embeddings", "pooling")
+    if request.sampling.n != 1:
+        raise RequestError(f"n is {request.sampling.n}; a prompt has one embedding", "n")
+
+
 def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
     """The prompt as an array. Raises `RequestError` if prompt and answer can never fit."""
     _within("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -114,6 +124,10 @@ def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab:
         raise RequestError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab}", "prompt")
+    if request.pooling is not None:
+        if len(tokens) > max_model_len:
+            raise RequestError(f"the prompt has {len(tokens)} tokens; this model takes {max_model_len}", "prompt")
+        return tokens
     if len(tokens) >= max_model_len:
         raise RequestError(
             f"the prompt has {len(tokens)} tokens; this model serves {max_model_len} of prompt and answer together",

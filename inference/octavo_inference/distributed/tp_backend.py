@@ -35,6 +35,7 @@ class TensorParallel:
         self.block_size = own.block_size
         self.num_blocks = own.num_blocks
         self.vocab_size = own.vocab_size
+        self.hidden_size = own.hidden_size
         self.steps_ahead = own.steps_ahead
         self.max_prompt_scores = own.max_prompt_scores
         self._own = own

@@ -24,6 +24,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in effect. Sizes in tokens or bytes; `phases` are (name, seconds).
 
+    `hidden_size` is the number of elements of an embedding, 0 if the backend gives none.
+
     If a model spans several GPUs, sizes in bytes are per GPU, `pid` is rank 0 and `rank_pids` are the others.
     """
 
@@ -45,6 +47,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = False
     cuda_graphs: int = 0
     model_digest: str = ""
+    hidden_size: int = 0
     swap_bytes: int = 0
     memory: MemoryPlan | None = None
     pid: int = 0

@@ -251,6 +251,7 @@ def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
         overlap=loaded.engine.overlaps,
         cuda_graphs=loaded.captured,
         model_digest=loaded.engine.config.digest,
+        hidden_size=backend.hidden_size,
         swap_bytes=loaded.settings.swap_memory or 0,
         memory=loaded.memory,
         pid=os.getpid(),

@@ -144,7 +144,7 @@ class Generation:
         for output in outputs:
             if output.finish_reason in {"error", "abort"}:
                 # May belong to a finished choice: when the engine ends, each request gets one output.
-                self._failure = _failure(output)
+                self._failure = failure_of(output)
                 break
             choice = self._open.get((output.id, output.index))
             if choice is not None:
@@ -205,7 +205,8 @@ def joined(pieces: Sequence[Delta]) -> Delta:
     )
 
 
-def _failure(output: Output) -> ApiError:
+def failure_of(output: Output) -> ApiError:
+    """The error of a failed output."""
     message = output.error or "The request was aborted."
     if output.stop_reason == REFUSED:
         return invalid(message, None)

@@ -19,9 +19,12 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from octavo_inference.common.errors import OctavoError
+from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.checkpoints.sentence_transformers import declared_pooling
+from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
+from octavo_inference.config.engine import DEFAULT_POOLING
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import EngineDiedError
@@ -174,8 +177,7 @@ async def _start(
     """Load the tokenizer here and the weights in the engine process, generate one token, set ready."""
     # Both fail on a missing path. `gather` raises the first error and retrieves the second.
     (text, longest), info = await asyncio.gather(
-        asyncio.to_thread(_load_text, settings.engine.model, settings.engine.chat_template),
-        _start_engine(client, timeline),
+        asyncio.to_thread(_load_text, settings), _start_engine(client, timeline)
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
     timeline.mark("tokenizer")
@@ -200,13 +202,24 @@ async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo
     return info
 
 
-def _load_text(model: str, chat_template: str | None) -> tuple[ServedModel, int]:
+def _load_text(settings: ServerSettings) -> tuple[ServedModel, int]:
     # jinja is imported while the engine loads, not before.
     from octavo_inference.tokenizer.chat_template import load_chat_template  # noqa: PLC0415
 
+    model = settings.engine.model
     assets = load_assets(model)
-    template = load_chat_template(assets, chat_template, model)
-    text = ServedModel(assets.tokenizer, template, assets.tokenizer_class, assets.special_tokens)
+    template = load_chat_template(assets, settings.engine.chat_template, model)
+    if settings.relevance == "answer" and template is None:
+        raise ModelError(f"{model} has no chat template, which --relevance answer needs; use --relevance embedding")
+    pooling = settings.pooling or declared_pooling(find_model(model)) or DEFAULT_POOLING
+    text = ServedModel(
+        assets.tokenizer,
+        template,
+        assets.tokenizer_class,
+        assets.special_tokens,
+        pooling,
+        settings.relevance,
+    )
     return text, text.longest_token
 
 

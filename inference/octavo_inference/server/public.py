@@ -11,6 +11,7 @@ from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
 from octavo_inference.server.openai_responses.endpoints import ENDPOINTS as OPENAI_RESPONSES
+from octavo_inference.server.rerank.endpoints import ENDPOINTS as RERANK
 from octavo_inference.server.service import Service
 from octavo_inference.server.tokens.endpoints import ENDPOINTS as TOKENS
 
@@ -22,6 +23,7 @@ def public_endpoints(version: str) -> tuple[HttpEndpoint, ...]:
         *OPENAI_RESPONSES,
         *ANTHROPIC,
         *TOKENS,
+        *RERANK,
         *health.endpoints(version),
     )
 

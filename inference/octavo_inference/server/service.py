@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
+from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName, RelevanceName
 from octavo_inference.core.request import Request
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import OutputRouter
@@ -49,12 +50,15 @@ class ServedModel:
     """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat.
 
     `special_tokens` are those with a role, such as `eos_token`, by transformers' name of the role.
+    `pooling` is that of its embeddings, `relevance` the rule of /score and /rerank.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     tokenizer_class: str = "PreTrainedTokenizerFast"
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    pooling: PoolingName = DEFAULT_POOLING
+    relevance: RelevanceName = "embedding"
 
     @property
     def longest_token(self) -> int:

@@ -15,7 +15,7 @@ import pytest
 from octavo_common.fair_queue import AGING_SECONDS
 from octavo_inference.backends.reference import ReferenceBackend
 
-from ...unit.engine.echo import Runner, alone, make_runner, tiny_model  # noqa: TID252 -- tests are no package
+from ...unit.engine.echo import Runner, alone, embedding_of, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -94,6 +94,29 @@ def test_any_mix_is_solo(number: int) -> None:
     if given.get("host_blocks", 0) >= 400 and "static_wait" not in given:
         assert scheduler.swaps == scheduler.preemptions
     assert (scheduler.hit_tokens > 1000) == given.get("caching", True)
+
+
+@pytest.mark.parametrize("number", range(len(SETTINGS)), ids=lambda i: str(SETTINGS[i]) or "defaults")
+def test_any_mix_with_embeddings_is_solo(number: int) -> None:
+    rng = random.Random(number)
+    given = {"blocks": 40, "max_model_len": 64, "max_running": 8, "budget": 24, "max_queued": 10**6} | SETTINGS[number]
+    run = make_runner(**given, pace=0.01)
+    requests = [
+        (prompt, asked | ({"pooling": pooling, "n": 1} if (pooling := rng.choice([None, "mean", "last"])) else {}))
+        for prompt, asked in mixed(rng, EACH // 2)
+    ]
+    aborted = serve(run, rng, requests)
+    for i, (prompt, asked) in enumerate(requests):
+        if "pooling" in asked:
+            if str(i) not in aborted or (str(i), 0) in run.final:
+                assert run.embedding(str(i)).tobytes() == embedding_of(prompt, asked["pooling"]).tobytes()
+            continue
+        for index in range(asked["n"]):
+            got = run.tokens.get((str(i), index), [])
+            expected = alone(prompt, asked["max_tokens"], asked["seed"], index)
+            assert got == (expected[: len(got)] if str(i) in aborted else expected)
+    scheduler = run.engine.scheduler
+    assert (scheduler.pool.pinned, scheduler.host_free) == (0, scheduler.host_blocks)
 
 
 def test_nobody_starves_in_a_mix_that_never_ends() -> None:

@@ -7,9 +7,11 @@ import contextlib
 import socket
 import threading
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import httpx
 import pytest
@@ -97,6 +99,17 @@ class FakeEngine:
         return [self._advance(sequence) for sequence in self.sequences[:]]
 
     def _advance(self, sequence: FakeSequence) -> Output:
+        if sequence.request.pooling is not None:
+            self.sequences.remove(sequence)
+            vector = [1.0 + sequence.request.tokens[0] % 7, 2.0, 2.0, len(sequence.request.tokens)]
+            return Output(
+                id=sequence.request.id,
+                index=0,
+                tokens=[],
+                finish_reason="stop",
+                cached_tokens=7,
+                embedding=array("f", vector).tobytes(),
+            )
         token = sequence.left.pop(0)
         sequence.done += 1
         sampling = sequence.request.sampling
@@ -108,7 +121,10 @@ class FakeEngine:
         if reason is not None:
             self.sequences.remove(sequence)
         logprobs = prompt_logprobs = None
-        if sampling.logprobs is not None:
+        if sampling.logprob_token_ids:
+            named = list(sampling.logprob_token_ids)
+            logprobs = [TokenLogprobs(-0.5, 1, named, [-0.1 * len(sequence.request.tokens), -2.0][: len(named)])]
+        elif sampling.logprobs is not None:
             logprobs = [_scored(token, sampling.logprobs)]
         if sampling.prompt_logprobs is not None and sequence.done == 1 and sequence.index == 0:
             prompt = sequence.request.tokens[1:]
@@ -241,6 +257,8 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         ready: bool = True,
         tenant_header: bool = False,
         prefix_caching: bool = True,
+        hidden_size: int = 4,
+        relevance: Literal["embedding", "answer"] = "embedding",
         listen: bool = False,
         store: StoreLimits = STORE,
         **engine_fields: object,
@@ -258,6 +276,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             threads=1,
             prefix_caching=prefix_caching,
             model_digest="weights",
+            hidden_size=hidden_size,
         )
         client = ThreadClient(engine, info)
         service = Service(
@@ -269,7 +288,8 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             responses=ResponseStore(store, time.monotonic),
         )
         await client.start()
-        text = ServedModel(tokenizer, template, special_tokens={"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"})
+        special_tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+        text = ServedModel(tokenizer, template, special_tokens=special_tokens, relevance=relevance)
         if ready:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True

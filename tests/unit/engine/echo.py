@@ -11,6 +11,7 @@ from octavo_inference.core.backend import Backend, CompletedStep, StepHandle
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import RowStep, StepResult
+from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.core.sampling import mix, sequence_seed
 from octavo_inference.models.config import ModelConfig
@@ -19,7 +20,7 @@ from octavo_inference.models.weights import LayerWeights, Tensor, Weights
 VOCAB = 61
 # What a token counts at each position; odd, so that another token there never counts the same.
 WEIGHTS = np.random.default_rng(0).integers(0, 2**64, 4096, np.uint64) | np.uint64(1)
-REQUEST_FIELDS = {"priority", "salt", "tenant", "cache_policy", "timeout"}
+REQUEST_FIELDS = {"priority", "salt", "tenant", "cache_policy", "timeout", "pooling"}
 EOS = 60
 CONFIG = ModelConfig(
     architecture="llama",
@@ -44,6 +45,23 @@ def answer_to(seed: int, context: np.ndarray) -> int:
     return mix(seed ^ int((context + 1).astype(np.uint64) @ WEIGHTS[: len(context)])) % (VOCAB - 1)
 
 
+def state_of(context: np.ndarray) -> list[float]:
+    """The hidden state of the last token of a context; sums of states round, so their order shows."""
+    return [answer_to(seed, context) / 7 for seed in (1, 2)]
+
+
+def embedding_of(prompt: Sequence[int], pooling: str) -> np.ndarray:
+    """The pooled states of a prompt, computed without an engine."""
+    tokens = np.array(prompt, np.int64)
+    states = np.array([state_of(tokens[: i + 1]) for i in range(len(tokens))], np.float32)
+    if pooling == "last":
+        return states[-1]
+    total = np.zeros(states.shape[1], np.float32)
+    for state in states:
+        total += state
+    return total / np.float32(len(tokens))
+
+
 class EchoBackend:
     """Its KV of a token is the token itself; the next token is a hash of all it can read through the block table.
 
@@ -52,6 +70,7 @@ class EchoBackend:
 
     name = "echo"
     vocab_size = VOCAB
+    hidden_size = 2
     steps_ahead = 0
     max_prompt_scores: int | None = None
 
@@ -79,10 +98,22 @@ class EchoBackend:
             context = self.kv[batch.block_table[owner]].reshape(-1)[:seen]
             assert (context >= 0).all(), "reads what nobody wrote"
             chosen.append(answer_to(int(seed), context))
+        add_states(batch, self._states(batch))
         count = len(chosen)
-        return StepResult(
+        result = StepResult(
             np.array(chosen, np.int32), np.zeros(count, np.float32), np.ones(count, np.int32), [None] * count
         )
+        return with_pooled(result, batch)
+
+    def _states(self, batch: Batch) -> np.ndarray:
+        """The state of a token: two numbers from a hash of all that it can read."""
+        states = []
+        for token in pooled_tokens(batch.pooling).tolist():
+            owner = int(np.searchsorted(batch.query_start, token, side="right")) - 1
+            context = self.kv[batch.block_table[owner]].reshape(-1)[: int(batch.positions[token]) + 1]
+            assert (context >= 0).all(), "reads what nobody wrote"
+            states.append(state_of(context))
+        return np.array(states, np.float32).reshape(-1, self.hidden_size)
 
     def to_host(self, blocks: Sequence[int]) -> np.ndarray:
         return self.kv[list(blocks)]
@@ -120,6 +151,12 @@ class Runner:
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     final: dict[tuple[str, int], Output] = field(default_factory=dict)
     order: list[tuple[str, int]] = field(default_factory=list)
+
+    def embedding(self, request_id: str) -> np.ndarray:
+        """The vector of a finished request."""
+        data = self.final[request_id, 0].embedding
+        assert data is not None
+        return np.frombuffer(data, "<f4")
 
     def submit(self, request_id: str, tokens: Sequence[int], **given: object) -> None:
         about = {name: given.pop(name) for name in REQUEST_FIELDS & given.keys()}

@@ -24,7 +24,7 @@ class LateBackend(EchoBackend):
 
     def __init__(self, num_blocks: int, block_size: int = 4, rows: int = 8, longest: int = 64) -> None:
         super().__init__(num_blocks, block_size)
-        self.table = RowTable.zeros(rows, longest, block_size, self.vocab_size)
+        self.table = RowTable.zeros(rows, longest, block_size, self.vocab_size, self.hidden_size)
         self.table.tokens[:] = self.table.blocks[:] = -1
         self.steps: list[RowStep] = []
         self.most_in_flight = 0

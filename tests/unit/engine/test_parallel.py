@@ -18,7 +18,7 @@ import pytest
 
 from octavo_common.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.common.errors import DeviceLostError, RankLostError, SettingsError
-from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, RowTable
+from octavo_inference.core.model_input import Penalty, RowChange, RowPooling, RowSamples, RowStep, RowTable
 from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.messages import Call, ClearBlocks, Launch, RankFailed, decode_to_rank, encode
 from octavo_inference.distributed.tp_backend import TensorParallel
@@ -37,7 +37,8 @@ def ids(*values: int) -> np.ndarray:
 
 def test_a_step_arrives_as_it_was() -> None:
     samples = RowSamples(ids(1), ids(4), ids(9), ids(-1), [Penalty(2, 9, 0.5, 0.25, 1.5, ids(7, 8))])
-    step = RowStep([RowChange("blocks", 4, 1, ids(5, 6))], ids(4), ids(0, 2), ids(9), samples)
+    pooling = RowPooling(ids(3), ids(0), ids(2), ids(1), ids(0))
+    step = RowStep([RowChange("blocks", 4, 1, ids(5, 6))], ids(4), ids(0, 2), ids(9), samples, pooling=pooling)
     found = decode_to_rank(encode(Launch(step=step))[4:])
     assert isinstance(found, Launch)
     np.testing.assert_equal(asdict(found.step), asdict(step))

@@ -138,3 +138,14 @@ def safetensors_bytes(tensors: dict[str, np.ndarray], dtype: str = "F32") -> byt
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray]:
     return matrices(np.random.default_rng(0))
+
+
+def declare_pooling(folder: Path, modes: dict[str, object], place: str = "1_Pooling") -> None:
+    """Write the files of sentence-transformers into a checkpoint."""
+    modules = [
+        {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "path": place, "type": "sentence_transformers.models.Pooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / place).mkdir()
+    (folder / place / "config.json").write_text(json.dumps(modes))

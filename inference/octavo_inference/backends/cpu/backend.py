@@ -23,6 +23,7 @@ from octavo_inference.config.engine import Dtype
 from octavo_inference.core.backend import CompletedStep
 from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import Float32, RowStep, ScoredTokens, StepResult
+from octavo_inference.core.pooling import with_pooled
 from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
@@ -64,7 +65,7 @@ class CpuBackend:
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
-        self.steps_ahead = 0
+        self.hidden_size, self.steps_ahead = config.hidden, 0
         self.max_prompt_scores: int | None = None
         self.profile = abi.PartSeconds()
         self._kernels, self._packed, self._team = kernels, packed, team
@@ -195,7 +196,7 @@ class CpuBackend:
         """Run the model over the batch, store K and V, sample; the result is valid until the next call."""
         sampling = native_sampling(batch.sample, self.vocab_size)
         self._run(batch, sampling.structure, choose=True)
-        result = sampling.result()
+        result = with_pooled(sampling.result(), batch)
         return replace(result, scores=[self._score(rows) for rows in batch.scores]) if batch.scores else result
 
     def logits(self, batch: Batch) -> Float32:
@@ -246,8 +247,28 @@ class CpuBackend:
             table_width=batch.block_table.shape[1],
         )
         self._kernels.library.octavo_step(
-            self._team, byref(self._model), byref(native), byref(sampling), int(choose), byref(self.profile)
+            self._team,
+            byref(self._model),
+            byref(native),
+            byref(sampling),
+            byref(_pooling(batch)),
+            int(choose),
+            byref(self.profile),
         )
+
+
+def _pooling(batch: Batch) -> abi.PoolingArgs:
+    pooling, sums = batch.pooling, batch.sums
+    if pooling is None or sums is None:
+        return abi.PoolingArgs(count=0)
+    return abi.PoolingArgs(
+        row=address(pooling.row),
+        first=address(pooling.first),
+        end=address(pooling.end),
+        fresh=address(pooling.fresh),
+        sums=address(sums),
+        count=len(pooling.row),
+    )
 
 
 def _float_format(dtype: str) -> Literal["f32", "bf16"]:

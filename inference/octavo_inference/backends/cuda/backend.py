@@ -27,6 +27,7 @@ from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import allocate_pool
+from octavo_inference.backends.cuda.pooling import Pooler
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
 from octavo_inference.backends.cuda.scoring import PromptScorer, Scored
@@ -53,9 +54,10 @@ _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """A launched step. `check` tests the device after an error."""
+    """A launched step. `pooled` are the sums that it completed. `check` tests the device after an error."""
 
     chosen: Chosen
+    pooled: Torch | None
     scored: Scored | None
     check: Callable[[], None]
 
@@ -63,7 +65,9 @@ class CudaStep:
         """Wait for the result. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self.check):
             result = self.chosen.collect()
-            return result if self.scored is None else replace(result, scores=self.scored.collect())
+            if self.scored is not None:
+                result = replace(result, scores=self.scored.collect())
+        return result if self.pooled is None else replace(result, pooled=self.pooled.numpy())
 
 
 class CudaBackend:
@@ -87,6 +91,7 @@ class CudaBackend:
         self.block_size = decoder.limits.block_size
         self.num_blocks = decoder.pool.data.shape[1]
         self.vocab_size = decoder.config.vocab
+        self.hidden_size = decoder.config.hidden
         self.steps_ahead = 1
         self.max_prompt_scores: int | None = None
         self._device = device.torch
@@ -94,6 +99,7 @@ class CudaBackend:
         self._decoder = decoder
         self._rows = rows
         self._sampler = sampler
+        self._pooler = Pooler(decoder.buffers.pool_items, decoder.buffers.pool_sums)
         self._scorer = scorer
         self._stage = Stage(decoder.buffers.inputs, decoder.limits)
         self._transfer = Transfer(decoder.pool)
@@ -203,10 +209,14 @@ class CudaBackend:
             if any(step.sample.penalties):
                 # Graphs do not contain changes of logits. They are made after replay, and tokens are sampled again.
                 self._sampler.choose(self._sampler.adjust(logits, step.sample), inputs)
+            pooled = None
+            if step.pooling is not None:
+                # Graphs do not contain pooling either. The last hidden states are valid until the next step.
+                pooled = self._pooler.pool(self._decoder.states(size.tokens), step.pooling)
             chosen = self._sampler.send(logits, inputs, step.sample)
             # Last: it writes into the buffer of the logits.
             scored = self._scorer.send(step.scores) if step.scores else None
-            return CudaStep(chosen, scored, self._synchronize)
+            return CudaStep(chosen, pooled, scored, self._synchronize)
 
     def logits(self, step: RowStep) -> Float32:
         """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""

@@ -14,6 +14,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels.launch_configs import segments_for
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
+from octavo_inference.backends.cuda.pooling import ITEM
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
 
@@ -69,7 +70,7 @@ class StepBuffers(Generic[T]):
 
     `table`, `changes` and `inputs` are flat int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream are
     float32. `fp8_activations` is empty where no product multiplies in fp8. `partial` holds the results of attention's
-    segments, `gathered` the logits of all ranks.
+    segments, `gathered` the logits of all ranks. `pool_items` and `pool_sums` are those of `pooling.Pooler`.
     """
 
     fp8_activations: T
@@ -91,6 +92,8 @@ class StepBuffers(Generic[T]):
     sampled: T
     logits: T
     gathered: T
+    pool_items: T
+    pool_sums: T
 
     def __iter__(self) -> Iterator[T]:
         return (getattr(self, field.name) for field in fields(self))
@@ -134,6 +137,8 @@ def buffer_shapes(
         sampled=BufferShape((rows, config.hidden), dtype),
         logits=BufferShape((rows, config.vocab), torch.float32),
         gathered=flat(gathered_size(config.vocab, rows, limits.ranks), torch.float32),
+        pool_items=flat(rows * ITEM),
+        pool_sums=BufferShape((rows, config.hidden), torch.float32),
     )
 
 

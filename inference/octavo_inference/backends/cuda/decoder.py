@@ -76,6 +76,13 @@ class Decoder:
         """
         return self.buffers.logits[:count]
 
+    def states(self, count: int) -> Torch:
+        """Hidden states [count, hidden], after the final norm, of the last step's first query tokens.
+
+        They are valid until the next `forward`, and the same on all ranks.
+        """
+        return self.buffers.normed[:count]
+
     def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
         config, buffers, tokens = self.config, self.buffers, len(x)
         q, attended = buffers.q[:tokens], buffers.attended[:tokens]

@@ -16,6 +16,7 @@ from octavo_inference.core.model_input import (
     Penalty,
     PromptScores,
     RowChange,
+    RowPooling,
     RowSamples,
     RowStep,
     sampling_columns,
@@ -25,7 +26,7 @@ _PROMPTS = (16, 32, 64)
 
 
 def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
-    """Decodes from one sequence to all, prompts from a few tokens to a whole step, and each kind of sampling.
+    """Decodes from one sequence to all, prompts from a few tokens to a whole step, each kind of sampling, and pooling.
 
     All sequences write to block 0: no request owns a block yet.
     """
@@ -67,5 +68,7 @@ def _step(lengths: list[int], limits: StepLimits, sampling: str) -> RowStep:
         penalties=[penalty] * len(rows),
         report_ids=np.full(len(rows), named, np.int32),
     )
+    fresh = np.ones(len(rows), np.int32)
+    pooling = RowPooling(row=rows, first=query_start[:-1], end=query_start[1:], fresh=fresh, done=fresh)
     scores = [PromptScores(0, 0, 0, 1, 0)] if everything else []
-    return RowStep(changes, rows, query_start, seq_len, samples, scores=scores)
+    return RowStep(changes, rows, query_start, seq_len, samples, pooling=None if greedy else pooling, scores=scores)

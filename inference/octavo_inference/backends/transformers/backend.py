@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from octavo_inference.backends.transformers.attention import KvShape
 from octavo_inference.core.backend import CompletedStep
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
+from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import sample, score
 
 DEFAULT_BLOCK_SIZE = 32
@@ -37,6 +39,9 @@ class TransformersBackend:
         self.num_blocks = num_blocks
         self.vocab_size = vocab
         self._module = module
+        # The decoder without lm_head. Its output is normed; a module that is no such pair gives no embeddings.
+        self._decoder = None if module.base_model is module else module.base_model
+        self.hidden_size = 0 if self._decoder is None else int(module.config.get_text_config().hidden_size)
         self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         slots = num_blocks * block_size
         self._pools = [
@@ -64,10 +69,13 @@ class TransformersBackend:
             score(logits[first:end], rows.tokens, rows.logprobs)
             for first, end, rows in zip(at, at[1:], batch.scores, strict=False)
         ]
-        return replace(sample(logits[: at[0]], batch.sample), scores=scores)
+        return with_pooled(replace(sample(logits[: at[0]], batch.sample), scores=scores), batch)
 
     def logits(self, batch: Batch) -> Float32:
-        """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens."""
+        """Run the model: logits [R, vocab] of the sample rows.
+
+        Stores K and V of all query tokens, and adds pooled states to the batch's sums.
+        """
         return self._run(batch, batch.sample.row)
 
     @torch.inference_mode()
@@ -77,12 +85,29 @@ class TransformersBackend:
         step = attention.paged_step(batch, self.block_size, self._pools)
         positions = torch.from_numpy(batch.positions.astype(np.int64))[None]
         arguments = {"logits_to_keep": rows} if self._selects_rows else {}
-        with attention.running(step):
+        with attention.running(step), self._pooling(batch):
             found = forward(self._module, batch.tokens, position_ids=positions, **arguments)
         if step.calls != len(self._pools):
             raise RuntimeError(f"{step.calls} attention calls in a step, expected {len(self._pools)}")
         chosen = found[0] if self._selects_rows else found[0, rows]
         return np.ascontiguousarray(chosen[:, : self.vocab_size].float().numpy())
+
+    @contextmanager
+    def _pooling(self, batch: Batch) -> Iterator[None]:
+        """Adds the decoder's output of the pooled tokens to the batch's sums, in the forward pass inside."""
+        if batch.pooling is None or self._decoder is None:
+            yield
+            return
+        tokens = torch.from_numpy(pooled_tokens(batch.pooling).astype(np.int64))
+
+        def add(_module: Any, _inputs: Any, output: Any) -> None:
+            add_states(batch, output.last_hidden_state[0, tokens].float().numpy())
+
+        hook = self._decoder.register_forward_hook(add)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks, all layers."""

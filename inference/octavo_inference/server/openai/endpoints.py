@@ -6,6 +6,7 @@ from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.models import get_model, list_models
 from octavo_inference.server.openai.chat import chat_completions
 from octavo_inference.server.openai.completions import completions
+from octavo_inference.server.openai.embeddings import EmbeddingRequest, EmbeddingResponse, embeddings
 from octavo_inference.server.openai.requests import ChatRequest, CompletionRequest
 from octavo_inference.server.openai.responses import ChatChunk, ChatResponse, ModelList, ModelObject, TextResponse
 
@@ -29,5 +30,14 @@ ENDPOINTS = (
         answer=TextResponse,
         event=TextResponse,
         example={"prompt": "The capital of France is", "max_tokens": 8},
+    ),
+    HttpEndpoint(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        body=EmbeddingRequest,
+        answer=EmbeddingResponse,
+        errors=(504,),
+        example={"input": ["The capital of France is Paris."]},
     ),
 )

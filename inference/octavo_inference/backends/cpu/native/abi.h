@@ -105,6 +105,14 @@ struct Sampling {
   int32_t count, top_width;
 };
 
+// Hidden states to sum, in fp32 and in order: those of query tokens first[i] to end[i], into row[i] of
+// sums [rows][hidden]; from zero where fresh[i]. See core/model_input.py.
+struct Pooling {
+  const int32_t *row, *first, *end, *fresh;
+  float* sums;
+  int32_t count;
+};
+
 // Seconds per part, summed over steps; on the calling thread, barriers included.
 struct Profile {
   double linears, attention, lm_head, elementwise, sampling;

@@ -10,7 +10,7 @@ from octavo_inference.models.config import Activation
 from octavo_inference.models.weights import Format
 
 PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
-VERSION = 5
+VERSION = 6
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -193,6 +193,15 @@ class SamplingArgs(ctypes.Structure):
             )
         ],
         *[(name, c_int32) for name in ("count", "top_width")],
+    ]
+
+
+class PoolingArgs(ctypes.Structure):
+    """Hidden states to sum; see `core.model_input.RowPooling`."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("row", "first", "end", "fresh", "sums")],
+        ("count", c_int32),
     ]
 
 

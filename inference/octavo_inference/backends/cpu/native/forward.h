@@ -41,9 +41,11 @@ class Forward final : public Job {
 
  public:
   // `profile` is written by the caller's thread only; a thread that comes late finds all pieces taken.
-  Forward(const Model& m, const Batch& b, const Sampling& s, Task task, int team_size, Profile& profile)
-      : m_(m), b_(b), s_(s), task_(task), team_size_(team_size), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), layer_parts_(layers_.size()), items_(attention_items(m, b)) {}
+  Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
+          Profile& profile)
+      : m_(m), b_(b), s_(s), p_(p), task_(task), team_size_(team_size), profile_(profile),
+        layers_(m.layers, m.layers + m.num_layers), layer_parts_(layers_.size()), items_(attention_items(m, b)),
+        pooled_(pooled_tokens(p)) {}
 
   void run(int rank) override {
     Stopwatch watch(rank == 0);
@@ -55,6 +57,7 @@ class Forward final : public Job {
       for (size_t i = 0; i < layers_.size(); i++) layer(i, rank, watch);
     }
 
+    if (!pooled_.empty()) pool(watch);
     const i64 padded_vocab = m_.lm_head.rows;
     auto* normed = static_cast<Act*>(m_.normed);
     rows(final_norm_, s_.count, [&](i64 r) {
@@ -82,6 +85,28 @@ class Forward final : public Job {
     Part input_norm, rope, attention, output_norm, post_norm, down_norm;
     LinearParts qkv, output, gate_up, down;
   };
+
+  static std::vector<int32_t> pooled_tokens(const Pooling& p) {
+    std::vector<int32_t> tokens;
+    for (int32_t i = 0; i < p.count; i++)
+      for (int32_t t = p.first[i]; t < p.end[i]; t++) tokens.push_back(t);
+    return tokens;
+  }
+
+  // The states of pooled tokens are normed in place: no later part reads them.
+  void pool(Stopwatch& watch) {
+    rows(pool_norm_, i64(pooled_.size()), [&](i64 i) {
+      float* x = state(pooled_[size_t(i)]);
+      rms_norm(x, m_.final_norm, x, m_.hidden, m_.norm_eps);
+    });
+    pool_sum_.share(p_.count, [&](i64 i) {
+      float* sum = p_.sums + i64(p_.row[i]) * m_.hidden;
+      if (p_.fresh[i]) std::fill(sum, sum + m_.hidden, 0.0f);
+      for (i64 t = p_.first[i]; t < p_.end[i]; t++)
+        for (i64 c = 0; c < m_.hidden; c += W) store(sum + c, load(sum + c) + load(state(t) + c));
+    });
+    watch.lap(profile_.elementwise);
+  }
 
   void layer(size_t index, int rank, Stopwatch& watch) {
     const Layer& layer = layers_[index];
@@ -165,14 +190,16 @@ class Forward final : public Job {
   const Model m_;
   const Batch b_;
   const Sampling s_;
+  const Pooling p_;
   const Task task_;
   const int team_size_;
   Profile& profile_;
   const std::vector<Layer> layers_;
-  Part embed_, final_norm_, finish_logits_, sampling_;
+  Part embed_, pool_norm_, pool_sum_, final_norm_, finish_logits_, sampling_;
   LinearParts lm_head_;
   std::vector<LayerParts> layer_parts_;
   const std::vector<AttentionItem> items_;
+  const std::vector<int32_t> pooled_;
 };
 
 }  // namespace octavo

@@ -8,17 +8,17 @@ using namespace octavo;
 namespace {
 
 template <class P>
-void run_forward(Team& team, const Model& model, const Batch& batch, const Sampling& sampling, Task task,
-                 Profile& profile) {
-  team.run(std::make_shared<Forward<P>>(model, batch, sampling, task, team.size(), profile));
+void run_forward(Team& team, const Model& model, const Batch& batch, const Sampling& sampling, const Pooling& pooling,
+                 Task task, Profile& profile) {
+  team.run(std::make_shared<Forward<P>>(model, batch, sampling, pooling, task, team.size(), profile));
 }
 
-void run_task(Team& team, const Model& model, const Batch& batch, const Sampling& sampling, Task task,
-              Profile& profile) {
+void run_task(Team& team, const Model& model, const Batch& batch, const Sampling& sampling, const Pooling& pooling,
+              Task task, Profile& profile) {
   if (model.format == FORMAT_F32)
-    run_forward<F32>(team, model, batch, sampling, task, profile);
+    run_forward<F32>(team, model, batch, sampling, pooling, task, profile);
   else
-    run_forward<Bf16>(team, model, batch, sampling, task, profile);
+    run_forward<Bf16>(team, model, batch, sampling, pooling, task, profile);
 }
 
 template <class P>
@@ -35,7 +35,7 @@ void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, f
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{5, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), int32_t(sizeof(Int8Block))};
+  *info = Info{6, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), int32_t(sizeof(Int8Block))};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
@@ -77,16 +77,16 @@ EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
 
 // The decoder over a batch. Afterwards model->logits [count, padded vocab] holds the logits of sampling->row; with
-// `choose` they are adjusted and the sampling results filled.
-EXPORT void octavo_step(Team* team, const Model* model, const Batch* batch, const Sampling* sampling, int32_t choose,
-                        Profile* profile) {
-  run_task(*team, *model, *batch, *sampling, choose ? Task::SAMPLE : Task::LOGITS, *profile);
+// `choose` they are adjusted and the sampling results filled. No query token is both sampled and pooled.
+EXPORT void octavo_step(Team* team, const Model* model, const Batch* batch, const Sampling* sampling,
+                        const Pooling* pooling, int32_t choose, Profile* profile) {
+  run_task(*team, *model, *batch, *sampling, *pooling, choose ? Task::SAMPLE : Task::LOGITS, *profile);
 }
 
 // Log-probabilities of the given sampling->tokens after query tokens sampling->row of the last step: at most as many as
 // the model has rows of logits.
 EXPORT void octavo_score(Team* team, const Model* model, const Sampling* sampling, Profile* profile) {
-  run_task(*team, *model, Batch{}, *sampling, Task::SCORE, *profile);
+  run_task(*team, *model, Batch{}, *sampling, Pooling{}, Task::SCORE, *profile);
 }
 
 // Sampling on its own: logits [count, stride] are adjusted in place; stride is a multiple of the vector width.

@@ -103,6 +103,7 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
                 POINTER(abi.DecoderArgs),
                 POINTER(abi.BatchArgs),
                 POINTER(abi.SamplingArgs),
+                POINTER(abi.PoolingArgs),
                 c_int32,
                 POINTER(abi.PartSeconds),
             ],

@@ -1,0 +1,4 @@
+"""Relevance of documents to a query: /score in vLLM's format, /rerank in that of Jina and Cohere.
+
+A score is the similarity of embeddings (`similarity`), or the model's own judgement (`judgement`): --relevance.
+"""

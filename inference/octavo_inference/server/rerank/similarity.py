@@ -1,0 +1,44 @@
+"""Relevance as the cosine similarity of embeddings, from -1 to 1: it works with every model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo_inference.common.vectors import dot, vector_of
+from octavo_inference.core.request import Output
+from octavo_inference.server.pooling import pooled_requests as requests
+from octavo_inference.server.rerank.texts import Limits, Pair
+from octavo_inference.server.service import Loaded
+
+__all__ = ["prompts", "requests", "scores"]
+
+
+def prompts(loaded: Loaded, pairs: Sequence[Pair], limits: Limits) -> list[list[int]]:
+    """The tokens of each text; one that occurs in several pairs is computed once. Raises `ApiError`."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for pair in pairs:
+        query, document = _places(pair)
+        if query not in found:
+            found[query] = limits.query(loaded, pair)
+        if document not in found:
+            found[document] = limits.document(loaded, pair)
+    return list(found.values())
+
+
+def scores(outputs: Sequence[Output], pairs: Sequence[Pair]) -> list[float]:
+    """The score of each pair, of the outputs of its `prompts`."""
+    places: dict[tuple[str, str], int] = {}
+    for pair in pairs:
+        for place in _places(pair):
+            places.setdefault(place, len(places))
+    vectors = [vector_of(output.embedding or b"") for output in outputs]
+    found = []
+    for pair in pairs:
+        query, document = (vectors[places[place]] for place in _places(pair))
+        found.append(min(1.0, max(-1.0, dot(query, document))))
+    return found
+
+
+def _places(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Keys of its texts. Fields have limits of their own, so equal texts in two fields may differ in tokens."""
+    return (pair.of_query, pair.query), (pair.of_document, pair.document)

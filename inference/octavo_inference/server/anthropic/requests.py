@@ -79,14 +79,11 @@ class ThinkingDisabled(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["disabled"]
 
 
-class ToolChoiceAuto(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="auto"):
-    """The model may call tools, of which there are none."""
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """The model may call tools, of which there are none, or it may not."""
 
+    type: Literal["auto", "none"]
     disable_parallel_tool_use: bool | None = None
-
-
-class ToolChoiceNone(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="none"):
-    """The model may not call tools."""
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,7 +101,7 @@ class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
     system: Content | None = None
     thinking: ThinkingDisabled | None = None
     tools: Empty | None = None
-    tool_choice: ToolChoiceAuto | ToolChoiceNone | None = None
+    tool_choice: ToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
     speed: Literal["standard"] | None = None

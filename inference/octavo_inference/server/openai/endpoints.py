@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from octavo_inference.server.endpoint import HttpEndpoint
-from octavo_inference.server.models import get_model, list_models
 from octavo_inference.server.openai.chat import chat_completions
 from octavo_inference.server.openai.completions import completions
+from octavo_inference.server.openai.models import get_model, list_models
 
 ENDPOINTS = (
     HttpEndpoint("GET", "/v1/models", list_models),

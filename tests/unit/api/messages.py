@@ -31,7 +31,7 @@ class _Values:
         other = st.sampled_from([None, True, 0, "", "5", 0.5, [], {}, [[]], {"a": 1}])
         return _mostly(exact, other) if self._near else exact
 
-    def _exact(self, info: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 -- one case for each type
+    def _exact(self, info: Any) -> st.SearchStrategy[Any]:  # noqa: C901, PLR0911 -- one case for each type
         match info:
             case inspect.AnyType():
                 return st.sampled_from([None, True, 1, "a", [], {"a": 1}])

@@ -57,7 +57,7 @@ def test_special_tokens_of_a_gguf_file_have_roles(tmp_path: Path, tensors: Tenso
         writer.add_pad_token_id(2)
         writer.add_unk_token_id(4_000_000_000)
 
-    words = load_words(str(write_gguf(tmp_path / "m.gguf", tensors, extra=named)))
+    words = load_assets(str(write_gguf(tmp_path / "m.gguf", tensors, extra=named)))
     assert words.special_tokens == {"bos_token": "a", "eos_token": "<|end|>", "pad_token": "b"}, (
         "an id outside the vocabulary names no token"
     )
@@ -68,6 +68,6 @@ def test_special_tokens_of_a_folder_are_those_of_its_configuration(tmp_path: Pat
     folder = write_hf(tmp_path / "m", tensors)
     config = {"tokenizer_class": "LlamaTokenizer", "pad_token": {"content": "a"}, "unk_token": "b", "bos_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    words = load_words(str(folder))
+    words = load_assets(str(folder))
     assert words.special_tokens == {"pad_token": "a", "unk_token": "b"}
     assert words.tokenizer_class == "LlamaTokenizer"

@@ -29,26 +29,29 @@ StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 
 # Field -> the values that are supported.
 _SUPPORTED = {
-    "system[].type": "text",
-    "messages[].content[].type": "text",
-    "thinking.type": "disabled",
+    "system[].type": "'text'",
+    "messages[].content[].type": "'text'",
+    "thinking.type": "'disabled'",
     "tools": "an empty list",
-    "tool_choice.type": "auto and none, without tools",
+    "tool_choice.type": "'auto' and 'none', without tools",
     "mcp_servers": "an empty list",
 }
 _INDEX = re.compile(r"\[[^\]]*\]")
-_FOUND = re.compile(r": invalid (?:enum )?value ('.*?')", re.DOTALL)
+_FOUND = re.compile(r": (?:invalid (?:enum )?value )?('.*?')", re.DOTALL)
 
 
-class CacheControl(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="ephemeral"):
+class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
     """A cache breakpoint. Without effect: every prompt is looked up in, and kept by, the prefix cache."""
 
+    type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="text"):
+# A tag would be optional here: msgspec requires tags in unions only.
+class TextBlock(msgspec.Struct, forbid_unknown_fields=True):
     """A block of text. `citations` is null in answers of this server that a client sends back."""
 
+    type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
     citations: Empty | None = None
@@ -70,18 +73,17 @@ class RequestMetadata(msgspec.Struct, forbid_unknown_fields=True):
     user_id: Annotated[str, Meta(max_length=512)] | None = None
 
 
-class ThinkingDisabled(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="disabled"):
+class ThinkingDisabled(msgspec.Struct, forbid_unknown_fields=True):
     """The only supported kind of thinking."""
 
+    type: Literal["disabled"]
 
-class ToolChoiceAuto(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="auto"):
-    """The model may call tools, of which there are none."""
 
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """The model may call tools, of which there are none, or it may not."""
+
+    type: Literal["auto", "none"]
     disable_parallel_tool_use: bool | None = None
-
-
-class ToolChoiceNone(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="none"):
-    """The model may not call tools."""
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,7 +101,7 @@ class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
     system: Content | None = None
     thinking: ThinkingDisabled | None = None
     tools: Empty | None = None
-    tool_choice: ToolChoiceAuto | ToolChoiceNone | None = None
+    tool_choice: ToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
     speed: Literal["standard"] | None = None
@@ -160,13 +162,11 @@ def _with_supported(error: ApiError) -> ApiError:
     if supported := _SUPPORTED.get(_INDEX.sub("[]", param)):
         found = _FOUND.search(error.message)
         value = f"{found[1]} is " if found else ""
-        return invalid(f"{param}: {value}not supported; supported: {supported}.", param, "unsupported_parameter")
+        return invalid(f"{param}: {value}not supported; supported: {supported}.", param, "unsupported_value")
     owner = param.rpartition(".")[0]
     if error.code == "unknown_parameter" and (supported := _SUPPORTED.get(_INDEX.sub("[]", f"{owner}.type"))):
         # An image's source stands before its type.
-        return invalid(
-            f"{param}: not supported; supported types of {owner}: {supported}.", param, "unsupported_parameter"
-        )
+        return invalid(f"{param}: not supported; supported types of {owner}: {supported}.", param, "unsupported_value")
     return error
 
 

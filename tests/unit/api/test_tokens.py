@@ -9,6 +9,7 @@ from tests.support.tiers import scaled
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from octavo_inference.tokenizer.chat_template import ChatTemplate
 from octavo_inference.tokenizer.special_tokens import surrounding
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a \N{CAT FACE}."}]
@@ -84,6 +85,19 @@ async def test_the_end_of_a_conversation_can_be_chosen(serve, tokenizer, fields,
     assert tokenizer.decode(tokens, skip_special_tokens=False).endswith(end)
 
 
+async def test_messages_take_the_template_fields_of_a_chat_completion(serve, tokenizer):
+    source = "{{ messages[0].content }} {{ mood }} {{ enable_thinking }}"
+    fields = {"messages": MESSAGES, "chat_template_kwargs": {"mood": "calm"}, "reasoning_effort": "none"}
+    async with serve() as server:
+        object.__setattr__(server.service.loaded.text, "template", ChatTemplate(source, tokenizer))
+        found = (await post(server, "/tokenize", **fields)).json()
+        await server.chat(**fields)
+        unknown = await post(server, "/tokenize", messages=MESSAGES, chat_template_kwargs={"other": 1})
+    assert found["tokens"] == server.engine.seen[0].tokens
+    assert tokenizer.decode(found["tokens"]) == "Be brief. calm False"
+    assert param(unknown) == "chat_template_kwargs.other"
+
+
 @pytest.fixture
 def framing(tokenizer):
     """A tokenizer that adds a first and a last token."""
@@ -126,6 +140,7 @@ async def test_special_tokens_are_added_to_messages_only_if_asked(serve, framing
             {"messages": OPEN, "continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",
         ),
+        ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"prompt": ["x"]}, "prompt"),
         ({"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),

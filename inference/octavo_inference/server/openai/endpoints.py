@@ -6,9 +6,9 @@ from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.openai.chat import chat_completions
 from octavo_inference.server.openai.completions import completions
 from octavo_inference.server.openai.embeddings import EmbeddingRequest, EmbeddingResponse, embeddings
+from octavo_inference.server.openai.models import get_model, list_models
 from octavo_inference.server.openai.requests import ChatRequest, CompletionRequest
 from octavo_inference.server.openai.responses import ChatChunk, ChatResponse, ModelList, ModelObject, TextResponse
-from octavo_inference.server.openai.models import get_model, list_models
 
 ENDPOINTS = (
     HttpEndpoint("GET", "/v1/models", list_models, answer=ModelList),

@@ -14,7 +14,21 @@ from octavo_inference.server.tokens.messages import (
 from octavo_inference.server.tokens.tokenize import detokenize, tokenize
 
 ENDPOINTS = (
-    HttpEndpoint("POST", "/tokenize", tokenize, TokenizeRequest, Tokenized),
-    HttpEndpoint("POST", "/detokenize", detokenize, DetokenizeRequest, Detokenized),
-    HttpEndpoint("GET", "/tokenizer_info", tokenizer_info, answer=TokenizerInfo),
+    HttpEndpoint(
+        "POST",
+        "/tokenize",
+        tokenize,
+        body=TokenizeRequest,
+        answer=Tokenized,
+        example={"prompt": "Hello, world!"},
+    ),
+    HttpEndpoint(
+        "POST",
+        "/detokenize",
+        detokenize,
+        body=DetokenizeRequest,
+        answer=Detokenized,
+        example={"tokens": [19556, 28]},
+    ),
+    HttpEndpoint("GET", "/tokenizer_info", tokenizer_info, answer=TokenizerInfo, errors=(503,)),
 )

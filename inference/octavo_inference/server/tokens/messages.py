@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from octavo_inference.server.errors import ApiError, invalid
-from octavo_inference.server.openai.requests import Message, TokenId
+from octavo_inference.server.openai.requests import ChatRequest, Empty, Label, Message, TokenId
 
+# Fields of messages, as in a chat completion.
+_CHAT_FIELDS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+)
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -28,9 +36,11 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=64)] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    tools: Empty | None = None
     chat_template: None = None
-    chat_template_kwargs: None = None
     media_io_kwargs: None = None
     mm_processor_kwargs: None = None
 
@@ -39,15 +49,14 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt: give either prompt or messages.", "prompt")
         if self.messages is None:
-            for name in ("add_generation_prompt", "continue_final_message"):
+            for name in _CHAT_FIELDS:
                 if getattr(self, name) is not None:
                     raise _only_with_messages(name)
-        elif self.continue_final_message and self.add_generation_prompt:
-            raise invalid(
-                "continue_final_message: the last message cannot be open while add_generation_prompt opens another; "
-                "leave one out.",
-                "continue_final_message",
-            )
+
+    def chat(self) -> ChatRequest:
+        """The chat completion whose prompt is tokenized."""
+        fields = {name: getattr(self, name) for name in _CHAT_FIELDS}
+        return ChatRequest(model=self.model or "", messages=self.messages or [], **fields)
 
 
 class Tokenized(msgspec.Struct, frozen=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -12,7 +10,7 @@ from tokenizers import Tokenizer
 from octavo_inference.server import json_body
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.http import json_response
-from octavo_inference.server.openai.requests import Message
+from octavo_inference.server.openai.conversation import template_messages, template_options
 from octavo_inference.server.service import Loaded, Service
 from octavo_inference.server.tokens.messages import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from octavo_inference.tokenizer.special_tokens import surrounding
@@ -57,22 +55,13 @@ def _prompt(loaded: Loaded, body: TokenizeRequest) -> list[int]:
 
 
 def _chat(loaded: Loaded, body: TokenizeRequest) -> list[int]:
-    continued = bool(body.continue_final_message)
-    tokens = loaded.chat_tokens(
-        [_template_message(message) for message in body.messages or ()],
-        add_generation_prompt=body.add_generation_prompt is not False and not continued,
-        continue_final_message=continued,
-    )
+    chat = body.chat()
+    options = template_options(chat, loaded.template("messages"))
+    tokens = loaded.chat_tokens(template_messages(chat.messages), **options)
     if not body.add_special_tokens:
         return tokens
     before, after = surrounding(loaded.text.tokenizer)
     return [*before, *tokens, *after]
-
-
-def _template_message(message: Message) -> Mapping[str, object]:
-    role = "system" if message.role == "developer" else message.role
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": message.text, **named}
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:

@@ -124,7 +124,7 @@ class ModelSpec(ApiBlock):
     chat_template_config_map_ref: ConfigMapKeyRef | None = Field(
         default=None,
         description="chatTemplateConfigMapRef selects a chat template in Jinja, which replaces the model's own. A "
-        "replica reads it once, when it starts; replicas that already run do not see a change of the ConfigMap. If "
+        "replica reads it once, when it starts; a change of the ConfigMap has no effect on replicas that run. If "
         "unset, the model's own template is used.",
     )
 

@@ -63,7 +63,7 @@ def test_the_server_does_what_the_document_says(server, session, case):
 
 
 def whole(value: object) -> object:
-    """A JSON value with 5 for 5.0: JSON Schema calls both integers, and the server takes only the first."""
+    """A JSON value with 5 for 5.0: JSON Schema calls both integers, and the server takes the first alone."""
     if isinstance(value, dict):
         return {key: whole(child) for key, child in value.items()}
     if isinstance(value, list):

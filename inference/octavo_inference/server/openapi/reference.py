@@ -119,7 +119,7 @@ def _values(field: Schema) -> str:
         return " or ".join(_values(option) for option in field["anyOf"] if option.get("type") != "null")
     if "enum" in field:
         return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in field["enum"])
-    kind = field.get("type", "any value")
+    kind: str = field.get("type", "any value")
     if kind == "array":
         items = _values(field.get("items", {}))
         kind = f"list of ({items})" if " or " in items or ", " in items else f"list of {items}"

@@ -13,6 +13,9 @@ from octavo_gateway.routing.cost import FREE_ROWS, FREE_SHARE, PodState, calm, i
 
 # Costs that differ by less than this share of the load's part are a tie: reports are up to a second old.
 TIE = 0.05
+# Prompt tokens that a pod is presumed to have cached for an affinity that it is the home of. Less than a long cached
+# prefix elsewhere, and few enough that load still decides. OpenAI caches prompts from this length on.
+AFFINITY_TOKENS = 1024
 
 
 def route(candidates: Sequence[Candidate], ask: Ask, policy: Policy, random: Callable[[], float]) -> Choice | None:
@@ -48,11 +51,14 @@ def _cheapest(
     matches = [min(one.matched, limit) if fits else 0 for one, fits in zip(candidates, within, strict=True)]
     most = max(matches)
     home = -1
-    if ask.anchor and ask.presumed > 2 * most:
-        holders = [one for one, match in zip(candidates, matches, strict=True) if match == most]
-        home = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, holders))
+    # All gateways agree on a pod by the client's name for the prompt, or by that of the prompt's start.
+    name = ask.affinity or (ask.conversation if most else ask.anchor)
+    presumed = min(limit, max(ask.presumed, AFFINITY_TOKENS)) if ask.affinity else ask.presumed
+    if name and presumed > 2 * most:
+        holders = [one for one, match in zip(candidates, matches, strict=True) if ask.affinity or match == most]
+        home = candidates.index(_rendezvous(name, holders))
         if within[home]:
-            matches[home] = min(ask.presumed, limit)
+            matches[home] = min(presumed, limit)
     costs = [request_cost(pod, ask, matched) for pod, matched in zip(pods, matches, strict=True)]
     chosen, tied = _least(costs, pods, ask)
     if len(tied) > 1:
@@ -60,16 +66,17 @@ def _cheapest(
         tied = [index for index in tied if matches[index] == longest]
         if len(tied) == 1:
             (chosen,) = tied
-        elif ask.anchor:
+        elif name:
             equals = [candidates[index] for index in tied]
-            chosen = candidates.index(_rendezvous(ask.conversation if most else ask.anchor, equals))
+            chosen = candidates.index(_rendezvous(name, equals))
         else:
             chosen = _better_of_two(costs, tied, random)
     against = candidates[chosen].matched < max(one.matched for one in candidates)
     if against and not all(fits or one.matched <= most for one, fits in zip(candidates, within, strict=True)):
         reason = "bound"
     elif matches[chosen] > min(matches):
-        reason = "presumed" if chosen == home else "affinity"
+        home_reason = "cache_key" if ask.affinity else "presumed"
+        reason = home_reason if chosen == home else "affinity"
     else:
         reason = "tie" if len(tied) > 1 else "load"
     return Choice(candidates[chosen], reason, against)

@@ -160,14 +160,11 @@ def route(method: str, template: str) -> Route:
 def surface_of(path: str, *, anthropic_version: bool) -> Surface:
     """The surface that decides the form of an answer, errors of unknown paths included.
 
-    `anthropic_version`: the request has the header `anthropic-version`. Both APIs have `/v1/models`, and only
-    Anthropic's clients send this header.
+    `anthropic_version`: the request has the header `anthropic-version`, which only Anthropic's clients send. Both APIs
+    have `/v1/models`.
     """
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return Surface.ANTHROPIC
-    if anthropic_version and (path == "/v1/models" or path.startswith("/v1/models/")):
-        return Surface.ANTHROPIC
-    return Surface.OPENAI
+    messages = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return Surface.ANTHROPIC if messages or anthropic_version else Surface.OPENAI
 
 
 _BY_TEMPLATE: Final = {(one.method, one.template): one for one in ROUTES}

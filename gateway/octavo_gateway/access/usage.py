@@ -42,6 +42,8 @@ class TokenUsage:
 
     def events(self, data: bytes) -> int:
         """Count the events in `data` as tokens until the usage is reported; returns their number."""
+        if self.form is UsageForm.NONE:
+            return 0
         count = data.count(MARKS[self.form].token)
         if not self.told:
             self.output += count

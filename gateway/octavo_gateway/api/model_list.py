@@ -31,15 +31,13 @@ def anthropic_list(deployments: Iterable[Deployment], query: Mapping[str, str]) 
     models = [_anthropic(*one) for one in _named(deployments)]
     ids = [model["id"] for model in models]
     limit = _limit(query)
-    first, last = 0, len(models)
-    if "after_id" in query:
-        first = _position(ids, query, "after_id") + 1
-    if "before_id" in query:
-        last = _position(ids, query, "before_id")
-        first = max(first, last - limit)
-    page = models[first:last][:limit]
-    more = first > 0 if "before_id" in query else first + len(page) < last
+    first = _position(ids, query, "after_id") + 1 if "after_id" in query else 0
+    last = _position(ids, query, "before_id") if "before_id" in query else len(models)
+    between = models[first:last]
+    # A page before a model ends there; all others begin where the page before ended.
+    page = between[-limit:] if "before_id" in query and "after_id" not in query else between[:limit]
     ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = len(between) > limit
     return msgspec.json.encode({"data": page, "has_more": more, "first_id": ends[0], "last_id": ends[1]})
 
 

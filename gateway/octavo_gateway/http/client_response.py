@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from aiohttp import web
 from multidict import CIMultiDict
 
-from octavo_gateway.api.errors import ApiError, ErrorForm
+from octavo_gateway.api.errors import ApiError, ErrorForm, error_form
 from octavo_protocol.names import HEADER_REQUEST_ID
+from octavo_protocol.routes import UsageForm, surface_of
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def form_of(request: web.Request, usage: UsageForm = UsageForm.NONE) -> ErrorForm:
+    """The form of errors for a request. `usage`: that of its route."""
+    return error_form(surface_of(request.path, anthropic_version="anthropic-version" in request.headers), usage)
 
 
 def error_response(error: ApiError, request_id: str, form: ErrorForm = ErrorForm.OPENAI) -> web.Response:

@@ -115,7 +115,9 @@ class Forwarding:
             found = await self.finder.find(pools, tenant, wanted, request[ID])
             if found is None:
                 shown = wanted[:128]
-                raise ApiError(404, f"Response with id {shown!r} not found.", code="response_not_found", param="id")
+                raise ApiError(
+                    404, f"Response with id {shown!r} not found.", code="response_not_found", param="response_id"
+                )
             return found
         if route.usage is UsageForm.RESPONSES and head.previous_response_id is not None:
             found = await self.finder.find(pools, tenant, head.previous_response_id, request[ID])

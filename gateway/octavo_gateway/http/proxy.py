@@ -13,9 +13,9 @@ from time import perf_counter
 import aiohttp
 from aiohttp import web
 
-from octavo_gateway.api.errors import ApiError, error_form
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.http.call import Call
-from octavo_gateway.http.client_response import ClientResponse
+from octavo_gateway.http.client_response import ClientResponse, form_of
 from octavo_gateway.http.exchange import Exchange
 from octavo_gateway.metrics import GatewayMetrics, label
 from octavo_gateway.pool.arrivals import COMPUTED_SECONDS, Arrival
@@ -54,7 +54,7 @@ class Proxy:
 
     async def forward(self, request: web.Request, pool: ModelPool, call: Call) -> web.StreamResponse:
         """Answer one call. A client that disconnects cancels it, which closes the connection to the replica."""
-        form = error_form(call.route.surface, call.route.usage)
+        form = form_of(request, call.route.usage)
         answer = ClientResponse(request, call.request_id, call.grant.headers(), form)
         pool.counters.wanted()
         pool.retries.earn()

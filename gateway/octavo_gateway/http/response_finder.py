@@ -1,7 +1,8 @@
-"""Finds the replica that stores a response of the Responses API: by memory, else by asking the replicas.
+"""Finds the replica that stores a response of the Responses API.
 
-Every gateway remembers the responses that it forwarded. A response that another gateway, another worker or this one
-before its restart forwarded is found by asking each replica for it, in groups and up to a bound.
+Three ways, in this order: the gateway's memory of the responses that it forwarded; the tag in the response's id, which
+names the pod, so that every gateway and worker finds it; and asking each replica, in groups and up to a bound, where a
+replica's name is not its host name, as without Kubernetes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.replica import Replica
 from octavo_gateway.pool.stored_responses import StoredAt, StoredResponses, is_response_id
 from octavo_protocol.names import HEADER_REQUEST_ID, HEADER_TENANT
+from octavo_protocol.response_id import replica_tag, tag_of
 from octavo_protocol.routes import route
 
 # Replicas asked at a time and in all for one response, and searches at a time.
@@ -33,13 +35,13 @@ class ResponseFinder:
 
     def __init__(self, session: aiohttp.ClientSession, stored: StoredResponses) -> None:
         self._session = session
-        self._stored = stored
+        self.stored = stored
         self._searches = asyncio.Semaphore(SEARCHES)
 
     def learn(self, tenant: str, response: str, pool: ModelPool, replica: Replica) -> StoredAt:
         """Remember the place of a response."""
         place = StoredAt(pool.deployment.key, replica.endpoint.name, replica.url)
-        self._stored.learn(tenant, response, place)
+        self.stored.learn(tenant, response, place)
         return place
 
     async def find(
@@ -51,13 +53,16 @@ class ResponseFinder:
         """
         if not isinstance(response, str) or not is_response_id(response):
             return None
-        known = self._stored.find(tenant, response)
+        known = self.stored.find(tenant, response)
         if known is not None:
             for pool in pools:
                 replica = pool.replicas.get(known.url) if pool.deployment.key == known.deployment else None
                 if replica is not None and replica.endpoint.name == known.replica:
                     return pool, known
             return None
+        place = _tagged(pools, response)
+        if place is not None:
+            return place[0], self.learn(tenant, response, *place)
         async with self._searches:
             place = await self._search(pools, tenant, response, request_id)
         return None if place is None else (place[0], self.learn(tenant, response, *place))
@@ -98,6 +103,14 @@ class ResponseFinder:
                 return place, (answer.status < 300 if answer.status < 500 else None)
         except (aiohttp.ClientError, TimeoutError, OSError):
             return place, None
+
+
+def _tagged(pools: Iterable[ModelPool], response: str) -> _Place | None:
+    tag = tag_of(response)
+    if tag is None:
+        return None
+    replicas = ((pool, replica) for pool in pools for replica in pool.replicas.values())
+    return next((place for place in replicas if replica_tag(place[1].endpoint.name) == tag), None)
 
 
 def _ready(pools: Iterable[ModelPool]) -> list[_Place]:

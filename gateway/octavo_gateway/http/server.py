@@ -16,10 +16,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from octavo_gateway.access.api_keys import ANYBODY
 from octavo_gateway.access.control import AccessControl
 from octavo_gateway.access.limit_gossip import Word
-from octavo_gateway.api.errors import ApiError, ErrorForm, error_form
+from octavo_gateway.api.errors import ApiError, ErrorForm
 from octavo_gateway.api.model_list import anthropic_list, anthropic_model, model_list, model_object
 from octavo_gateway.http import headers
-from octavo_gateway.http.client_response import error_response
+from octavo_gateway.http.client_response import error_response, form_of
 from octavo_gateway.http.connection import HttpConnection
 from octavo_gateway.http.forwarding import Forwarding
 from octavo_gateway.http.request_body import later
@@ -28,7 +28,7 @@ from octavo_gateway.metrics import UNKNOWN, GatewayMetrics
 from octavo_gateway.pool.registry import ModelRegistry
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD, PATH_PEERS
-from octavo_protocol.routes import BODY_LIMIT, OPEN_PATHS, ROUTES, Route, Work, surface_of
+from octavo_protocol.routes import BODY_LIMIT, OPEN_PATHS, ROUTES, Route, Work
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Api:
         """Handle request id, key and errors for every route, unknown ones included."""
         request_id = headers.request_id(request.headers, _fresh_id)
         request[ID] = request_id
-        form = _form(request)
+        form = form_of(request)
         self.status.requests += 1
         self.status.idle.clear()
         connection = request.protocol
@@ -157,14 +157,14 @@ class Api:
     async def _models(self, request: web.Request) -> web.Response:
         entry = request[ENTRY]
         visible = [one for one in self.registry.deployments() if entry.may_use(one.names)]
-        if _form(request) is ErrorForm.ANTHROPIC:
+        if form_of(request) is ErrorForm.ANTHROPIC:
             return _json(anthropic_list(visible, request.query))
         return _json(model_list(visible))
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         deployment = self.forwarding.find(name, request[ENTRY]).deployment
-        anthropic = _form(request) is ErrorForm.ANTHROPIC
+        anthropic = form_of(request) is ErrorForm.ANTHROPIC
         return _json((anthropic_model if anthropic else model_object)(name, deployment))
 
     async def _alive(self, _: web.Request) -> web.Response:
@@ -232,11 +232,6 @@ async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse
         return error_response(error, _fresh_id())
     finally:
         connection.end()
-
-
-def _form(request: web.Request) -> ErrorForm:
-    """The form of a request's answers that the gateway gives itself."""
-    return error_form(surface_of(request.path, anthropic_version="anthropic-version" in request.headers))
 
 
 def _fresh_id() -> str:

@@ -7,7 +7,7 @@ request's model and prompt are, and how the answer reports its token usage.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -67,7 +67,8 @@ class Route:
 
     `path` has parameters in braces: `{id}` is one segment, `{id:path}` the rest of the path. `body_limit` is in bytes;
     0 if the route takes no body. `prompt`: the body's fields with prompt text, in the order in which the model reads
-    them. `streams`: `"stream": true` in the body asks for an event stream.
+    them. `streams`: `"stream": true` in the body asks for an event stream. `continues`: `previous_response_id` in the
+    body names a stored response.
     """
 
     method: str
@@ -80,6 +81,7 @@ class Route:
     needs_key: bool = True
     body_limit: int = 0
     streams: bool = False
+    continues: bool = False
 
     @property
     def template(self) -> str:
@@ -109,8 +111,8 @@ def _encode(path: str, surface: Surface, *prompt: str) -> Route:
     return Route("POST", path, surface, Work.ENCODE, ModelIn.BODY, prompt, UsageForm.EMBEDDINGS, body_limit=BODY_LIMIT)
 
 
-def _read(path: str, surface: Surface, model: ModelIn) -> Route:
-    return Route("POST", path, surface, model=model, body_limit=BODY_LIMIT)
+def _read(path: str, surface: Surface, model: ModelIn, *, continues: bool = False) -> Route:
+    return Route("POST", path, surface, model=model, body_limit=BODY_LIMIT, continues=continues)
 
 
 def _stored(method: str, path: str) -> Route:
@@ -126,8 +128,8 @@ ROUTES: Final = (
     Route("GET", "/v1/models/{id:path}", Surface.OPENAI),
     _generate("/v1/chat/completions", Surface.OPENAI, UsageForm.CHAT, "messages"),
     _generate("/v1/completions", Surface.OPENAI, UsageForm.COMPLETIONS, "prompt"),
-    _generate("/v1/responses", Surface.OPENAI, UsageForm.RESPONSES, "instructions", "input"),
-    _read("/v1/responses/input_tokens", Surface.OPENAI, ModelIn.BODY),
+    replace(_generate("/v1/responses", Surface.OPENAI, UsageForm.RESPONSES, "instructions", "input"), continues=True),
+    _read("/v1/responses/input_tokens", Surface.OPENAI, ModelIn.BODY_OR_QUERY, continues=True),
     _stored("GET", "/v1/responses/{id}"),
     _stored("DELETE", "/v1/responses/{id}"),
     _stored("POST", "/v1/responses/{id}/cancel"),

@@ -35,6 +35,11 @@ class TokenUsage:
         if not self.told:
             self.sent, self.output = True, output
 
+    def assume(self, output: float) -> None:
+        """The answer goes on after its request: without a report of its usage it has at least so many tokens."""
+        if not self.told:
+            self.output = max(self.output, round(output))
+
     def read(self, data: bytes) -> None:
         """Read the usage of a whole answer, if it contains one."""
         if (found := in_answer(self.form, data)) is not None:

@@ -31,6 +31,7 @@ class RequestHead(msgspec.Struct, frozen=True):
     best_of: Any = None
     prompt_cache_key: Any = None
     previous_response_id: Any = None
+    background: Any = None
     cache_salt: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
@@ -82,7 +83,7 @@ def most_output(head: RequestHead, work: Work) -> float | None:
     if work is not Work.GENERATE:
         return 0.0
     bounds = (head.max_tokens, head.max_completion_tokens, head.max_output_tokens)
-    named = [most for most in bounds if type(most) is int and most > 0]
+    named = [most for most in bounds if type(most) is int and most >= 0]
     answers = max([count for count in (head.n, head.best_of) if type(count) is int and count > 0], default=1)
     # JSON's integers are unbounded, floats are not.
     return float(min(MOST_OUTPUT, min(named) * answers)) if named else None

@@ -53,7 +53,7 @@ class Forwarding:
             request[MODEL] = label(pools[0])
         prompt = _prompt(route, request, head, entry, pools)
         grant = self.access.enter(entry, prompt.tokens, head.priority, route.usage)
-        model = ""
+        model, most = "", most_output(head, route.work)
         try:
             pool, stored = await self._place(route, request, head, pools)
             request[MODEL] = model = label(pool)
@@ -67,7 +67,7 @@ class Forwarding:
                 request[ID],
                 started,
                 grant,
-                RequestAttributes(entry.tenant, grant.priority, most_output(head, route.work), route.in_engine),
+                RequestAttributes(entry.tenant, grant.priority, most, route.in_engine),
                 headers.timeout(request.headers),
                 stored=stored,
                 learn=(lambda answer, replica: self.finder.learn(entry.tenant, answer, pool, replica))
@@ -76,6 +76,9 @@ class Forwarding:
             )
             return await self.proxy.forward(request, pool, call)
         finally:
+            if head.background is True and model:
+                # It goes on without a connection, so its usage is never seen: the usual length is charged.
+                grant.usage.assume(pool.lengths.expected(most))
             self.access.leave(grant)
             if grant.usage.sent and route.usage is not UsageForm.NONE:
                 self.metrics.used(model, route.template, grant.usage.prompt, grant.usage.output)
@@ -119,7 +122,7 @@ class Forwarding:
                     404, f"Response with id {shown!r} not found.", code="response_not_found", param="response_id"
                 )
             return found
-        if route.usage is UsageForm.RESPONSES and head.previous_response_id is not None:
+        if route.continues and head.previous_response_id is not None:
             found = await self.finder.find(pools, tenant, head.previous_response_id, request[ID])
             if found is not None:
                 return found

@@ -73,6 +73,15 @@ async def test_the_next_turn_reaches_the_replica_of_the_first(world, pods):
         assert list((served(pods) - before).values()) == [3]
 
 
+async def test_tokens_of_a_next_turn_are_counted_where_the_first_is(world, pods):
+    for _ in range(5):
+        before = served(pods)
+        made = await create(world)
+        async with world.post({"model": "m", "previous_response_id": made}, f"{PATH}/input_tokens"):
+            pass
+        assert list((served(pods) - before).values()) == [2]
+
+
 @pytest.mark.parametrize(
     ("method", "rest"), [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items?limit=5&order=asc")]
 )

@@ -149,6 +149,29 @@ async def test_what_needs_no_engine_costs_no_tokens(world, keys, one):
     assert account.tokens.level == 1000
 
 
+async def test_a_background_response_is_charged_the_usual_length(world, keys):
+    await world.start(keys=keys(tokensPerMinute=1000))
+    world.has((await world.pod(answering({"id": "resp_1", "status": "queued", "usage": None}))).endpoint())
+    account = world.access.accounts.of("team-a", world.access.identify(A).limits, 0.0)
+    for most, cost in ((None, 128), (16, 16)):
+        before = account.tokens.level
+        body = {"model": "m", "input": "", "background": True, "max_output_tokens": most}
+        async with world.post(body, "/v1/responses", headers=A) as response:
+            assert response.status == 200
+        await eventually_async(lambda: account.open == 0)
+        assert before - account.tokens.level == pytest.approx(cost, abs=2)
+
+
+async def test_a_background_response_that_reports_its_usage_is_charged_that(world, keys, streams):
+    await world.start(keys=keys(tokensPerMinute=1000))
+    world.has((await world.pod(streams(RESPONSE))).endpoint())
+    async with world.post({"model": "m", "stream": True, "background": True}, "/v1/responses", headers=A) as response:
+        await response.read()
+    account = world.access.accounts.known["team-a"]
+    await eventually_async(lambda: account.open == 0)
+    assert account.tokens.level == 1000 - 34
+
+
 def events(*kinds_and_data):
     return [f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n".encode() for kind, data in kinds_and_data]
 

@@ -107,11 +107,3 @@ def test_the_reason_is_named():
 )
 def test_the_key_comes_from_the_body(given, key):
     assert read_head(f'{{"model":"m","prompt_cache_key":{given}}}'.encode(), CHAT).cache_key() == key
-
-
-def test_the_prompt_of_several_fields_is_read_in_the_order_of_the_model():
-    body = b'{"model":"m","messages":[{"role":"user"}],"system":"Be brief."}'
-    head = read_head(body, route("POST", "/v1/messages"))
-    assert head.text(("system", "messages")) == b'"Be brief."[{"role":"user"}'
-    assert head.text(("system", "instructions")) == b'"Be brief.'
-    assert head.text(("instructions",)) == b""

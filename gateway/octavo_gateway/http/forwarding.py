@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,6 +21,7 @@ from octavo_gateway.http.response_finder import ResponseFinder
 from octavo_gateway.metrics import GatewayMetrics, label
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.replica import Replica
 from octavo_gateway.pool.stored_responses import StoredAt
 from octavo_gateway.queueing.hold_queue import RequestAttributes
 from octavo_gateway.routing.prompt_features import Prompt
@@ -51,13 +52,11 @@ class Forwarding:
         pools = self._pools(route, request, head, entry)
         if len(pools) == 1:
             request[MODEL] = label(pools[0])
-        prompt = _prompt(route, request, head, entry, pools)
+        prompt, most = _prompt(route, request, head, entry, pools), most_output(head, route.work)
         grant = self.access.enter(entry, prompt.tokens, head.priority, route.usage)
-        model, most = "", most_output(head, route.work)
         try:
             pool, stored = await self._place(route, request, head, pools)
-            request[MODEL] = model = label(pool)
-            stores = route.usage is UsageForm.RESPONSES
+            request[MODEL] = label(pool)
             call = Call(
                 route,
                 _path(route, request),
@@ -70,18 +69,29 @@ class Forwarding:
                 RequestAttributes(entry.tenant, grant.priority, most, route.in_engine),
                 headers.timeout(request.headers),
                 stored=stored,
-                learn=(lambda answer, replica: self.finder.learn(entry.tenant, answer, pool, replica))
-                if stores
-                else None,
+                learn=self._learner(route, entry, pool),
             )
-            return await self.proxy.forward(request, pool, call)
+            try:
+                return await self.proxy.forward(request, pool, call)
+            finally:
+                self._count(route, head, pool, call)
         finally:
-            if head.background is True and model:
-                # It goes on without a connection, so its usage is never seen: the usual length is charged.
-                grant.usage.assume(pool.lengths.expected(most))
             self.access.leave(grant)
-            if grant.usage.sent and route.usage is not UsageForm.NONE:
-                self.metrics.used(model, route.template, grant.usage.prompt, grant.usage.output)
+
+    def _learner(self, route: Route, entry: ApiKey, pool: ModelPool) -> Callable[[str, Replica], object] | None:
+        """Remembers the place of a response; None for routes whose answers are not stored."""
+        if route.usage is not UsageForm.RESPONSES:
+            return None
+        return lambda response, replica: self.finder.learn(entry.tenant, response, pool, replica)
+
+    def _count(self, route: Route, head: RequestHead, pool: ModelPool, call: Call) -> None:
+        """Count the tokens of an answer that has ended."""
+        usage = call.grant.usage
+        if route.usage is UsageForm.RESPONSES and head.background is True:
+            # It goes on without a connection, so its usage is never seen: the usual length is charged.
+            usage.assume(pool.lengths.expected(call.attributes.most_output))
+        if usage.sent and route.usage is not UsageForm.NONE:
+            self.metrics.used(label(pool), route.template, usage.prompt, usage.output)
 
     def find(self, model: str, entry: ApiKey) -> ModelPool:
         """The deployment of a model that the caller may use. Raises `ApiError` 404."""

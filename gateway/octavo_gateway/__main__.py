@@ -21,7 +21,7 @@ from octavo_gateway.app.workers import MOST, Parent, reachable, worker_port
 from octavo_gateway.discovery.endpoints import DEFAULT_POLICY
 from octavo_gateway.discovery.static import StaticError, parse
 from octavo_gateway.http.connection import HEAD_SECONDS
-from octavo_gateway.http.server import BODY_SECONDS
+from octavo_gateway.http.request_body import BODY_SECONDS
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_gateway.routing.candidate import STRATEGIES
 from octavo_protocol.names import PORT_ADMIN, PORT_GATEWAY, PORT_OPERATOR

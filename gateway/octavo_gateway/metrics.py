@@ -31,8 +31,13 @@ class GatewayMetrics:
     def __init__(self, models: ModelRegistry) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "octavo_gateway_requests", "Requests answered, by HTTP status", ["model", "code"], registry=registry
-        )
+            "octavo_gateway_requests", "Requests answered, by route and HTTP status", ["model", "route", "code"],
+            registry=registry,
+        )  # fmt: skip
+        self.tokens = Counter(
+            "octavo_gateway_tokens", "Tokens of answers, by route, estimated for answers without usage",
+            ["model", "route", "kind"], registry=registry,
+        )  # fmt: skip
         self.malformed = Counter(
             "octavo_gateway_malformed_requests", "Requests that are not valid HTTP", registry=registry
         )
@@ -103,6 +108,11 @@ class GatewayMetrics:
                 return "other"
             self._keys.add(name)
         return name
+
+    def used(self, model: str, route: str, prompt: int, output: int) -> None:
+        """Count the tokens of an answer. `model` is a label, `route` the template of a route."""
+        self.tokens.labels(model, route, "prompt").inc(prompt)
+        self.tokens.labels(model, route, "generation").inc(output)
 
     def routed(self, pool: ModelPool, reservation: Reservation) -> None:
         """Count a routing choice."""

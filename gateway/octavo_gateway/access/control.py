@@ -10,8 +10,9 @@ from octavo_gateway.access.api_keys import ANYBODY, ApiKey, presented_key
 from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.access.rate_limits import Accounts, KeyUsage, LimitReached, TokenBucket
 from octavo_gateway.access.usage import TokenUsage
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.metrics import GatewayMetrics
-from octavo_gateway.openai import ApiError
+from octavo_protocol.routes import UsageForm
 
 _UNITS = {"requests": "requests per minute", "tokens": "tokens per minute", "concurrent": "requests at a time"}
 
@@ -64,15 +65,20 @@ class AccessControl:
             raise ApiError(401, "the API key has expired", code="expired_api_key")
         return entry
 
-    def enter(self, entry: ApiKey, tokens: int, priority: object = None) -> RequestGrant:
-        """Admit a request of about `tokens` prompt tokens. `priority`: value in its body. Raises `ApiError` 429."""
+    def enter(
+        self, entry: ApiKey, tokens: int, priority: object = None, form: UsageForm = UsageForm.CHAT
+    ) -> RequestGrant:
+        """Admit a request of about `tokens` prompt tokens. Raises `ApiError` 429.
+
+        `priority`: value in its body. `form`: of the usage in its answer.
+        """
         now = self._ticks()
         account = self.accounts.of(entry.account, entry.limits, now)
         refused = account.enter(tokens, now)
         if refused:
             self._metrics.limit_hits.labels(self._metrics.key(entry.name), refused.kind).inc()
             raise _limited(refused, account)
-        return RequestGrant(entry, account, TokenUsage(tokens), tokens, entry.priority_of(priority))
+        return RequestGrant(entry, account, TokenUsage(tokens, form=form), tokens, entry.priority_of(priority))
 
     def leave(self, grant: RequestGrant) -> None:
         """The request has ended: count its actual cost."""

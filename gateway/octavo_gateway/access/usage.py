@@ -1,25 +1,20 @@
-"""Reads the token usage of an answer from its bytes, without decoding them. Pure.
-
-The text search is safe: inside a JSON string a quote is escaped, so the output of a model cannot match.
-"""
+"""Counts the tokens of one request: estimated until its answer reports them. Pure."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-_USAGE = b'"usage":'
-_PROMPT = re.compile(rb'"prompt_tokens":\s{0,8}(\d{1,9})')
-_CACHED = re.compile(rb'"cached_tokens":\s{0,8}(\d{1,9})')
-_OUTPUT = re.compile(rb'"completion_tokens":\s{0,8}(\d{1,9})')
+from octavo_gateway.api.answer_usage import MARKS, ReportedUsage, in_answer, in_events
+from octavo_protocol.routes import UsageForm
 
 
 @dataclass(slots=True, eq=False)
 class TokenUsage:
     """Tokens of one request: until the answer reports its usage, `prompt` is an estimate and `output` counts events.
 
-    `sent`: a replica accepted the request; otherwise it costs nothing. `told`: the answer has reported its usage.
-    `cached`: reported prompt tokens from a prefix cache, None until reported.
+    `sent`: a replica accepted the request; otherwise it costs nothing. `told`: the answer has reported its output.
+    `cached`: reported prompt tokens from a prefix cache, None until reported. `form`: the form of the answer's usage.
+    `answer_id`: id of the stored response that answers, "" if unknown.
     """
 
     prompt: int
@@ -27,6 +22,8 @@ class TokenUsage:
     sent: bool = False
     told: bool = False
     cached: int | None = None
+    form: UsageForm = UsageForm.CHAT
+    answer_id: str = ""
 
     @property
     def total(self) -> int:
@@ -38,21 +35,32 @@ class TokenUsage:
         if not self.told:
             self.sent, self.output = True, output
 
+    def assume(self, output: float) -> None:
+        """The answer goes on after its request: without a report of its usage it has at least so many tokens."""
+        if not self.told:
+            self.output = max(self.output, round(output))
+
     def read(self, data: bytes) -> None:
-        """Read the usage from `data`, which is whole events or a whole answer, if it contains one."""
-        start = data.rfind(_USAGE)
-        if start < 0:
-            return
-        prompt, output = _PROMPT.search(data, start), _OUTPUT.search(data, start)
-        if prompt:
-            self.prompt, self.output, self.told = int(prompt[1]), int(output[1]) if output else 0, True
-            if cached := _CACHED.search(data, start):
-                self.cached = int(cached[1])
+        """Read the usage of a whole answer, if it contains one."""
+        if (found := in_answer(self.form, data)) is not None:
+            self._take(found)
 
     def events(self, data: bytes) -> int:
-        """Count the events in `data` as tokens until the usage is reported; returns the number of events."""
-        count = data.count(b"\n\n")
+        """Count the events in `data` as tokens until the usage is reported; returns their number."""
+        if self.form is UsageForm.NONE:
+            return 0
+        count = data.count(MARKS[self.form].token)
         if not self.told:
             self.output += count
-            self.read(data)
+        # With OpenAI's `continuous_usage_stats` every chunk reports the usage so far.
+        for found in in_events(self.form, data):
+            self._take(found)
         return count
+
+    def _take(self, found: ReportedUsage) -> None:
+        self.answer_id = self.answer_id or found.answer_id
+        if found.prompt is not None:
+            self.prompt = found.prompt
+            self.cached = self.cached if found.cached is None else found.cached
+        if found.output is not None:
+            self.output, self.told = found.output, True

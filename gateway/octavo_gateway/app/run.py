@@ -21,16 +21,19 @@ from aiohttp import web
 from octavo_gateway.access.control import AccessControl
 from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.access.limit_gossip import LimitGossip
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.app import load_poller
 from octavo_gateway.app.peer_client import PeerClient
 from octavo_gateway.app.wake import Waker
 from octavo_gateway.discovery.endpoints import ModelTable
 from octavo_gateway.http.connection import listen
+from octavo_gateway.http.forwarding import Forwarding
 from octavo_gateway.http.proxy import Proxy
+from octavo_gateway.http.response_finder import ResponseFinder
 from octavo_gateway.http.server import Admin, Api, HealthEndpoints
 from octavo_gateway.metrics import GatewayMetrics
-from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.stored_responses import StoredResponses
 from octavo_gateway.queueing.hold_queue import Bounds
 
 log = logging.getLogger(__name__)
@@ -78,7 +81,7 @@ async def run(options: GatewayOptions) -> int:
     registry = ModelRegistry(options.bounds, time.monotonic, options.random, time.time)
     metrics = GatewayMetrics(registry)
     async with AsyncExitStack() as stack:
-        forwarding = await stack.enter_async_context(replica_session())
+        forwarded = await stack.enter_async_context(replica_session())
         own = await stack.enter_async_context(replica_session())
         background = [asyncio.create_task(load_poller.poll(registry, own))]
         if options.operator:
@@ -93,8 +96,10 @@ async def run(options: GatewayOptions) -> int:
             # Serve only once the remainder of the limits is known.
             await peers.round()
             background.append(asyncio.create_task(peers.run()))
-        proxy = Proxy(forwarding, metrics, options.bounds.seconds)
-        api = Api(registry, proxy, metrics, status, access, options.body_seconds)
+        proxy = Proxy(forwarded, metrics, options.bounds.seconds)
+        finder = ResponseFinder(own, StoredResponses())
+        forwarding = Forwarding(registry, proxy, metrics, access, finder, options.body_seconds)
+        api = Api(registry, forwarding, metrics, status, access)
         shared = options.worker is not None
         if shared:
             await stack.enter_async_context(_end_with_parent(stop))

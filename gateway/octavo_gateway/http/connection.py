@@ -22,8 +22,8 @@ from random import getrandbits
 
 from aiohttp import HttpVersion10, HttpVersion11, StreamReader, http_exceptions, web
 
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.http.client_response import error_response
-from octavo_gateway.openai import ApiError
 
 # Longer than the minute after which common load balancers close an idle connection: the balancer must close it first.
 IDLE_SECONDS = 75.0

@@ -6,31 +6,35 @@ Bytes are forwarded unchanged. A broken stream ends with an error event, never a
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from time import perf_counter
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
+from octavo_gateway.api.answer_usage import MARKS
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.http import headers
 from octavo_gateway.http.call import Call
 from octavo_gateway.http.client_response import EVENT_STREAM, ClientResponse
 from octavo_gateway.http.sse import EventCutter
 from octavo_gateway.http.stream_watchdog import fail_on_close
 from octavo_gateway.metrics import GatewayMetrics, label
-from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.arrivals import Arrival
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
 from octavo_protocol.names import HEADER_DRAINING, HEADER_PROMPT, HEADER_TIMEOUT, HEADER_WANT_PROMPT
+from octavo_protocol.routes import UsageForm
 
 log = logging.getLogger(__name__)
 
-# The last event of a complete stream.
-_DONE = b"data: [DONE]"
 # An answer without a stream is read whole before its first byte is forwarded, so that a broken one can become a 502.
 MAX_PLAIN_ANSWER = 64 * 1024 * 1024
 _SKIPPED = ("User-Agent", "Accept-Encoding")
+_SEQUENCE = b'"sequence_number":'
+_NUMBER = re.compile(rb"\s{0,8}(\d{1,9})")
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +50,7 @@ class Exchange:
     answer: ClientResponse
     arrival: Arrival
     ending: Ending = Ending.NOT_SENT
+    _learned: bool = False
 
     def outcome(self) -> RequestOutcome:
         """The outcome for the pool to settle, after `run`."""
@@ -60,7 +65,8 @@ class Exchange:
         if self.call.left() < headers.MIN_TIMEOUT:
             raise self.call.expired()
         self.ending = Ending.ABANDONED
-        self.reservation.sent(streamed=self.call.stream)
+        if self.reservation.in_engine:
+            self.reservation.sent(streamed=self.call.stream)
         sent = perf_counter()
         replica = await self._open()
         if replica is None:
@@ -91,14 +97,16 @@ class Exchange:
         """Send the request; returns the replica's answer with its head read, None if the replica is unreachable."""
         call, grant = self.call, self.call.grant
         passed = headers.to_pod(self.request.headers, call.request_id, grant.entry.tenant, grant.priority)
-        passed[HEADER_WANT_PROMPT] = "1"
+        if call.route.in_engine:
+            passed[HEADER_WANT_PROMPT] = "1"
         if call.timeout is not None:
             # The replica refuses a smaller value as malformed; with this one the request reaches its deadline there.
             passed[HEADER_TIMEOUT] = f"{max(headers.MIN_TIMEOUT, call.left()):.3f}"
         try:
-            return await self.session.post(
-                self.reservation.replica.url + call.path,
-                data=call.body,
+            return await self.session.request(
+                call.route.method,
+                URL(self.reservation.replica.url + call.path, encoded=True),
+                data=call.body or None,
                 headers=passed,
                 skip_auto_headers=_SKIPPED,
                 allow_redirects=False,
@@ -133,6 +141,7 @@ class Exchange:
     async def _relay(self, replica: aiohttp.ClientResponse, sent: float) -> web.StreamResponse:
         """Forward an event stream as it arrives, in whole events. `sent`: when the request was sent."""
         answer, usage, request_id = self.answer, self.call.grant.usage, self.call.request_id
+        marks = MARKS[usage.form]
         await answer.begin(replica.status, headers.to_client(replica.headers, request_id))
         cutter = EventCutter()
         begun, last = False, b""
@@ -144,19 +153,21 @@ class Exchange:
                 self.metrics.broken.labels(label(self.pool)).inc()
                 name = self.reservation.replica.endpoint.name
                 log.warning("%s aborted its stream", name, extra={"request_id": request_id})
-                return await answer.fail(broken())
+                return await answer.fail(broken(), next_sequence(last))
             if not chunk:
                 break
             if whole := cutter.feed(chunk):
-                if not begun and b"data:" in whole:
+                if not begun and marks.began in whole:
                     begun = True
                     self.reservation.first_token(perf_counter() - sent)
                 last = whole
                 self.reservation.progress(usage.events(whole))
+                self._learn_id()
                 await answer.write(whole)
         rest = cutter.rest()
         usage.events(rest)
-        self._ended(replica, Ending.FINISHED if _DONE in last + rest else Ending.BROKEN)
+        complete = usage.form is UsageForm.NONE or any(mark in last + rest for mark in marks.complete)
+        self._ended(replica, Ending.FINISHED if complete else Ending.BROKEN)
         await answer.write(rest)
         return await answer.end()
 
@@ -175,6 +186,7 @@ class Exchange:
             raise broken() from None
         self._ended(replica, Ending.FINISHED)
         call.grant.usage.read(bytes(body))
+        self._learn_id()
         if not answer.begun:
             passed = headers.to_client(replica.headers, call.request_id)
             passed.update(call.grant.headers())
@@ -182,8 +194,21 @@ class Exchange:
         # The client got status 200 while its request was held: the replica's refusal can only be an event.
         if replica.status < 400:
             raise ApiError(502, "The replica did not answer with a stream.", code="bad_gateway")
-        await answer.event(bytes(body).replace(b"\n", b" "))
+        await answer.refuse(replica.status, bytes(body))
         return await answer.end()
+
+    def _learn_id(self) -> None:
+        """Remember once that the replica stores the response with the answer's id."""
+        if self.call.learn is not None and not self._learned and self.call.grant.usage.answer_id:
+            self._learned = True
+            self.call.learn(self.call.grant.usage.answer_id, self.reservation.replica)
+
+
+def next_sequence(events: bytes) -> int:
+    """The number of the next event in a stream of the Responses API; 0 before the first event."""
+    found = events.rfind(_SEQUENCE)
+    number = _NUMBER.match(events, found + len(_SEQUENCE)) if found >= 0 else None
+    return int(number[1]) + 1 if number else 0
 
 
 def broken() -> ApiError:

@@ -1,6 +1,7 @@
 """Forwards one call: reserves a replica, runs the exchange, and retries on another replica if no answer began.
 
-It retries once after a failed connection, and after the 503 of each draining replica.
+It retries once after a failed connection, and after the 503 of each draining replica. No route has an effect that a
+second attempt would repeat: a response stored by an attempt without an answer is one that no client knows.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from time import perf_counter
 import aiohttp
 from aiohttp import web
 
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.http.call import Call
-from octavo_gateway.http.client_response import ClientResponse
+from octavo_gateway.http.client_response import ClientResponse, form_of
 from octavo_gateway.http.exchange import Exchange
 from octavo_gateway.metrics import GatewayMetrics, label
-from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.arrivals import COMPUTED_SECONDS, Arrival
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.replica import Replica
@@ -53,10 +54,13 @@ class Proxy:
 
     async def forward(self, request: web.Request, pool: ModelPool, call: Call) -> web.StreamResponse:
         """Answer one call. A client that disconnects cancels it, which closes the connection to the replica."""
-        answer = ClientResponse(request, call.request_id, call.grant.headers())
+        form = form_of(request, call.route.usage)
+        answer = ClientResponse(request, call.request_id, call.grant.headers(), form)
         pool.counters.wanted()
         pool.retries.earn()
-        arrival = Arrival(lambda: pool.counters.arrived(call.prompt.tokens))
+        # Requests that need no engine keep a model from counting as idle, but need no more replicas.
+        count = (lambda: pool.counters.arrived(call.prompt.tokens)) if call.route.in_engine else pool.counters.wanted
+        arrival = Arrival(count)
         later = asyncio.get_running_loop().call_later(COMPUTED_SECONDS, arrival.counts)
         try:
             return await self._attempts(request, answer, pool, call, arrival)
@@ -70,8 +74,9 @@ class Proxy:
         self, request: web.Request, answer: ClientResponse, pool: ModelPool, call: Call, arrival: Arrival
     ) -> web.StreamResponse:
         retried, drained = False, set[Replica]()
+        stored = self._reserve_stored(pool, call)
         while True:
-            reservation = await self._reserve(answer, pool, call, arrival)
+            reservation = stored or await self._reserve(answer, pool, call, arrival)
             exchange = Exchange(self._session, self._metrics, pool, reservation, call, request, answer, arrival)
             try:
                 response = await exchange.run()
@@ -84,6 +89,9 @@ class Proxy:
             if response is not None:
                 return response
             replica, drains = reservation.replica, exchange.ending is Ending.DRAINING
+            if stored is not None and not drains:
+                raise pool.unavailable("the replica that stores the response did not take the request")
+            stored = None
             reason = "draining" if drains else "connect"
             fields = {"request_id": call.request_id}
             log.info("%s did not accept the request: %s", replica.endpoint.name, reason, extra=fields)
@@ -96,6 +104,19 @@ class Proxy:
             else:
                 retried = True
             self._metrics.retries.labels(label(pool), reason).inc()
+
+    def _reserve_stored(self, pool: ModelPool, call: Call) -> Reservation | None:
+        """A place on the replica that stores the response to which the call refers; None without one.
+
+        Without that replica any other may say that it does not know the response.
+        """
+        place = call.stored
+        if place is None:
+            return None
+        reservation = pool.reserve_at(place.replica, place.url, call.prompt, call.attributes)
+        if reservation is not None:
+            self._metrics.routed(pool, reservation)
+        return reservation
 
     async def _reserve(self, answer: ClientResponse, pool: ModelPool, call: Call, arrival: Arrival) -> Reservation:
         """A place on a replica, at once or after a hold."""

@@ -1,4 +1,4 @@
-"""The two HTTP servers: the OpenAI endpoint for clients, and the second port for operator and Prometheus."""
+"""The two HTTP servers: the public routes for clients, and the second port for operator and Prometheus."""
 
 from __future__ import annotations
 
@@ -8,41 +8,35 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from random import getrandbits
-from time import perf_counter
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from octavo_gateway.access.api_keys import ANYBODY, ApiKey
+from octavo_gateway.access.api_keys import ANYBODY
 from octavo_gateway.access.control import AccessControl
 from octavo_gateway.access.limit_gossip import GossipMessage
+from octavo_gateway.api.errors import ApiError, ErrorForm
+from octavo_gateway.api.model_list import anthropic_list, anthropic_model, model_list, model_object
 from octavo_gateway.http import headers
-from octavo_gateway.http.call import Call
-from octavo_gateway.http.client_response import error_response
+from octavo_gateway.http.client_response import error_response, form_of
 from octavo_gateway.http.connection import HttpConnection
-from octavo_gateway.http.proxy import Proxy
-from octavo_gateway.metrics import UNKNOWN, GatewayMetrics, label
-from octavo_gateway.openai import ApiError, model_list, model_object, most_output, read_head, unknown_model
-from octavo_gateway.pool.model_pool import ModelPool
+from octavo_gateway.http.forwarding import Forwarding
+from octavo_gateway.http.request_body import later
+from octavo_gateway.http.request_keys import ENTRY, ID, MODEL, ROUTE
+from octavo_gateway.metrics import UNKNOWN, GatewayMetrics
 from octavo_gateway.pool.registry import ModelRegistry
-from octavo_gateway.queueing.hold_queue import RequestAttributes
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD, PATH_PEERS
+from octavo_protocol.routes import BODY_LIMIT, OPEN_PATHS, ROUTES, Route, Work
 
 log = logging.getLogger(__name__)
 
-MAX_BODY = 8 * 1024 * 1024
-BODY_SECONDS = 60.0
 # For metrics only: no answer reached the client.
 CLIENT_GONE = 499
-CHAT = "/v1/chat/completions"
-# Routes that need no key; every other one requires it.
-OPEN_PATHS = frozenset({"/livez", "/readyz"})
+# The endpoints that a message names: all of them would fill a page.
+_ENDPOINTS = ", ".join(route.template for route in ROUTES if route.work is not Work.READ and route.path[:3] == "/v1")
 
-_ID = web.RequestKey("id", str)
-_MODEL = web.RequestKey("model", str)
-_ENTRY = web.RequestKey("entry", ApiKey)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -68,31 +62,45 @@ class Api:
     """Handlers of the client side."""
 
     registry: ModelRegistry
-    proxy: Proxy
+    forwarding: Forwarding
     metrics: GatewayMetrics
     status: HealthEndpoints
     access: AccessControl
-    body_seconds: float = BODY_SECONDS
     version: str = field(default_factory=lambda: version("octavo"))
 
     def app(self) -> web.Application:
-        """The application for the public port."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        """The application for the public port, with all routes of `octavo_protocol.routes`."""
+        own: dict[str, _Handler] = {
+            "/v1/models": self._models,
+            "/v1/models/{id}": self._model,
+            "/livez": self._alive,
+            "/readyz": self._ready,
+            "/startupz": self._started,
+            "/health": self._ready,
+            "/version": self._version,
+        }
+        app = web.Application(client_max_size=BODY_LIMIT, middlewares=[self._guard])
         app.on_response_prepare.append(_anonymous)
-        app.router.add_post(CHAT, self._complete, expect_handler=_later)
-        app.router.add_post("/v1/completions", self._complete, expect_handler=_later)
-        app.router.add_get("/v1/models", self._models, allow_head=False)
-        app.router.add_get("/v1/models/{model:.+}", self._model, allow_head=False)
-        app.router.add_get("/livez", self._alive, allow_head=False)
-        app.router.add_get("/readyz", self._ready, allow_head=False)
-        app.router.add_get("/version", self._version, allow_head=False)
+        for route in ROUTES:
+            handler = own.get(route.template) or self._forwarded(route)
+            # aiohttp's parameters are one segment unless they have a pattern.
+            path = route.path.replace(":path}", ":.+}")
+            app.router.add_route(route.method, path, handler, expect_handler=later)
         return app
+
+    def _forwarded(self, route: Route) -> _Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            request[ROUTE] = route.template
+            return await self.forwarding.forward(route, request)
+
+        return handle
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Handle request id, key and errors for every route, unknown ones included."""
         request_id = headers.request_id(request.headers, _fresh_id)
-        request[_ID] = request_id
+        request[ID] = request_id
+        form = form_of(request)
         self.status.requests += 1
         self.status.idle.clear()
         connection = request.protocol
@@ -102,13 +110,13 @@ class Api:
             self._admit(request)
             response = await handler(request)
         except ApiError as error:
-            response = error_response(error, request_id)
+            response = error_response(error, request_id, form)
         except web.HTTPException as refused:
-            response = error_response(_refusal(refused, request), request_id)
+            response = error_response(_refusal(refused, request), request_id, form)
             response.headers.update({"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {})
         except web.RequestPayloadError:
             malformed = ApiError(400, "the body is not framed as its headers say", close=True)
-            response = error_response(malformed, request_id)
+            response = error_response(malformed, request_id, form)
         except asyncio.CancelledError:
             self._count(request, CLIENT_GONE)
             raise
@@ -117,7 +125,7 @@ class Api:
             response = web.Response(status=CLIENT_GONE)
         except Exception:
             log.exception("request failed", extra={"request_id": request_id})
-            response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id)
+            response = error_response(ApiError(500, f"internal error; request {request_id}"), request_id, form)
         finally:
             if isinstance(connection, HttpConnection):
                 connection.end()
@@ -132,9 +140,11 @@ class Api:
         return response
 
     def _count(self, request: web.Request, code: int) -> None:
-        if request.method == "POST":
-            self.metrics.requests.labels(request.get(_MODEL, UNKNOWN), str(code)).inc()
-            entry = request.get(_ENTRY, ANYBODY)
+        # Not those for models, version and probes, which the gateway answers itself.
+        if request.method == "POST" or ROUTE in request:
+            labels = request.get(MODEL, UNKNOWN), request.get(ROUTE, UNKNOWN), str(code)
+            self.metrics.requests.labels(*labels).inc()
+            entry = request.get(ENTRY, ANYBODY)
             if entry is not ANYBODY:
                 self.metrics.key_requests.labels(self.metrics.key(entry.name), str(code)).inc()
 
@@ -142,44 +152,20 @@ class Api:
         if not request.raw_path.startswith("/"):
             raise ApiError(400, "the request line must carry a path, not an absolute address", close=True)
         if request.path not in OPEN_PATHS:
-            request[_ENTRY] = self.access.identify(request.headers)
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        started = perf_counter()
-        if request.content_type != "application/json":
-            raise ApiError(415, f"Content-Type is {request.content_type}; send application/json")
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise ApiError(415, "a compressed body is not accepted; send it without Content-Encoding")
-        body = await _body(request, self.body_seconds)
-        head = read_head(body)
-        pool = self._find(head.model, request[_ENTRY])
-        request[_MODEL] = label(pool)
-        entry = request[_ENTRY]
-        session = request.headers.get(pool.deployment.session_header)
-        prompt = pool.prompt(head.text(chat=request.path == CHAT), entry.tenant, bytes(head.cache_salt), session)
-        grant = self.access.enter(entry, prompt.tokens, head.priority)
-        try:
-            attributes = RequestAttributes(entry.tenant, grant.priority, most_output(head))
-            limit = headers.timeout(request.headers)
-            call = Call(request.path, body, bool(head.stream), prompt, request[_ID], started, grant, attributes, limit)
-            return await self.proxy.forward(request, pool, call)
-        finally:
-            self.access.leave(grant)
-
-    def _find(self, model: str, entry: ApiKey) -> ModelPool:
-        """The deployment of a model that the caller may use. Raises `ApiError` 404."""
-        pool = self.registry.find(model)
-        if pool is None or not entry.may_use(pool.deployment.names):
-            raise unknown_model(model)
-        return pool
+            request[ENTRY] = self.access.identify(request.headers)
 
     async def _models(self, request: web.Request) -> web.Response:
-        entry = request[_ENTRY]
-        return _json(model_list(one for one in self.registry.deployments() if entry.may_use(one.names)))
+        entry = request[ENTRY]
+        visible = [one for one in self.registry.deployments() if entry.may_use(one.names)]
+        if form_of(request) is ErrorForm.ANTHROPIC:
+            return _json(anthropic_list(visible, request.query))
+        return _json(model_list(visible))
 
     async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
-        return _json(model_object(name, self._find(name, request[_ENTRY]).deployment))
+        name = request.match_info["id"]
+        deployment = self.forwarding.find(name, request[ENTRY]).deployment
+        anthropic = form_of(request) is ErrorForm.ANTHROPIC
+        return _json((anthropic_model if anthropic else model_object)(name, deployment))
 
     async def _alive(self, _: web.Request) -> web.Response:
         return web.Response(text="ok")
@@ -187,6 +173,11 @@ class Api:
     async def _ready(self, _: web.Request) -> web.Response:
         if self.status.draining:
             return web.Response(status=503, text="draining")
+        if not self.status.synced:
+            return web.Response(status=503, text="the list of models is not read yet")
+        return web.Response(text="ok")
+
+    async def _started(self, _: web.Request) -> web.Response:
         if not self.status.synced:
             return web.Response(status=503, text="the list of models is not read yet")
         return web.Response(text="ok")
@@ -228,10 +219,6 @@ class Admin:
         return _json(load.encode(report))
 
 
-async def _later(_: web.Request) -> None:
-    """Delays `100 Continue` until the request is admitted: `_body` sends it."""
-
-
 @web.middleware
 async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Middleware: reports head and answer of each request to the connection, as the guard of `Api` does."""
@@ -245,26 +232,6 @@ async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse
         return error_response(error, _fresh_id())
     finally:
         connection.end()
-
-
-async def _body(request: web.Request, seconds: float) -> bytes:
-    """The body. Raises `ApiError` 408 if it arrives too slowly, and aiohttp's 413 if it is too long."""
-    if (request.content_length or 0) > MAX_BODY:
-        raise web.HTTPRequestEntityTooLarge(MAX_BODY, request.content_length or 0)
-    expect = request.headers.get("Expect")
-    if expect is not None and request.version >= HttpVersion11:
-        if expect.lower() != "100-continue":
-            raise ApiError(417, "the only expectation that can be met is 100-continue")
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # An interim response does not count as output: the final one may still become an error.
-        request.writer.output_size = 0
-    if request.content.is_eof():  # Most bodies arrive with their heads.
-        return await request.read()
-    try:
-        async with asyncio.timeout(seconds):
-            return await request.read()
-    except TimeoutError:
-        raise ApiError(408, f"the body was not complete within {seconds:g} s", close=True) from None
 
 
 def _fresh_id() -> str:
@@ -284,8 +251,8 @@ def _json(data: bytes) -> web.Response:
 def _refusal(refused: web.HTTPException, request: web.Request) -> ApiError:
     """A refusal of aiohttp as an error object."""
     messages = {
-        404: "no such path; the endpoints are /v1/chat/completions, /v1/completions and /v1/models",
+        404: f"no such path; the endpoints are {_ENDPOINTS}",
         405: f"{request.method} is not allowed here",
-        413: f"the body is larger than {MAX_BODY} bytes",
+        413: f"the body is larger than {BODY_LIMIT} bytes",
     }
     return ApiError(refused.status, messages.get(refused.status, refused.reason), code=None)

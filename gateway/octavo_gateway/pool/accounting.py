@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo_common.virtual_token_counter import cost
 from octavo_gateway.pool.canary_stats import CanaryStats
 from octavo_gateway.pool.replica import Replica
+from octavo_gateway.pool.replica_load import InFlightRequest
 from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
 from octavo_gateway.queueing.hold_queue import HoldQueue, RequestAttributes
 from octavo_gateway.routing.candidate import Choice
@@ -34,6 +35,11 @@ class Accounting:
 
     def reserve(self, replica: Replica, choice: Choice, prompt: Prompt, attributes: RequestAttributes) -> Reservation:
         """Count a request at the replica chosen for it."""
+        if not attributes.in_engine:
+            in_flight = InFlightRequest(0, 0, 0.0, 0.0, 0, rows=0)
+            reservation = Reservation(replica, prompt, choice, in_flight, refusals=replica.refusals)
+            self._open.add(reservation)
+            return reservation
         output = self._lengths.expected(attributes.most_output)
         reservation = Reservation(
             replica,
@@ -59,6 +65,8 @@ class Accounting:
         replica.load.finish(reservation.in_flight)
         if ending.retryable:
             replica.back_off(now, draining=ending is Ending.DRAINING)
+        if not reservation.in_engine:
+            return True
         if not ending.computed:
             self._index.unsent(replica.url, reservation.new_keys)
         self._index.finished(replica.url, reservation.prompt.keys, now)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from asyncio import Future, get_running_loop
 from collections.abc import Callable, Iterable, Sequence
 
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.discovery.endpoints import Deployment
-from octavo_gateway.openai import ApiError
 from octavo_gateway.pool import refusals
 from octavo_gateway.pool.accounting import Accounting
 from octavo_gateway.pool.replica import Replica, replicas_at
@@ -56,6 +56,8 @@ class ModelPool:
         self.accounting = Accounting(index, self.lengths, queue)
         self._dispatcher: Dispatcher[Reservation] = Dispatcher(queue)
         self._dispatch_rate = DispatchRate()
+        # Held requests that need no engine: the first replica that accepts requests gets them, whatever is before them.
+        self._reading: list[QueuedRequest[Reservation]] = []
 
     @property
     def in_flight(self) -> int:
@@ -66,24 +68,43 @@ class ModelPool:
         """True if any replica accepts requests now."""
         return any(True for _ in self.selector.accepting(self.deployment, self.replicas.values(), self.clock()))
 
-    def prompt(self, text: bytes, tenant: str, salt: bytes, session: str | None) -> Prompt:
-        """The features that routing needs, from the prompt's text, tenant, salt and value of the session header."""
+    def prompt(self, text: bytes, tenant: str, salt: bytes, session: str | None, cache_key: bytes = b"") -> Prompt:
+        """The features that routing needs, from the prompt's text, tenant, salt and value of the session header.
+
+        `cache_key`: the client's `prompt_cache_key`, b"" without one.
+        """
         caches = "/".join(self.deployment.key), tenant, salt
-        return self.router.prompt(text, self.deployment.policy.strategy, caches, session)
+        return self.router.prompt(text, self.deployment.policy.strategy, caches, session, cache_key)
 
     def reserve(self, prompt: Prompt, attributes: RequestAttributes = PLAIN) -> Reservation | None:
         """A place on a replica at once; None if none accepts, all are full, or other requests wait already.
 
-        A deployment that does not hold ignores headroom: the request then waits in the replica's own queue.
+        A deployment that does not hold ignores headroom: the request then waits in the replica's own queue. A request
+        that needs no engine ignores headroom and queue.
         """
+        now, replicas = self.clock(), self.replicas.values()
+        if not attributes.in_engine:
+            return self._reserved(self.selector.select_any(self.deployment, replicas, now), prompt, attributes, now)
         if len(self.queue):
             return None
-        now, replicas = self.clock(), self.replicas.values()
         if self.deployment.hold:
             choice, _ = self.selector.select_with_headroom(self.deployment, prompt, attributes, replicas, now)
         else:
             choice = self.selector.select(self.deployment, prompt, attributes, replicas, now)
         return self._reserved(choice, prompt, attributes, now)
+
+    def reserve_at(self, name: str, url: str, prompt: Prompt, attributes: RequestAttributes) -> Reservation | None:
+        """A place on the replica that stores the response to which a request refers, full or not.
+
+        None if it is gone or does not accept requests. A draining replica still answers requests without engine.
+        """
+        now, replica = self.clock(), self.replicas.get(url)
+        if replica is None or replica.endpoint.name != name:
+            return None
+        if attributes.in_engine and not replica.accepts(now):
+            return None
+        (cached,) = self.router.cached(prompt, [url])
+        return self._reserved(Choice(replica.candidate(now, cached), "stored"), prompt, attributes, now)
 
     def hold(self, size: int, prompt: Prompt, attributes: RequestAttributes = PLAIN) -> QueuedRequest[Reservation]:
         """A place in the queue. Raises `ApiError` 503 if waiting is pointless, 503 or 429 if the queue is full."""
@@ -92,6 +113,8 @@ class ModelPool:
         granted: Future[Reservation] = get_running_loop().create_future()
         request = QueuedRequest(size, prompt.tokens, self.clock(), granted, prompt, attributes)
         self._dispatcher.offer(request, self._no_room)
+        if not attributes.in_engine:
+            self._reading.append(request)
         return request
 
     def cancel(self, request: QueuedRequest[Reservation]) -> None:
@@ -125,6 +148,8 @@ class ModelPool:
         request, only the changed ones are searched for it again. So with many replicas the report of one costs little.
         """
         now = self.clock()
+        if self._reading:
+            self._dispatch_reading(now)
 
         def search(request: QueuedRequest[Reservation], known: float | None) -> tuple[Reservation | None, float]:
             replicas: Iterable[Replica] = self.replicas.values()
@@ -176,13 +201,25 @@ class ModelPool:
         """Error 503 with the estimated seconds until one more request is accepted."""
         return refusals.unavailable(self.deployment, why, self._retry_after())
 
+    def _dispatch_reading(self, now: float) -> None:
+        waiting = [request for request in self._reading if not request.granted.done()]
+        self._reading = []
+        for request in waiting:
+            choice = self.selector.select_any(self.deployment, self.replicas.values(), now)
+            reservation = self._reserved(choice, request.prompt, request.attributes, now)
+            if reservation is None:
+                self._reading.append(request)
+            else:
+                self._dispatcher.grant(request, reservation)
+
     def _reserved(
         self, choice: Choice | None, prompt: Prompt, attributes: RequestAttributes, now: float
     ) -> Reservation | None:
         """A place on the chosen replica; None without a choice."""
         if choice is None:
             return None
-        self._dispatch_rate.sent(now)
+        if attributes.in_engine:
+            self._dispatch_rate.sent(now)
         return self.accounting.reserve(self.replicas[choice.candidate.key], choice, prompt, attributes)
 
     def _retry_after(self) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.discovery.endpoints import Deployment
-from octavo_gateway.openai import ApiError
 
 
 def unavailable(deployment: Deployment, why: str, retry_after: float) -> ApiError:

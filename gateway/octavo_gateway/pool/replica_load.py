@@ -12,7 +12,7 @@ class InFlightRequest:
 
     `tokens`: prompt tokens. `uncached`: the part of them to be computed there, as far as is known. `output`: tokens
     that it will likely generate; `left`: the part of them still to come. `asks`: number of reports requested before it
-    was sent. `began`: its prompt is computed.
+    was sent. `began`: its prompt is computed. `rows`: 0 for a request that needs no engine and counts for nothing.
     """
 
     tokens: int
@@ -21,6 +21,7 @@ class InFlightRequest:
     left: float
     asks: int
     began: bool = False
+    rows: int = 1
 
     @property
     def generated(self) -> int:
@@ -43,14 +44,14 @@ class SentRequests:
 
     def sent(self, request: InFlightRequest) -> None:
         """Count a request."""
-        self.requests += 1
+        self.requests += request.rows
         self.tokens += request.tokens
         self.uncached += request.uncached
         self.prefill += request.uncached
 
     def finished(self, request: InFlightRequest) -> None:
         """Subtract a finished request."""
-        self.requests -= 1
+        self.requests -= request.rows
         self.tokens -= request.tokens
         self.uncached -= request.uncached
 

@@ -71,6 +71,12 @@ class ReplicaSelector:
         choice = self._choose(deployment, prompt, attributes, list(compress(accepting, fits)), now)
         return choice, largest
 
+    def select_any(self, deployment: Deployment, replicas: Iterable[Replica], now: float) -> Choice | None:
+        """Any replica that accepts requests, for a request that needs no engine; None if none does."""
+        accepting = [(one, 0) for one in self.accepting(deployment, replicas, now)]
+        shared = self._split(deployment, accepting)
+        return Choice(shared[int(self.router.random() * len(shared))][0].candidate(now), "any") if shared else None
+
     def _cached(self, prompt: Prompt, replicas: Iterable[Replica]) -> list[_Cached]:
         found = list(replicas)
         return list(zip(found, self.router.cached(prompt, [one.url for one in found]), strict=True))
@@ -83,9 +89,15 @@ class ReplicaSelector:
         replicas: Sequence[_Cached],
         now: float,
     ) -> Choice | None:
-        if share := deployment.canary_percent:
-            stable = [pair for pair in replicas if not pair[0].endpoint.canary]
-            canary = [pair for pair in replicas if pair[0].endpoint.canary]
-            replicas = split(stable, canary, share, self.router.random)
-        candidates = [replica.candidate(now, cached) for replica, cached in replicas]
+        shared = self._split(deployment, replicas)
+        candidates = [replica.candidate(now, cached) for replica, cached in shared]
         return self.router.choose(candidates, prompt, self.lengths.expected(attributes.most_output), deployment.policy)
+
+    def _split(self, deployment: Deployment, replicas: Sequence[_Cached]) -> Sequence[_Cached]:
+        """The replicas of one track during a canary, by the canary's share; else all."""
+        share = deployment.canary_percent
+        if not share:
+            return replicas
+        stable = [pair for pair in replicas if not pair[0].endpoint.canary]
+        canary = [pair for pair in replicas if pair[0].endpoint.canary]
+        return split(stable, canary, share, self.router.random)

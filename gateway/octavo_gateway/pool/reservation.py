@@ -32,6 +32,11 @@ class Reservation:
     track: TrackStats | None = None
 
     @property
+    def in_engine(self) -> bool:
+        """False if the request needs no engine: it counts neither as load nor for its tenant."""
+        return self.in_flight.rows > 0
+
+    @property
     def matched(self) -> int:
         """Prompt tokens predicted to be in the replica's prefix cache."""
         return self.prompt.tokens - self.in_flight.uncached

@@ -54,9 +54,13 @@ class Dispatcher(Generic[T]):
             if place is None:
                 self._unplaced = _Unplaced(request, largest)
                 return
-            self.queue.remove(request)
-            request.granted.set_result(place)
+            self.grant(request, place)
         self._unplaced = None
+
+    def grant(self, request: QueuedRequest[T], place: T) -> None:
+        """Give a place to a waiting request, whatever its position in the queue."""
+        self.queue.remove(request)
+        request.granted.set_result(place)
 
     def cancel(self, request: QueuedRequest[T]) -> T | None:
         """Remove a request; returns its place if one was granted in the same moment."""

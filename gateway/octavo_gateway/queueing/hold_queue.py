@@ -31,11 +31,15 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class RequestAttributes:
-    """Tenant and priority of a request. `most_output`: upper bound of its output tokens, None without one."""
+    """Tenant and priority of a request. `most_output`: upper bound of its output tokens, None without one.
+
+    `in_engine` is False for a request that needs no engine: any replica answers it, full or not.
+    """
 
     tenant: str = ""
     priority: int = 0
     most_output: float | None = None
+    in_engine: bool = True
 
 
 PLAIN = RequestAttributes()

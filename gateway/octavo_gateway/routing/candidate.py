@@ -63,8 +63,9 @@ class RoutingRequest:
 
     `anchor` names the start of its prompt: equal for prompts with the same start, empty for a short prompt.
     `conversation` names its whole first turn. `presumed` of its tokens precede the last answer in it, so some gateway
-    has already sent them to a pod. `session`: key of the session that stays on one pod in Session mode, else empty.
-    `turn`: number of the deployment's request, for RoundRobin.
+    has already sent them to a pod. `affinity`: equal for requests that the client wants on one pod, else empty.
+    `session`: key of the session that stays on one pod in Session mode, else empty. `turn`: number of the deployment's
+    request, for RoundRobin.
     """
 
     tokens: int
@@ -74,6 +75,7 @@ class RoutingRequest:
     presumed: int = 0
     session: bytes = b""
     turn: int = 0
+    affinity: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen pod and the reason: only, affinity, presumed, load, bound, tie, session or turn.
+    """The chosen pod and the reason, a label of `octavo_gateway_routed_requests_total`.
 
     `against`: another pod has more of the prompt cached.
     """

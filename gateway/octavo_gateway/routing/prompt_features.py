@@ -26,7 +26,8 @@ class Prompt:
     """A prompt of about `tokens` tokens in `size` bytes.
 
     `keys` is empty if the strategy uses no prefixes, `session` if the request has none. `conversation` names the first
-    turn. `answered`: bytes before the last answer in the prompt.
+    turn. `answered`: bytes before the last answer in the prompt. `affinity`: equal for requests that the client wants
+    on one replica.
     """
 
     tokens: int
@@ -36,6 +37,7 @@ class Prompt:
     conversation: bytes = b""
     answered: int = 0
     session: bytes = b""
+    affinity: bytes = b""
 
 
 NO_PROMPT = Prompt(1, 0)
@@ -62,6 +64,11 @@ def turns(text: bytes, keys: Sequence[bytes]) -> tuple[bytes, int]:
     whole = min(pieces(end), len(keys))
     rest = text[reach(whole) : min(end, reach(whole) + COARSE)]
     return blake2b((keys[whole - 1] if whole else b"") + rest, digest_size=16).digest(), answered
+
+
+def affinity_key(cache_key: bytes, deployment: str, tenant: str) -> bytes:
+    """Digest of a client's `prompt_cache_key`; empty without one. Two tenants' keys have nothing in common."""
+    return blake2b(root(deployment, tenant) + cache_key, digest_size=16).digest() if cache_key else b""
 
 
 def session_key(value: str | None) -> bytes:

@@ -27,19 +27,25 @@ class Router:
     bytes_per_token: DecayingRatio = field(default_factory=prompt_features.bytes_per_token)
     turns: int = 0
 
-    def prompt(self, text: bytes, strategy: str, caches: tuple[str, str, bytes], session: str | None) -> Prompt:
+    def prompt(
+        self, text: bytes, strategy: str, caches: tuple[str, str, bytes], session: str | None, cache_key: bytes = b""
+    ) -> Prompt:
         """The features that `strategy` needs, from a prompt's text and the session header's value.
 
-        `caches`: model, tenant and salt. Prompts that differ in one of them share no prefix.
+        `caches`: model, tenant and salt. Prompts that differ in one of them share no prefix. `cache_key`: the client's
+        `prompt_cache_key`, b"" without one.
         """
         key = prompt_features.session_key(session) if strategy == SESSION else b""
         keys: tuple[bytes, ...] = ()
-        conversation, answered = b"", 0
+        conversation, answered, affinity = b"", 0, b""
         if not key and strategy not in (LEAST_LOAD, ROUND_ROBIN):
             keys = prompt_features.prefix_keys(text, *caches)
             conversation, answered = prompt_features.turns(text, keys)
+            affinity = prompt_features.affinity_key(cache_key, *caches[:2])
         tokens = max(1, int(len(text) / self.bytes_per_token.value))
-        return Prompt(tokens, len(text), keys, conversation=conversation, answered=answered, session=key)
+        return Prompt(
+            tokens, len(text), keys, conversation=conversation, answered=answered, session=key, affinity=affinity
+        )
 
     def cached(self, prompt: Prompt, replicas: Sequence[str]) -> list[int]:
         """Prompt tokens that each replica has cached, as far as is known."""
@@ -56,6 +62,7 @@ class Router:
             conversation=prompt.conversation,
             presumed=int(prompt.answered / self.bytes_per_token.value),
             session=prompt.session,
+            affinity=prompt.affinity,
             turn=self.turns,
         )
         choice = route(candidates, request, policy, self.random)

@@ -13,6 +13,9 @@ from octavo_gateway.routing.cost import FREE_ROWS, FREE_SHARE, PodState, calm, i
 
 # Costs that differ by less than this share of the load's part are a tie: reports are up to a second old.
 TIE = 0.05
+# Prompt tokens that a pod is presumed to have cached for an affinity that it is the home of. Less than a long cached
+# prefix elsewhere, and few enough that load still decides. OpenAI caches prompts from this length on.
+AFFINITY_TOKENS = 1024
 
 
 def route(
@@ -50,11 +53,14 @@ def _cheapest(
     matches = [min(one.matched, limit) if fits else 0 for one, fits in zip(candidates, within, strict=True)]
     most = max(matches)
     home = -1
-    if request.anchor and request.presumed > 2 * most:
-        holders = [one for one, match in zip(candidates, matches, strict=True) if match == most]
-        home = candidates.index(_rendezvous(request.conversation if most else request.anchor, holders))
+    # All gateways agree on a pod by the client's name for the prompt, or by that of the prompt's start.
+    name = request.affinity or (request.conversation if most else request.anchor)
+    presumed = min(limit, max(request.presumed, AFFINITY_TOKENS)) if request.affinity else request.presumed
+    if name and presumed > 2 * most:
+        holders = [one for one, match in zip(candidates, matches, strict=True) if request.affinity or match == most]
+        home = candidates.index(_rendezvous(name, holders))
         if within[home]:
-            matches[home] = min(request.presumed, limit)
+            matches[home] = min(presumed, limit)
     costs = [request_cost(pod, request, matched) for pod, matched in zip(pods, matches, strict=True)]
     chosen, tied = _least(costs, pods, request)
     if len(tied) > 1:
@@ -62,16 +68,17 @@ def _cheapest(
         tied = [index for index in tied if matches[index] == longest]
         if len(tied) == 1:
             (chosen,) = tied
-        elif request.anchor:
+        elif name:
             equals = [candidates[index] for index in tied]
-            chosen = candidates.index(_rendezvous(request.conversation if most else request.anchor, equals))
+            chosen = candidates.index(_rendezvous(name, equals))
         else:
             chosen = _better_of_two(costs, tied, random)
     against = candidates[chosen].matched < max(one.matched for one in candidates)
     if against and not all(fits or one.matched <= most for one, fits in zip(candidates, within, strict=True)):
         reason = "bound"
     elif matches[chosen] > min(matches):
-        reason = "presumed" if chosen == home else "affinity"
+        home_reason = "cache_key" if request.affinity else "presumed"
+        reason = home_reason if chosen == home else "affinity"
     else:
         reason = "tie" if len(tied) > 1 else "load"
     return Choice(candidates[chosen], reason, against)

@@ -19,11 +19,14 @@ from octavo_gateway.access.limit_gossip import LimitGossip
 from octavo_gateway.app.run import replica_session
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.http.connection import listen
+from octavo_gateway.http.forwarding import Forwarding
 from octavo_gateway.http.proxy import Proxy
+from octavo_gateway.http.response_finder import ResponseFinder
 from octavo_gateway.http.server import Admin, Api, HealthEndpoints
 from octavo_gateway.metrics import GatewayMetrics
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.stored_responses import StoredResponses
 from octavo_gateway.queueing.hold_queue import Bounds
 
 Behaviour = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -119,7 +122,9 @@ class World:
         proxy = Proxy(replica, self.metrics, bounds.seconds, grace=grace, keep_alive=keep_alive)
         self.access = AccessControl(keys, self.metrics, time.time, self.ticks)
         self.gossip = LimitGossip(self.access.accounts, uuid4().hex)
-        self.api = Api(self.registry, proxy, self.metrics, self.status, self.access)
+        finder = ResponseFinder(replica, StoredResponses())
+        self.forwarding = Forwarding(self.registry, proxy, self.metrics, self.access, finder)
+        self.api = Api(self.registry, self.forwarding, self.metrics, self.status, self.access)
         self.url = await self.serve(self.api.app())
         self.admin = Admin(self.registry, self.metrics, self.status, lambda: self.gossip.message(self.now))
         self.admin_url = await self.serve(self.admin.app())

@@ -240,7 +240,7 @@ async def test_whatever_fails_inside_the_gateway_costs_no_slot(world, keys, monk
     pod = await world.pod()
     world.has(pod.endpoint())
     with monkeypatch.context() as broken:
-        broken.setattr("octavo_gateway.http.server.most_output", lambda head: 1 / 0)
+        broken.setattr("octavo_gateway.http.forwarding.most_output", lambda head, work: 1 / 0)
         for _ in range(2):
             async with world.post(headers=A) as response:
                 assert response.status == 500

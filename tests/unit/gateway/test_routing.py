@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_gateway.api.request_head import read_head
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, build, table
-from octavo_gateway.openai import read_head
 from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.pool.replica_load import SentRequests
 from octavo_gateway.pool.reservation import Ending, RequestOutcome
@@ -26,8 +26,10 @@ from octavo_gateway.routing.prompt_features import MAX_SESSION
 from octavo_protocol.hashing import block_hashes
 from octavo_protocol.load import CacheDelta, LoadReport, StepSums
 from octavo_protocol.prompt import describe, encode_prompt
+from octavo_protocol.routes import route
 
 BLOCK, BLOCKS = 16, 2000
+CHAT = route("POST", "/v1/chat/completions")
 
 
 def text(size, seed=0):
@@ -103,24 +105,26 @@ def body(**fields):
 
 def test_the_text_of_the_next_turn_begins_with_that_of_this_one():
     turns = [{"role": "system", "content": 'say "ä"'}, {"role": "user", "content": "hello"}]
-    one = read_head(body(messages=turns, stream=True, max_tokens=3)).text(chat=True)
+    one = read_head(body(messages=turns, stream=True, max_tokens=3), CHAT).text(["messages"])
     turns += [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
-    assert read_head(body(temperature=0, messages=turns)).text(chat=True).startswith(one)
+    assert read_head(body(temperature=0, messages=turns), CHAT).text(["messages"]).startswith(one)
     assert (
-        read_head(body(prompt="once upon a time"))
-        .text(chat=False)
-        .startswith(read_head(body(prompt="once upon")).text(chat=False))
+        read_head(body(prompt="once upon a time"), CHAT)
+        .text(["prompt"])
+        .startswith(read_head(body(prompt="once upon"), CHAT).text(["prompt"]))
     )
     assert (
-        read_head(json.dumps({"model": "m", "messages": turns}, indent=2).encode())
-        .text(chat=True)
-        .startswith(read_head(json.dumps({"model": "m", "messages": turns[:2]}, indent=2).encode()).text(chat=True))
+        read_head(json.dumps({"model": "m", "messages": turns}, indent=2).encode(), CHAT)
+        .text(["messages"])
+        .startswith(
+            read_head(json.dumps({"model": "m", "messages": turns[:2]}, indent=2).encode(), CHAT).text(["messages"])
+        )
     )
 
 
 @pytest.mark.parametrize("fields", [{}, {"messages": None}, {"prompt": []}, {"messages": 7, "prompt": "x"}])
 def test_any_body_has_a_text(fields):
-    assert len(read_head(body(**fields)).text(chat=True)) < 10
+    assert len(read_head(body(**fields), CHAT).text(["messages"])) < 10
 
 
 def test_a_conversation_goes_where_it_was():
@@ -173,14 +177,14 @@ def test_a_conversation_that_alternates_between_gateways_stays_on_its_pod(system
         for gateway in gateways:
             for name in "abc":
                 # Everybody has answered something with it.
-                held[name].append(read_head(body(messages=shared)).text(chat=True))
+                held[name].append(read_head(body(messages=shared), CHAT).text(["messages"]))
                 gateway.report(name, cache=held[name])
             gateway.serve(held["a"][0])
     turn, moved = 0, 0
     for number in range(12):
         messages, places = [*shared, {"role": "user", "content": text(1500, number).decode()}], set()
         for step in range(4):
-            data = read_head(body(messages=messages)).text(chat=True)
+            data = read_head(body(messages=messages), CHAT).text(["messages"])
             place = gateways[turn % 3].serve(data)
             held[place].append(data)
             places.add(place)
@@ -243,9 +247,9 @@ def test_only_pods_that_accept_are_chosen(states, strategy, seed, session):
 
 def test_a_restarted_gateway_presumes_where_a_conversation_was():
     messages = [{"role": "user", "content": text(3000).decode()}]
-    home = Gateway(*"abcdef").serve(read_head(body(messages=messages)).text(chat=True))
+    home = Gateway(*"abcdef").serve(read_head(body(messages=messages), CHAT).text(["messages"]))
     messages += [{"role": "assistant", "content": "{}"}, {"role": "user", "content": "go on"}]
-    reservation, name = Gateway(*"abcdef", seed=9).ask(read_head(body(messages=messages)).text(chat=True))
+    reservation, name = Gateway(*"abcdef", seed=9).ask(read_head(body(messages=messages), CHAT).text(["messages"]))
     assert (name, reservation.choice.reason) == (home, "presumed")
 
 
@@ -536,10 +540,10 @@ def test_annotations_say_how_to_route():
 
 
 def test_the_prompt_is_what_its_route_reads():
-    head = read_head(b'{"model": "m", "messages": null, "prompt": "once"}')
-    assert (head.text(chat=True), head.text(chat=False)) == (b"", b'"once')
-    head = read_head(b'{"model": "m", "messages": [{}], "prompt": "once"}')
-    assert (head.text(chat=True), head.text(chat=False)) == (b"[{}", b'"once')
+    head = read_head(b'{"model": "m", "messages": null, "prompt": "once"}', CHAT)
+    assert (head.text(["messages"]), head.text(["prompt"])) == (b"", b'"once')
+    head = read_head(b'{"model": "m", "messages": [{}], "prompt": "once"}', CHAT)
+    assert (head.text(["messages"]), head.text(["prompt"])) == (b"[{}", b'"once')
 
 
 def test_answers_that_come_in_one_piece_grow_by_the_reports():

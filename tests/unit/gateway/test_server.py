@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from octavo_gateway.access.key_file import KeyFile
+from octavo_protocol.routes import OPEN_PATHS
 
 CHAT = "/v1/chat/completions"
 
@@ -59,7 +60,7 @@ async def test_an_unknown_model(world):
     ("method", "path", "status"),
     [
         ("GET", "/nope", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/audio/speech", 404),
         ("GET", "/metrics", 404),
         ("GET", "/v1/octavo/load", 404),
         ("GET", CHAT, 405),
@@ -208,10 +209,10 @@ async def test_keys(world, key_file):
 
 async def test_every_route_but_health_asks_for_the_key(world, key_file):
     await world.start(keys=KeyFile(key_file))
-    routes = [(r.method, r.resource.canonical.replace("{model}", "m")) for r in world.api.app().router.routes()]
+    routes = [(r.method, r.resource.canonical.replace("{id}", "m")) for r in world.api.app().router.routes()]
     for method, path in [*routes, ("GET", "/nope"), ("GET", "//livez"), ("GET", "/livez/")]:
         async with world.client.request(method, world.url + path) as response:
-            assert (response.status == 401) == (path not in {"/livez", "/readyz"}), path
+            assert (response.status == 401) == (path not in OPEN_PATHS), path
 
 
 def test_keys_are_read_again_and_never_kept_in_clear(key_file):
@@ -250,8 +251,8 @@ async def test_metrics_tell_what_happened_without_user_text(world):
         (await world.post({"model": model})).release()
     async with world.client.get(world.admin_url + "/metrics") as response:
         text = await response.text()
-    assert 'octavo_gateway_requests_total{code="200",model="m"} 2.0' in text
-    assert 'octavo_gateway_requests_total{code="404",model="unknown"} 1.0' in text
+    assert 'octavo_gateway_requests_total{code="200",model="m",route="/v1/chat/completions"} 2.0' in text
+    assert 'octavo_gateway_requests_total{code="404",model="unknown",route="/v1/chat/completions"} 1.0' in text
     assert 'octavo_gateway_upstream_endpoints{model="m",state="accepting"} 1.0' in text
     assert "octavo_gateway_overhead_seconds_count 2.0" in text
     assert "made-up" not in text

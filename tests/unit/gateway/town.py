@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from octavo_gateway.api.errors import ApiError
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
-from octavo_gateway.openai import ApiError
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation

@@ -133,9 +133,7 @@ def step_of(rng: np.random.Generator, lengths: list[int], before: list[int], sam
     pooled = np.arange(samples, len(lengths), dtype=np.int32)
     fresh = (np.array(before, np.int32) == 0)[pooled].astype(np.int32)
     pooling = RowPooling(pooled, query_start[:-1][pooled], query_start[1:][pooled], fresh, np.ones_like(fresh))
-    return RowStep(
-        changes, rows, query_start, seq_len, sample, scores=scores, pooling=pooling if len(pooled) else None
-    )
+    return RowStep(changes, rows, query_start, seq_len, sample, scores=scores, pooling=pooling if len(pooled) else None)
 
 
 def steps_of(rng: np.random.Generator, count: int) -> list[RowStep]:

@@ -10,7 +10,12 @@ import msgspec
 from octavo_protocol.names import HEADER_DRAINING, HEADER_TIMEOUT
 
 ErrorType = Literal[
-    "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"
+    "invalid_request_error",
+    "authentication_error",
+    "not_found_error",
+    "conflict_error",
+    "rate_limit_error",
+    "server_error",
 ]
 _TYPES: Final[dict[int, ErrorType]] = {
     400: "invalid_request_error",

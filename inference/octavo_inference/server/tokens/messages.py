@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from octavo_inference.server.errors import ApiError, invalid
-from octavo_inference.server.openai.requests import ChatRequest, Empty, Label, Message, TokenId
+from octavo_inference.server.openai.accepted import Label
+from octavo_inference.server.openai.requests import ChatRequest, Empty, Message, TokenId
 
 # Fields of messages, as in a chat completion.
 _CHAT_FIELDS = (

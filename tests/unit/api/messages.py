@@ -33,6 +33,8 @@ class _Values:
 
     def _exact(self, info: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 -- one case for each type
         match info:
+            case inspect.AnyType():
+                return st.sampled_from([None, True, 1, "a", [], {"a": 1}])
             case inspect.NoneType():
                 return st.none()
             case inspect.BoolType():

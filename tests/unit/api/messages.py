@@ -53,9 +53,7 @@ class _Values:
             case inspect.ListType():
                 return self._sized(st.lists(self.of(info.item_type), max_size=3), info, _repeated)
             case inspect.DictType():
-                entries = st.dictionaries(
-                    self.of(inspect.StrType()).filter(_is_text), self.of(info.value_type), max_size=2
-                )
+                entries = st.dictionaries(self._key(info.key_type), self.of(info.value_type), max_size=2)
                 return self._sized(entries, info, _entries)
             case inspect.LiteralType():
                 return st.sampled_from(info.values)
@@ -64,6 +62,14 @@ class _Values:
             case inspect.StructType():
                 return self._struct(info)
         raise TypeError(f"no values for {info}")
+
+    def _key(self, info: Any) -> st.SearchStrategy[str]:
+        """Keys of an object. The bounds of whole numbers are not in a schema of keys, so none is near them."""
+        while isinstance(info, inspect.Metadata):
+            info = info.type
+        if isinstance(info, inspect.IntType):
+            return st.sampled_from(["0", "5", "x", ""] if self._near else ["0", "5"])
+        return self.of(inspect.StrType()).filter(_is_text)
 
     def _number(self, info: Any, step: float) -> st.SearchStrategy[Any]:
         low = info.ge if info.ge is not None else -100 if info.gt is None else info.gt + step
@@ -93,6 +99,8 @@ class _Values:
             for field in info.fields
             if not field.required and field.default is not NODEFAULT
         }
+        if info.tag_field is not None:
+            required = {info.tag_field: st.just(info.tag), **required}
         names = st.lists(st.sampled_from(sorted(optional)), max_size=MANY, unique=True) if optional else st.just([])
         exact = names.flatmap(
             lambda chosen: st.fixed_dictionaries(required | {name: optional[name] for name in chosen})

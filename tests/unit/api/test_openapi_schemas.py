@@ -90,9 +90,17 @@ def bounds(info: object) -> Iterator[tuple[str, object]]:
             yield keyword, bound
     if isinstance(info, inspect.LiteralType):
         yield "enum", list(info.values)
-    for part in parts(info):
+    # Bounds of whole numbers that are keys have no keyword.
+    inner = [info.value_type] if isinstance(info, inspect.DictType) and is_number(info.key_type) else parts(info)
+    for part in inner:
         if not isinstance(part, inspect.StructType):
             yield from bounds(part)
+
+
+def is_number(info: object) -> bool:
+    while isinstance(info, inspect.Metadata):
+        info = info.type
+    return isinstance(info, inspect.IntType)
 
 
 def parts(info: object) -> Iterator[object]:
@@ -254,9 +262,26 @@ def test_a_union_names_its_components_by_tag():
     assert components["Cat"]["required"] == ["type", "lives"]
 
 
+def test_a_tag_is_required_where_it_selects():
+    alone = msgspec.defstruct("Alone", [("pet", Cat)])
+    either = msgspec.defstruct("Either", [("pet", Cat | Dog)])
+    _, _, single = schemas([alone], [])
+    _, _, both = schemas([either], [])
+    assert single["Cat"]["required"] == ["lives"]
+    assert both["Cat"]["required"] == ["type", "lives"]
+
+
+def test_keys_that_are_numbers_have_a_pattern():
+    kind = msgspec.defstruct("Bias", [("bias", dict[int, float] | None, None)])
+    _, _, components = schemas([kind], [])
+    assert components["Bias"]["properties"]["bias"]["anyOf"][0]["propertyNames"] == {"pattern": "^(0|-?[1-9][0-9]*)$"}
+
+
 def test_an_endpoint_knows_its_surface_and_its_parameters():
-    endpoint: HttpEndpoint = next(endpoint for endpoint in ENDPOINTS if endpoint.parameters)
-    assert (endpoint.surface, endpoint.parameters, endpoint.url) == ("openai", ("name",), "/v1/models/{name}")
+    endpoint: HttpEndpoint = next(endpoint for endpoint in ENDPOINTS if endpoint.body)
+    model = next(endpoint for endpoint in ENDPOINTS if endpoint.parameters)
+    assert endpoint.surface == "openai"
+    assert (model.parameters, model.url) == (("name",), "/v1/models/{name}")
 
 
 def test_a_literal_keeps_its_values():

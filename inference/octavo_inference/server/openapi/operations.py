@@ -22,6 +22,7 @@ ERRORS = {
     404: "There is no such model or object.",
     405: "The path does not take this method.",
     408: "The body did not arrive in time.",
+    409: "The state of the server or of the object does not allow this now.",
     413: f"The body is larger than {MAX_BODY:,} bytes.",
     415: "The body is not plain JSON, or its `Content-Type` is not `application/json`.",
     429: "The API key has reached its limit. Only a gateway sends this.",

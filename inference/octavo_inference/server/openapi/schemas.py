@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ REF = "#/components/schemas/{name}"
 _REF_PREFIX = REF.format(name="")
 ONLY_NULL = "Not supported; only null is accepted."
 ALWAYS_NULL = "Always null."
+NUMBER_KEY = "^(0|-?[1-9][0-9]*)$"
 
 
 def schemas(read: Sequence[object], written: Sequence[object]) -> tuple[list[Schema], list[Schema], dict[str, Schema]]:
@@ -35,6 +36,7 @@ def schemas(read: Sequence[object], written: Sequence[object]) -> tuple[list[Sch
     A type may be in both. Raises `ValueError` if two classes need the same component name.
     """
     inputs, outputs = _structs(read), _structs(written)
+    tagged = _in_unions(inputs)
     structs = inputs | outputs
     roots = [*read, *written, *structs]
     found, components = msgspec.json.schema_components(roots, ref_template=REF)
@@ -46,7 +48,9 @@ def schemas(read: Sequence[object], written: Sequence[object]) -> tuple[list[Sch
     names = component_names(structs)
     renamed = {old: names[kind] for old, kind in given.items()}
     finished = {
-        renamed[old]: _with_names(_finished(components[old], kind, structs[kind], kind in inputs), renamed)
+        renamed[old]: _with_names(
+            _finished(components[old], kind, structs[kind], kind in inputs, kind in tagged), renamed
+        )
         for old, kind in given.items()
     }
     # Enums are components, too.
@@ -92,23 +96,22 @@ def _structs(roots: Sequence[object]) -> dict[Any, inspect.StructType]:
     """All structs within types, by class."""
     found: dict[Any, inspect.StructType] = {}
 
-    def visit(node: object) -> None:
+    def visit(node: inspect.Type) -> None:
         if isinstance(node, inspect.StructType):
             if node.cls in found:
                 return
             found[node.cls] = node
-        if isinstance(node, inspect.Type | inspect.Field):
-            for name in node.__struct_fields__:
-                value = getattr(node, name)
-                for part in value if isinstance(value, tuple) else (value,):
-                    visit(part)
+            for field in node.fields:
+                visit(field.type)
+        for part in _parts(node):
+            visit(part)
 
     for root in inspect.multi_type_info(roots):
         visit(root)
     return found
 
 
-def _finished(schema: Schema, kind: Any, info: inspect.StructType, is_input: bool) -> Schema:
+def _finished(schema: Schema, kind: Any, info: inspect.StructType, is_input: bool, is_tagged: bool) -> Schema:
     if info.array_like:
         return schema
     origin = getattr(kind, "__origin__", kind)
@@ -122,10 +125,60 @@ def _finished(schema: Schema, kind: Any, info: inspect.StructType, is_input: boo
             described.setdefault("description", ONLY_NULL if is_input else ALWAYS_NULL)
         if field.name in descriptions:
             described["description"] = descriptions[field.name]
+        if _has_number_keys(field.type):
+            described = _with_number_keys(described)
         properties[field.encode_name] = described
     required = schema["required"] if is_input else _present(schema, origin, info)
+    if is_input and not is_tagged:
+        # The tag selects one of several structs; where there is only one, it may be missing.
+        required = [name for name in required if name != info.tag_field]
     finished = {**schema, "description": class_description(origin), "properties": properties, "required": required}
     return {key: value for key, value in finished.items() if key != "title" and (key != "required" or value)}
+
+
+def _in_unions(structs: dict[Any, inspect.StructType]) -> set[Any]:
+    """Classes that stand in a union with other structs, so that their tag decides."""
+    found: set[Any] = set()
+
+    def visit(node: inspect.Type) -> None:
+        if isinstance(node, inspect.UnionType):
+            options = [option for option in node.types if isinstance(option, inspect.StructType)]
+            if len(options) > 1:
+                found.update(option.cls for option in options)
+        for part in _parts(node):
+            if not isinstance(part, inspect.StructType):
+                visit(part)
+
+    for info in structs.values():
+        for field in info.fields:
+            visit(field.type)
+    return found
+
+
+def _parts(node: inspect.Type) -> Iterator[inspect.Type]:
+    for name in node.__struct_fields__:
+        value = getattr(node, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, inspect.Type):
+                yield part
+
+
+def _has_number_keys(node: inspect.Type) -> bool:
+    if isinstance(node, inspect.DictType):
+        key = node.key_type
+        while isinstance(key, inspect.Metadata):
+            key = key.type
+        return isinstance(key, inspect.IntType)
+    return any(_has_number_keys(part) for part in _parts(node) if not isinstance(part, inspect.StructType))
+
+
+def _with_number_keys(schema: Schema) -> Schema:
+    """The keys of JSON objects are texts; msgspec leaves out that these are whole numbers."""
+    if schema.get("type") == "object":
+        return {**schema, "propertyNames": {"pattern": NUMBER_KEY}}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_with_number_keys(option) for option in schema["anyOf"]]}
+    return schema
 
 
 def _present(schema: Schema, kind: type[msgspec.Struct], info: inspect.StructType) -> list[str]:

@@ -16,6 +16,8 @@ _TYPES = {
     408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    431: "invalid_request_error",
+    499: "invalid_request_error",
     500: "server_error",
     503: "server_error",
     504: "server_error",
@@ -80,6 +82,30 @@ def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiErr
     )
 
 
+def head_too_large(limit: int, headers: int) -> ApiError:
+    """431: request line and headers exceed their bounds."""
+    return _closing(
+        431,
+        f"Request line and headers are too large: at most {limit} bytes and {headers} headers are accepted.",
+        "headers_too_large",
+    )
+
+
+def head_too_slow(seconds: float) -> ApiError:
+    """408: request line and headers did not arrive in time."""
+    return _closing(408, f"Request line and headers did not arrive within {seconds:g} s.", "timeout")
+
+
+def malformed() -> ApiError:
+    """400: not an HTTP request."""
+    return _closing(400, "The request is not well-formed HTTP/1.1.", "malformed_request")
+
+
+def client_gone() -> ApiError:
+    """499: the client closed the connection before its request was complete. Only the log shows it."""
+    return _closing(499, "The client closed the connection before its request was complete.", "client_gone")
+
+
 def not_ready() -> ApiError:
     """503: the model is still loading."""
     return _unavailable("The model is still loading; try again in a few seconds.", "not_ready")
@@ -112,6 +138,10 @@ def internal(request_id: str) -> ApiError:
     return ApiError(
         500, f"Internal error; the server's log has details under request id {request_id}.", code="internal_error"
     )
+
+
+def _closing(status: int, message: str, code: str) -> ApiError:
+    return ApiError(status, message, code=code, headers={"Connection": "close"})
 
 
 def _unavailable(message: str, code: str) -> ApiError:

@@ -11,9 +11,9 @@ import re
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from octavo_inference.server.errors import ApiError, invalid
+from octavo_inference.server.errors import ApiError, client_gone, invalid
 
 MAX_BODY = 8 * 2**20
 BODY_SECONDS = 10.0
@@ -61,6 +61,8 @@ async def _read(request: Request) -> bytes:
                     chunks.append(chunk)
                 elif size > _DISCARD * MAX_BODY:
                     raise too_large
+    except ClientDisconnect:
+        raise client_gone() from None
     except TimeoutError:
         if too_much:
             raise too_large from None

@@ -29,6 +29,7 @@ from octavo_inference.engine.output_router import EngineDiedError, OutputRouter
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
+from octavo_inference.server.connection import HEAD_SECONDS, ClientConnection
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.server.sockets import Sockets
@@ -255,16 +256,17 @@ def _greet(service: Service, settings: ServerSettings, info: EngineInfo, timelin
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on an existing socket, without its signal handlers."""
+    """uvicorn on an existing socket, without its signal handlers. `head_seconds`: see `ClientConnection`."""
 
-    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listening: socket.socket, *, head_seconds: float = HEAD_SECONDS) -> None:
         self._socket = listening
+        self._head_seconds = head_seconds
         self._stop = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=ClientConnection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -292,11 +294,16 @@ class HttpServer(uvicorn.Server):
             self._stop.set()
 
     async def main_loop(self) -> None:
-        """Update the Date header once a second, which is often enough; uvicorn's loop runs ten times a second."""
+        """Update the Date header and close overdue connections about once a second; uvicorn's loop runs more often."""
+        loop = asyncio.get_running_loop()
         while not self.should_exit:
             await self.on_tick(0)
+            now = loop.time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, ClientConnection):
+                    connection.sweep(now, self._head_seconds)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), 1.0)
+                await asyncio.wait_for(self._stop.wait(), min(1.0, self._head_seconds / 4))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

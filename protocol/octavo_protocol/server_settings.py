@@ -67,5 +67,5 @@ class ServerSettings:
             low=1,
             high=3600,
         ),
-    ] = 60.0
+    ] = 30.0
     log_format: Annotated[Literal["text", "json"], Knob("one text or one JSON object per line", group="other")] = "text"

@@ -123,6 +123,11 @@ def overloaded(waiting: int) -> ApiError:
     return _unavailable(f"The server is full: {waiting} sequences are waiting; try again shortly.", "overloaded")
 
 
+def intake_full() -> ApiError:
+    """503: bodies of other requests take all the memory that is set aside for them."""
+    return _unavailable("The server is busy with the texts of other requests; try again shortly.", "overloaded")
+
+
 def deadline_exceeded(message: str) -> ApiError:
     """504: the client's deadline passed before the first token."""
     return ApiError(504, f"The request was ended: {message}.", param=HEADER_TIMEOUT, code="deadline_exceeded")
@@ -131,6 +136,11 @@ def deadline_exceeded(message: str) -> ApiError:
 def engine_failed(message: str) -> ApiError:
     """500: the engine could not finish the request."""
     return ApiError(500, message, code="engine_error")
+
+
+def engine_gone(message: str) -> ApiError:
+    """503: the engine has ended, or the server ends. Another replica, or this one after its restart, can answer."""
+    return _unavailable(message, "engine_unavailable")
 
 
 def internal(request_id: str) -> ApiError:

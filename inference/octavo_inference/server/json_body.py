@@ -14,10 +14,14 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from octavo_inference.server.errors import ApiError, client_gone, invalid
+from octavo_inference.server.http import RESERVATION
+from octavo_inference.server.intake import Reservation
 
 MAX_BODY = 8 * 2**20
 BODY_SECONDS = 10.0
-# An oversized body is read and discarded up to this many limits. If the server closed the connection while the client
+# A body from this size on is decoded while no other is, so that the event loop answers others in between.
+LARGE_BODY = 256 * 1024
+# A refused body is read and discarded up to this many limits. If the server closed the connection while the client
 # still sends, the client would lose the response.
 _DISCARD = 4
 
@@ -25,11 +29,16 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
-    """Read and decode the body of a request. Raises `ApiError` 415, 413, 408 or 400."""
-    return decode(await _read(request), kind)
+    """Read and decode the body of a request. Raises `ApiError` 415, 413, 408, 499, 503 or 400."""
+    data = await _read(request)
+    if len(data) < LARGE_BODY:
+        return decode(data, kind)
+    async with _reservation(request).intake.turn:
+        await asyncio.sleep(0)
+        return decode(data, kind)
 
 
-def decode(data: bytes, kind: type[Body]) -> Body:
+def decode(data: bytes | bytearray, kind: type[Body]) -> Body:
     """Decode a body. Raises `ApiError` 400."""
     try:
         return msgspec.json.decode(data, type=kind)
@@ -39,7 +48,7 @@ def decode(data: bytes, kind: type[Body]) -> Body:
         raise invalid(f"The body is not valid JSON: {error}", None, "invalid_json") from None
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request) -> bytearray:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(
@@ -49,29 +58,47 @@ async def _read(request: Request) -> bytes:
         413, f"The body is larger than {MAX_BODY} bytes.", code="request_too_large", headers={"Connection": "close"}
     )
     declared = request.headers.get("content-length", "0")
-    chunks: list[bytes] = []
+    reservation = _reservation(request)
+    data = bytearray()
     size = 0
-    too_much = declared.isdigit() and int(declared) > MAX_BODY
+    refusal = too_large if declared.isdigit() and int(declared) > MAX_BODY else None
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 size += len(chunk)
-                too_much |= size > MAX_BODY
-                if not too_much:
-                    chunks.append(chunk)
-                elif size > _DISCARD * MAX_BODY:
-                    raise too_large
+                if refusal is None:
+                    refusal = too_large if size > MAX_BODY else _reserved(reservation, len(chunk))
+                if refusal is None:
+                    data += chunk
+                    continue
+                data.clear()
+                reservation.release()
+                if size > _DISCARD * MAX_BODY:
+                    raise refusal
     except ClientDisconnect:
         raise client_gone() from None
     except TimeoutError:
-        if too_much:
-            raise too_large from None
+        if refusal is not None:
+            raise refusal from None
         raise ApiError(
             408, f"The body did not arrive within {BODY_SECONDS:g} s.", code="timeout", headers={"Connection": "close"}
         ) from None
-    if too_much:
-        raise too_large
-    return b"".join(chunks)
+    if refusal is not None:
+        raise refusal
+    return data
+
+
+def _reservation(request: Request) -> Reservation:
+    found: Reservation = request.scope[RESERVATION]
+    return found
+
+
+def _reserved(reservation: Reservation, size: int) -> ApiError | None:
+    try:
+        reservation.grow(size)
+    except ApiError as error:
+        return error
+    return None
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator
 from importlib.metadata import version
@@ -19,13 +20,14 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from octavo_inference.common.allocator import limit_heap
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
-from octavo_inference.engine.output_router import EngineDiedError, OutputRouter
+from octavo_inference.engine.output_router import SHUTTING_DOWN, EngineDiedError, OutputRouter
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
@@ -42,6 +44,7 @@ log = logging.getLogger("octavo.server")
 _SHUTDOWN_SECONDS = 5
 # While serving, the API process lowers its priority: CPU time of the engine is worth more than that of HTTP.
 _NICENESS = 10
+_SWITCH_SECONDS = 0.001
 
 
 def run(
@@ -53,6 +56,11 @@ def run(
     timeline: Timeline,
 ) -> int:
     """Serve until a signal. Returns the exit status: 0 drained, 1 the engine failed to load or died, 70 it hung."""
+    limit_heap()
+    # The text threads already compute in parallel, and more threads would each keep memory.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # A text thread that runs Python code gives way to the event loop after this time.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(settings, sockets, child, timeline, keys, admin_keys))
 
@@ -90,7 +98,7 @@ async def _main(
         server.should_exit = True
     await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)
     await client.close()
-    service.executor.shutdown(wait=False, cancel_futures=True)
+    service.texts.close()
     if cause is not None:
         log.error("%s", cause)  # after the engine process has ended, so that the last log line is the cause
     return status
@@ -151,7 +159,7 @@ class _Process:
             log.warning("drain timeout of %g s: %d sequences are cut", self._drain_timeout, router.sequences)
         if failed.done():
             raise failed.result()
-        router.fail(EngineDiedError("The server is shutting down.", 0))
+        router.fail(EngineDiedError("the server is shutting down", 0, for_clients=SHUTTING_DOWN))
 
 
 async def _start(
@@ -209,7 +217,7 @@ async def _warm_up(router: OutputRouter, info: EngineInfo) -> None:
     router.submit([request], outputs.put_nowait)
     output = await outputs.get()
     if output.error is not None:
-        raise EngineDiedError(f"the first token could not be generated: {output.error}")
+        raise router.failure or EngineDiedError(f"the first token could not be generated: {output.error}")
 
 
 def _greet(service: Service, settings: ServerSettings, info: EngineInfo, timeline: Timeline, sockets: Sockets) -> None:

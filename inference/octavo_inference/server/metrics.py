@@ -54,7 +54,7 @@ class ServerMetrics:
         self.inter_token = Histogram(INTER_TOKEN_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
-        self.rejected: Counter[str] = Counter({"draining": 0, "not_ready": 0, "queue_full": 0})
+        self.rejected: Counter[str] = Counter({"draining": 0, "not_ready": 0, "queue_full": 0, "intake_full": 0})
 
 
 class SequenceTimer:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint, http_router
-from octavo_inference.server.errors import ApiError, not_ready
+from octavo_inference.server.errors import ApiError, engine_gone, not_ready
 from octavo_inference.server.http import RequestGuard, json_response
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
 from octavo_inference.server.service import Service
@@ -32,14 +32,20 @@ def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
         HttpEndpoint("GET", "/startupz", startupz),
         HttpEndpoint("GET", "/health", readyz),
     ]
-    return RequestGuard(http_router(service, endpoints), keys=keys, open_paths=OPEN_PATHS)
+    return RequestGuard(
+        http_router(service, endpoints),
+        keys=keys,
+        open_paths=OPEN_PATHS,
+        intake=service.intake,
+        tenant_header=service.tenant_header,
+    )
 
 
 async def livez(service: Service, _: Request) -> Response:
     """Liveness: the event loop responds, and the engine has not ended while loading or running."""
     failure = service.router.failure
     if failure is not None:
-        raise ApiError(500, str(failure), code="engine_error")
+        raise engine_gone(failure.for_clients)
     return json_response(b'{"status":"alive"}')
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +20,7 @@ from octavo_inference.engine.output_router import OutputRouter
 from octavo_inference.server import errors
 from octavo_inference.server.errors import (
     ApiError,
+    client_gone,
     context_overflow,
     draining,
     invalid,
@@ -29,8 +28,11 @@ from octavo_inference.server.errors import (
     not_ready,
 )
 from octavo_inference.server.generation import Generation
-from octavo_inference.server.http import NOTES
+from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
+from octavo_inference.server.intake import Intake, Reservation
 from octavo_inference.server.metrics import ServerMetrics
+from octavo_inference.server.text_pool import TextPool
+from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -38,8 +40,8 @@ if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
 
 Result = TypeVar("Result")
 
-# Tokenisation and templates run in these threads, so that a long prompt does not block the event loop.
-TEXT_THREADS = 2
+# Tokenising a body up to this size takes so little time that the client is not watched meanwhile.
+_SHORT_BODY = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,9 @@ class Service:
     """True if only gateways have access to this server, so that their tenant and priority headers are trusted."""
     clock: Callable[[], float] = time.monotonic
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
-    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TEXT_THREADS, "octavo-text"))
+    texts: TextPool = field(default_factory=TextPool)
+    """Tokenisation and templates run here, so that a long prompt does not block the event loop."""
+    intake: Intake = field(init=False)
     ready: bool = False
     """True once the model is loaded and has generated a token."""
     draining: bool = False
@@ -76,6 +80,9 @@ class Service:
     loaded: Loaded | None = None
     _sequence: int = 0
 
+    def __post_init__(self) -> None:
+        self.intake = Intake(on_refusal=self._count_refused_body)
+
     def require(self, model: str) -> Loaded:
         """The loaded model, if it has this name. Raises `ApiError` for another name, or if no requests are accepted."""
         if self.draining:
@@ -84,13 +91,14 @@ class Service:
             raise self._reject(not_ready(), "not_ready")
         failure = self.router.failure
         if failure is not None:
-            raise errors.engine_failed(str(failure))
+            raise errors.engine_gone(failure.for_clients)
         if model not in self.names:
             raise model_not_found(model, self.names[0])
         return self.loaded
 
     def generate(self, request: HttpRequest, loaded: Loaded, prompts: list[Request]) -> Generation:
         """Create a generation for the prompts of an HTTP request; use it as a context manager."""
+        request.scope[RESERVATION].release()
         return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
 
     def report(self, cache_after: int | None = None) -> LoadReport | None:
@@ -161,12 +169,44 @@ class Service:
         """True if new requests are accepted."""
         return self.ready and not self.draining and self.router.failure is None
 
-    async def work(self, function: Callable[[], Result]) -> Result:
-        """Run a text function in a thread. Raises `ApiError` for a `RequestError`."""
+    def check_sequences(self, count: int) -> None:
+        """Reject a request with more sequences than an empty server accepts, before its prompts are tokenised.
+
+        Raises `ApiError` 400.
+        """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.executor, function)
+            self.router.check_fits(count)
         except RequestError as error:
             raise invalid(str(error), error.field) from None
+
+    async def work(self, function: Callable[[], Result]) -> Result:
+        """Run a short text function in a thread. Raises `ApiError` for a `RequestError`."""
+        [result] = await self._texts("", [function])
+        return result
+
+    async def tokenise(self, request: HttpRequest, steps: Iterable[Callable[[], Result]]) -> list[Result]:
+        """Run text functions of a request in threads, one after the other; each may take as long as one prompt takes.
+
+        Others get their turn in between. If the client disconnects, those that have not begun are dropped. Raises
+        `ApiError` for a `RequestError`, and 499 for a client that has gone.
+        """
+        reservation: Reservation = request.scope[RESERVATION]
+        work = self._texts(reservation.client, steps)
+        if reservation.size <= _SHORT_BODY and self.texts.is_idle:
+            return await work
+        results = await until_disconnect(request.receive, work)
+        if results is None:
+            raise client_gone()
+        return results
+
+    async def _texts(self, client: str, steps: Iterable[Callable[[], Result]]) -> list[Result]:
+        try:
+            return await self.texts.run(client, steps)
+        except RequestError as error:
+            raise invalid(str(error), error.field) from None
+
+    def _count_refused_body(self) -> None:
+        self.metrics.rejected["intake_full"] += 1
 
     def _reject(self, error: ApiError, reason: str) -> ApiError:
         self.metrics.rejected[reason] += 1
@@ -185,8 +225,11 @@ class Loaded:
         """Prompt tokens of a conversation. Raises `RequestError` or `ApiError`."""
         if self.text.template is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        self._check_length(sum(len(text) for message in messages for text in message.values()), "messages")
-        return self.text.template.tokens(messages)
+        self._check_characters(sum(len(text) for message in messages for text in message.values()), "messages")
+        try:
+            return self.text.template.tokens(messages, max_tokens=self.info.max_model_len)
+        except PromptTooLongError as error:
+            raise context_overflow(error.tokens, 1, self.info.max_model_len, "messages") from None
 
     def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
         """Prompt tokens of a completion. Raises `ApiError`.
@@ -194,12 +237,16 @@ class Loaded:
         The caller applies the template of a raw prompt, so control tokens in its text become control tokens.
         """
         if isinstance(prompt, str):
-            self._check_length(len(prompt), "prompt")
-            tokens = list(self.text.tokenizer.encode(prompt).ids)
+            self._check_length(prompt, "prompt")
+            try:
+                tokens = ids_within(self.text.tokenizer, prompt, self.info.max_model_len)
+            except PromptTooLongError as error:
+                raise context_overflow(error.tokens, 1, self.info.max_model_len, "prompt") from None
         else:
+            self._check_length(prompt, "prompt")
             tokens = prompt
-            unknown = next((token for token in tokens if token >= self.info.vocab_size), None)
-            if unknown is not None:
+            unknown = max(tokens, default=0)
+            if unknown >= self.info.vocab_size:
                 raise invalid(f"prompt: {unknown} is not a token; the vocabulary has {self.info.vocab_size}.", "prompt")
         if not tokens:
             raise invalid("prompt: it is empty; give at least one token.", "prompt")
@@ -215,7 +262,18 @@ class Loaded:
             raise context_overflow(prompt, 1, limit, param)
         return wanted or min(default or room, room)
 
-    def _check_length(self, characters: int, param: str) -> None:
+    def check_prompts(self, prompts: Iterable[str | list[int]]) -> None:
+        """Reject a request if one of its prompts is surely too long, without tokenising any. Raises `ApiError`."""
+        for prompt in prompts:
+            self._check_length(prompt, "prompt")
+
+    def _check_length(self, prompt: str | list[int], param: str) -> None:
+        if isinstance(prompt, str):
+            self._check_characters(len(prompt), param)
+        elif len(prompt) > self.info.max_model_len:
+            raise context_overflow(len(prompt), 1, self.info.max_model_len, param)
+
+    def _check_characters(self, characters: int, param: str) -> None:
         # Reject a text that is surely too long without tokenising megabytes.
         at_least = characters // self.longest_token
         if at_least > self.info.max_model_len:

@@ -46,7 +46,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     wanted = _wanted_tokens(body)
     logprobs = _logprobs(body)
     messages = [_template_message(message) for message in body.messages]
-    tokens = await service.work(lambda: loaded.chat_tokens(messages))
+    [tokens] = await service.tokenise(request, [lambda: loaded.chat_tokens(messages)])
     sampling = requests.sampling(
         body,
         max_tokens=loaded.answer_length(len(tokens), wanted, None, "messages"),

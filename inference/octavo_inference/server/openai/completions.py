@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -43,7 +44,9 @@ async def completions(service: Service, request: HttpRequest) -> Response:
     if body.echo and body.logprobs is not None:
         raise invalid("echo: log-probabilities of the prompt are not supported yet; leave out logprobs.", "echo")
     asked = body.prompts
-    tokens = await service.work(lambda: [loaded.prompt_tokens(prompt) for prompt in asked])
+    service.check_sequences(len(asked) * (body.n or 1))
+    loaded.check_prompts(asked)
+    tokens = await service.tokenise(request, [partial(_tokens, body, loaded, prompt) for prompt in asked])
     sampling = [_sampling(body, loaded, len(prompt)) for prompt in tokens]
     reply = Reply.new("cmpl", body.model, loaded.text.tokenizer, logprobs=body.logprobs is not None)
     prompts = engine_requests(service, request, body, reply.id, tokens, sampling)
@@ -111,6 +114,13 @@ def _piece_logprobs(reply: Reply, piece: Delta, offset: int) -> CompletionLogpro
     if not reply.logprobs:
         return None
     return completion_logprobs(reply.tokenizer, piece.tokens, piece.logprobs or [], offset)
+
+
+def _tokens(body: CompletionRequest, loaded: Loaded, prompt: str | list[int]) -> list[int]:
+    """The tokens of a prompt that leaves room for its answer: the first one that does not ends the request."""
+    tokens = loaded.prompt_tokens(prompt)
+    loaded.answer_length(len(tokens), body.max_tokens, DEFAULT_TOKENS, "prompt")
+    return tokens
 
 
 def _sampling(body: CompletionRequest, loaded: Loaded, prompt: int) -> SamplingParams:

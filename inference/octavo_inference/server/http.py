@@ -161,6 +161,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) 
         for pending in (watcher, task):
             pending.cancel()
         await asyncio.gather(watcher, task, return_exceptions=True)
+        # The error of `work` refers to this frame: without this, they would wait for the garbage collector.
+        del task, watcher, pending
 
 
 async def _disconnected(receive: Receive) -> None:

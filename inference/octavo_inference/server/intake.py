@@ -1,30 +1,74 @@
-"""Bounds the bytes of request bodies that are being read, decoded or tokenised at one time.
+"""Bounds the request bodies that are being read, decoded or tokenised at one time.
 
-A body is counted while it arrives and until its request has its tokens, or has ended. A body that does not fit is a
-503: an empty server would accept it.
+A body is counted while it arrives and until its request has its tokens, or has ended. The caller answers 503 for a body
+that does not fit: an empty server would accept it. Decoded, a body can take ten times its bytes, so at most `PLACES`
+large ones are decoded at one time; the others wait as bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
-from octavo_inference.server.errors import intake_full
-
 MAX_BYTES = 32 * 2**20
+LARGE_BODY = 256 * 1024
+PLACES = 2
+PLANNED_BYTES = 16 * 2**20
+"""Resident memory that the largest bodies leave behind: free pieces between objects that live on."""
+
+
+class Turns:
+    """`places` for holders at one time. Waiting clients take turns, however much each of them wants."""
+
+    def __init__(self, places: int = PLACES) -> None:
+        self._free = places
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def enter(self, client: str) -> None:
+        """Wait for a place. Each call that returns needs one `leave`."""
+        if self._free:
+            self._free -= 1
+            return
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not granted.cancelled():  # granted just before
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Give the place to the next one that waits."""
+        while self._waiting:
+            client = next(iter(self._waiting))
+            queue = self._waiting.pop(client)
+            granted = queue.popleft()
+            if queue:
+                self._waiting[client] = queue  # behind the other clients
+            if not granted.done():
+                granted.set_result(None)
+                return
+        self._free += 1
 
 
 class Intake:
     """The bytes of all requests of a process. One client may hold half of `max_bytes`, so that others find room.
 
-    `turn` is held while a large body is decoded: decoding blocks the event loop, and between two of them the loop
-    answers others.
+    `on_large` is called when a request gives a large body back, so that its memory can be returned to the system.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES, on_refusal: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        *,
+        on_refusal: Callable[[], None] = lambda: None,
+        on_large: Callable[[], None] = lambda: None,
+    ) -> None:
         self.max_bytes = max_bytes
-        self.turn = asyncio.Lock()
+        self.on_large = on_large
+        self.turns = Turns()
         self._on_refusal = on_refusal
         self._held: Counter[str] = Counter()
 
@@ -33,12 +77,13 @@ class Intake:
         """Bytes held now."""
         return self._held.total()
 
-    def take(self, client: str, size: int) -> None:
-        """Count `size` bytes more for `client`. Raises `ApiError` 503 if they do not fit."""
+    def take(self, client: str, size: int) -> bool:
+        """Count `size` bytes more for `client`. False if they do not fit."""
         if self.held + size > self.max_bytes or self._held[client] + size > self.max_bytes // 2:
             self._on_refusal()
-            raise intake_full()
+            return False
         self._held[client] += size
+        return True
 
     def give_back(self, client: str, size: int) -> None:
         """Count `size` bytes of `client` less."""
@@ -48,20 +93,35 @@ class Intake:
 
 
 class Reservation:
-    """The bytes of one request."""
+    """The bytes of one request, and its place among the large ones."""
 
     def __init__(self, intake: Intake, client: str) -> None:
-        self.intake = intake
         self.client = client
         self.size = 0
+        self._intake = intake
+        self._has_place = False
 
-    def grow(self, size: int) -> None:
-        """Reserve `size` bytes more. Raises `ApiError` 503."""
-        self.intake.take(self.client, size)
-        self.size += size
+    def grow(self, size: int) -> bool:
+        """Reserve `size` bytes more. False if they do not fit."""
+        fits = self._intake.take(self.client, size)
+        if fits:
+            self.size += size
+        return fits
+
+    async def enter(self) -> bool:
+        """Wait until the body may be decoded. Returns True."""
+        if self.size >= LARGE_BODY:
+            await self._intake.turns.enter(self.client)
+            self._has_place = True
+        return True
 
     def release(self) -> None:
-        """Give all bytes back; calling it again has no effect."""
+        """Give bytes and place back; calling it again has no effect."""
+        if self._has_place:
+            self._has_place = False
+            self._intake.turns.leave()
         if self.size:
-            self.intake.give_back(self.client, self.size)
+            self._intake.give_back(self.client, self.size)
+            if self.size >= LARGE_BODY:
+                self._intake.on_large()
             self.size = 0

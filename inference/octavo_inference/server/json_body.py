@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from octavo_inference.server.errors import ApiError, client_gone, invalid
-from octavo_inference.server.http import RESERVATION
-from octavo_inference.server.intake import Reservation
+from octavo_inference.server.errors import ApiError, client_gone, intake_full, invalid
+from octavo_inference.server.http import RESERVATION, until_disconnect
+from octavo_inference.server.intake import LARGE_BODY, Reservation
 
 MAX_BODY = 8 * 2**20
 BODY_SECONDS = 10.0
-# A body from this size on is decoded while no other is, so that the event loop answers others in between.
-LARGE_BODY = 256 * 1024
 # A refused body is read and discarded up to this many limits. If the server closed the connection while the client
 # still sends, the client would lose the response.
 _DISCARD = 4
@@ -28,14 +27,16 @@ _DISCARD = 4
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-async def read(request: Request, kind: type[Body]) -> Body:
-    """Read and decode the body of a request. Raises `ApiError` 415, 413, 408, 499, 503 or 400."""
+async def read(request: Request, kind: type[Body], check: Callable[[bytearray], None] = lambda _: None) -> Body:
+    """Read and decode the body of a request. Raises `ApiError` 415, 413, 408, 499, 503 or 400.
+
+    `check` sees the body before it is decoded, and may raise `ApiError`, too.
+    """
     data = await _read(request)
-    if len(data) < LARGE_BODY:
-        return decode(data, kind)
-    async with _reservation(request).intake.turn:
-        await asyncio.sleep(0)
-        return decode(data, kind)
+    check(data)
+    if len(data) >= LARGE_BODY and not await until_disconnect(request.receive, _reservation(request).enter()):
+        raise client_gone()
+    return decode(data, kind)
 
 
 def decode(data: bytes | bytearray, kind: type[Body]) -> Body:
@@ -54,51 +55,51 @@ async def _read(request: Request) -> bytearray:
         raise ApiError(
             415, "Send the body as plain JSON, with 'Content-Type: application/json'.", code="unsupported_type"
         )
-    too_large = ApiError(
-        413, f"The body is larger than {MAX_BODY} bytes.", code="request_too_large", headers={"Connection": "close"}
-    )
     declared = request.headers.get("content-length", "0")
     reservation = _reservation(request)
     data = bytearray()
     size = 0
-    refusal = too_large if declared.isdigit() and int(declared) > MAX_BODY else None
+    # A function, not an error: an error that is raised refers to this frame and would keep the last chunk with it.
+    refusal = _too_large if declared.isdigit() and int(declared) > MAX_BODY else None
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 size += len(chunk)
-                if refusal is None:
-                    refusal = too_large if size > MAX_BODY else _reserved(reservation, len(chunk))
+                if refusal is None and size > MAX_BODY:
+                    refusal = _too_large
+                elif refusal is None and not reservation.grow(len(chunk)):
+                    refusal = intake_full
                 if refusal is None:
                     data += chunk
                     continue
                 data.clear()
                 reservation.release()
                 if size > _DISCARD * MAX_BODY:
-                    raise refusal
+                    break
     except ClientDisconnect:
         raise client_gone() from None
     except TimeoutError:
-        if refusal is not None:
-            raise refusal from None
-        raise ApiError(
-            408, f"The body did not arrive within {BODY_SECONDS:g} s.", code="timeout", headers={"Connection": "close"}
-        ) from None
+        if refusal is None:
+            raise ApiError(
+                408,
+                f"The body did not arrive within {BODY_SECONDS:g} s.",
+                code="timeout",
+                headers={"Connection": "close"},
+            ) from None
     if refusal is not None:
-        raise refusal
+        raise refusal()
     return data
+
+
+def _too_large() -> ApiError:
+    return ApiError(
+        413, f"The body is larger than {MAX_BODY} bytes.", code="request_too_large", headers={"Connection": "close"}
+    )
 
 
 def _reservation(request: Request) -> Reservation:
     found: Reservation = request.scope[RESERVATION]
     return found
-
-
-def _reserved(reservation: Reservation, size: int) -> ApiError | None:
-    try:
-        reservation.grow(size)
-    except ApiError as error:
-        return error
-    return None
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)

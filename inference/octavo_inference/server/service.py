@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from tokenizers import Tokenizer
 
+from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.core.request import Request
@@ -29,7 +33,7 @@ from octavo_inference.server.errors import (
 )
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
-from octavo_inference.server.intake import Intake, Reservation
+from octavo_inference.server.intake import PLANNED_BYTES, Intake, Reservation
 from octavo_inference.server.metrics import ServerMetrics
 from octavo_inference.server.text_pool import TextPool
 from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within
@@ -42,6 +46,8 @@ Result = TypeVar("Result")
 
 # Tokenising a body up to this size takes so little time that the client is not watched meanwhile.
 _SHORT_BODY = 16 * 1024
+# The start of a list of token ids. Inside a JSON string, the quotes would have backslashes.
+_IDS = re.compile(rb'"prompt"\s*:\s*\[\s*(\d)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,10 @@ class Service:
     """Bytes this process had in RAM when it was ready."""
     loaded: Loaded | None = None
     _sequence: int = 0
+    _trim: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
-        self.intake = Intake(on_refusal=self._count_refused_body)
+        self.intake = Intake(on_refusal=self._count_refused_body, on_large=self._trim_later)
 
     def require(self, model: str) -> Loaded:
         """The loaded model, if it has this name. Raises `ApiError` for another name, or if no requests are accepted."""
@@ -98,7 +105,6 @@ class Service:
 
     def generate(self, request: HttpRequest, loaded: Loaded, prompts: list[Request]) -> Generation:
         """Create a generation for the prompts of an HTTP request; use it as a context manager."""
-        request.scope[RESERVATION].release()
         return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
 
     def report(self, cache_after: int | None = None) -> LoadReport | None:
@@ -144,7 +150,7 @@ class Service:
         plan = None if self.loaded is None else self.loaded.info.memory
         if plan is None:
             return {}
-        processes = plan.process + self.own_memory
+        processes = plan.process + self.own_memory + PLANNED_BYTES
         return {
             "weights": plan.weights,
             "kv_pool": plan.kv_pool,
@@ -169,6 +175,13 @@ class Service:
         """True if new requests are accepted."""
         return self.ready and not self.draining and self.router.failure is None
 
+    def check_ids(self, data: bytearray) -> None:
+        """Reject a prompt of too many token ids before the body is decoded, which takes long. Raises `ApiError` 400."""
+        if self.loaded is not None and (found := _IDS.search(data)):
+            count = data.count(b",", found.start(1), data.find(b"]", found.start(1))) + 1
+            if count > self.loaded.info.max_model_len:
+                raise context_overflow(count, 1, self.loaded.info.max_model_len, "prompt")
+
     def check_sequences(self, count: int) -> None:
         """Reject a request with more sequences than an empty server accepts, before its prompts are tokenised.
 
@@ -187,14 +200,17 @@ class Service:
     async def tokenise(self, request: HttpRequest, steps: Iterable[Callable[[], Result]]) -> list[Result]:
         """Run text functions of a request in threads, one after the other; each may take as long as one prompt takes.
 
-        Others get their turn in between. If the client disconnects, those that have not begun are dropped. Raises
-        `ApiError` for a `RequestError`, and 499 for a client that has gone.
+        Others get their turn in between. If the client disconnects, those that have not begun are dropped. Afterwards
+        the request's body counts no more. Raises `ApiError` for a `RequestError`, and 499 for a client that has gone.
         """
         reservation: Reservation = request.scope[RESERVATION]
         work = self._texts(reservation.client, steps)
-        if reservation.size <= _SHORT_BODY and self.texts.is_idle:
-            return await work
-        results = await until_disconnect(request.receive, work)
+        try:
+            if reservation.size <= _SHORT_BODY and self.texts.is_idle:
+                return await work
+            results = await until_disconnect(request.receive, work)
+        finally:
+            reservation.release()
         if results is None:
             raise client_gone()
         return results
@@ -207,6 +223,16 @@ class Service:
 
     def _count_refused_body(self) -> None:
         self.metrics.rejected["intake_full"] += 1
+
+    def _trim_later(self) -> None:
+        """Return free memory to the system soon, at most once a second."""
+        if self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(1.0, self._start_trim)
+
+    def _start_trim(self) -> None:
+        self._trim = None
+        with contextlib.suppress(RuntimeError):  # the pool is closed
+            asyncio.get_running_loop().run_in_executor(self.texts.threads, trim)
 
     def _reject(self, error: ApiError, reason: str) -> ApiError:
         self.metrics.rejected[reason] += 1

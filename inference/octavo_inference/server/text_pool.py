@@ -32,10 +32,10 @@ class _Job:
 
 
 class TextPool:
-    """Runs steps in `threads` threads. Used from one event loop."""
+    """Runs steps in `threads` threads. Used from one event loop. `threads` also takes short work besides the jobs."""
 
     def __init__(self, threads: int = THREADS, clock: Callable[[], float] = time.monotonic) -> None:
-        self._executor = ThreadPoolExecutor(threads, "octavo-text")
+        self.threads = ThreadPoolExecutor(threads, "octavo-text")
         self._free = threads
         self._clock = clock
         self._waiting: dict[str, deque[_Job]] = {}
@@ -65,10 +65,14 @@ class TextPool:
         except asyncio.CancelledError:
             self._drop(job)
             raise
+        finally:
+            # An error refers to this frame, and the job to the error: without this the texts would wait for the
+            # garbage collector.
+            del job
 
     def close(self) -> None:
         """Drop what waits; steps that run end by themselves."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _enqueue(self, job: _Job) -> None:
         queue = self._waiting.get(job.client)
@@ -97,19 +101,21 @@ class TextPool:
 
     def _start(self, job: _Job, step: Step) -> None:
         loop = asyncio.get_running_loop()
+        begun = self._clock()
 
-        def work() -> None:
-            begun = self._clock()
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = step()
-            except BaseException as failed:  # noqa: BLE001 -- anything else would lose the thread's slot
-                error = failed
+        def report(result: Any, error: BaseException | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(self._finished, job, result, error, self._clock() - begun)
 
-        self._executor.submit(work)
+        def work() -> None:
+            try:
+                result = step()
+            except BaseException as error:  # noqa: BLE001 -- anything else would lose the thread's slot
+                report(None, error)
+            else:
+                report(result, None)
+
+        self.threads.submit(work)
 
     def _finished(self, job: _Job, result: Any, error: BaseException | None, seconds: float) -> None:
         self._free += 1

@@ -9,8 +9,7 @@ import threading
 import pytest
 from tests.support.waiting import eventually_async
 
-from octavo_inference.server.errors import ApiError
-from octavo_inference.server.intake import Intake, Reservation
+from octavo_inference.server.intake import Intake, Reservation, Turns
 from octavo_inference.server.text_pool import TextPool
 
 
@@ -108,21 +107,53 @@ async def test_more_bytes_than_allowed_are_refused_until_others_are_given_back()
     refused: list[int] = []
     intake = Intake(max_bytes=100, on_refusal=lambda: refused.append(1))
     first, second, third = Reservation(intake, "a"), Reservation(intake, "b"), Reservation(intake, "c")
-    first.grow(50)
-    second.grow(40)
-    with pytest.raises(ApiError) as error:
-        third.grow(20)
-    assert (error.value.status, error.value.headers["Retry-After"]) == (503, "2")
+    assert first.grow(50)
+    assert second.grow(40)
+    assert not third.grow(20)
     assert (intake.held, len(refused)) == (90, 1)
     second.release()
     second.release()
-    third.grow(20)
+    assert third.grow(20)
     assert intake.held == 70
 
 
 async def test_one_client_leaves_half_of_the_bytes_to_others():
     intake = Intake(max_bytes=100)
-    Reservation(intake, "a").grow(50)
-    with pytest.raises(ApiError):
-        Reservation(intake, "a").grow(1)
-    Reservation(intake, "b").grow(50)
+    assert Reservation(intake, "a").grow(50)
+    assert not Reservation(intake, "a").grow(1)
+    assert Reservation(intake, "b").grow(50)
+
+
+async def test_large_bodies_take_turns_by_client():
+    turns = Turns(places=1)
+    order: list[str] = []
+
+    async def work(client: str) -> None:
+        await turns.enter(client)
+        order.append(client)
+        await asyncio.sleep(0)
+        turns.leave()
+
+    await turns.enter("first")
+    tasks = [asyncio.create_task(work(client)) for client in ("a", "a", "a", "b")]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    assert order == []
+    turns.leave()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order in (["a", "b", "a"], ["b", "a", "a"])
+    await asyncio.wait_for(turns.enter("last"), 1)
+
+
+async def test_a_place_granted_to_a_cancelled_waiter_goes_to_the_next():
+    turns = Turns(places=1)
+    await turns.enter("a")
+    waiting = [asyncio.create_task(turns.enter(client)) for client in ("b", "c")]
+    await asyncio.sleep(0)
+    turns.leave()
+    waiting[0].cancel()
+    await asyncio.wait_for(waiting[1], 1)
+    assert waiting[0].cancelled()
+    turns.leave()
+    await asyncio.wait_for(turns.enter("d"), 1)

@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def completions(service: Service, request: HttpRequest) -> Response:
     """Continue one or more prompts, whole or as a stream."""
-    body = await json_body.read(request, CompletionRequest)
+    body = await json_body.read(request, CompletionRequest, service.check_ids)
     loaded = service.require(body.model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of: only the value of n is supported.", "best_of")

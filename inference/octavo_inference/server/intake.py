@@ -14,8 +14,6 @@ from collections.abc import Callable
 MAX_BYTES = 32 * 2**20
 LARGE_BODY = 256 * 1024
 PLACES = 2
-PLANNED_BYTES = 16 * 2**20
-"""Resident memory that the largest bodies leave behind: free pieces between objects that live on."""
 
 
 class Turns:

@@ -33,7 +33,7 @@ from octavo_inference.server.errors import (
 )
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
-from octavo_inference.server.intake import PLANNED_BYTES, Intake, Reservation
+from octavo_inference.server.intake import Intake, Reservation
 from octavo_inference.server.metrics import ServerMetrics
 from octavo_inference.server.text_pool import TextPool
 from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within
@@ -150,7 +150,7 @@ class Service:
         plan = None if self.loaded is None else self.loaded.info.memory
         if plan is None:
             return {}
-        processes = plan.process + self.own_memory + PLANNED_BYTES
+        processes = plan.process + self.own_memory
         return {
             "weights": plan.weights,
             "kv_pool": plan.kv_pool,

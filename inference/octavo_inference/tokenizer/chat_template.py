@@ -196,15 +196,17 @@ def _time_limit(seconds: float) -> Iterator[None]:
     clock = time.pthread_getcpuclockid(thread)
     end = time.clock_gettime(clock) + seconds
     lock = threading.Lock()
-    finished = False
+    finished = thrown = False
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def check() -> None:
+        nonlocal thrown
         with lock:
             if finished:
                 return
             left = end - time.clock_gettime(clock)
             if left <= 0:
+                thrown = True
                 throw(ctypes.c_ulong(thread), ctypes.py_object(_TooSlowError))
                 return
             _timer(left, check)
@@ -215,7 +217,10 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             finished = True
-            throw(ctypes.c_ulong(thread), None)  # one that was thrown and has not arrived yet
+            if thrown:
+                # It may not have arrived yet. Never called without need: CPython 3.11 would look for an exception at each
+                # call and loop of all threads from then on, and hang under a profiler.
+                throw(ctypes.c_ulong(thread), None)
         timer.cancel()
 
 

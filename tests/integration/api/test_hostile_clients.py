@@ -13,10 +13,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 from tests.support.waiting import eventually
 
 MODEL = "smollm2"
+# Resident bytes of API processes at start, by pid.
+AT_START: dict[int, int] = {}
 HEAD = b"GET /livez HTTP/1.1\r\nHost: h\r\n"
 
 
@@ -26,7 +29,13 @@ def server(start, tmp_path_factory):
     keys.write_text("key\n")
     server = start("--api-key-file", str(keys), "--stall-seconds", "600")
     server.api.headers["Authorization"] = "Bearer key"
+    AT_START[server.process.pid] = resident(server)
     return server
+
+
+def resident(server) -> int:
+    """Bytes of the API process in memory."""
+    return psutil.Process(server.process.pid).memory_info().rss
 
 
 def connected(server, port: str) -> socket.socket:
@@ -167,17 +176,9 @@ def test_long_texts_are_refused_while_others_are_answered(server):
     assert server.load()["waiting"] == 0
 
 
-def test_memory_stays_within_the_plan(server):
-    """After everything above: the API process gives back what it took."""
-    lines = server.admin.get("/metrics").text.splitlines()
-
-    def measured(name: str) -> dict[str, float]:
-        found = [line.rpartition(" ") for line in lines if line.startswith(f"octavo:{name}{{")]
-        return {series.rpartition('="')[2].rstrip('"}'): float(value) for series, _, value in found}
-
-    planned, in_use = measured("memory_budget_bytes"), measured("process_resident_bytes")
-    assert sum(in_use.values()) < 1.05 * planned["in_all"]
-    assert in_use["api"] < 160 * 2**20
+def test_the_api_process_gives_back_what_the_texts_took(server):
+    """After everything above. The bodies were 110 MB, and decoded ten times as much."""
+    eventually(lambda: resident(server) - AT_START[server.process.pid] < 64 * 2**20)
 
 
 def test_an_ordinary_request_is_answered_afterwards(server):

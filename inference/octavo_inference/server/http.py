@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_inference.server.auth import Keys, presented_key
 from octavo_inference.server.errors import ApiError, internal
-from octavo_inference.server.intake import Intake, Reservation
+from octavo_inference.server.intake import BodyReservation, Intake
 from octavo_inference.server.sse import event
 from octavo_protocol.names import HEADER_REQUEST_ID, HEADER_TENANT
 
@@ -36,7 +36,7 @@ SEND = "octavo.send"
 NOTES = "octavo.notes"
 """A dict of numbers for the access log: tokens, never text."""
 RESERVATION = "octavo.reservation"
-"""The `Reservation` of the request's body."""
+"""The `BodyReservation` of the request's body."""
 
 
 class RequestGuard:
@@ -102,7 +102,7 @@ class RequestGuard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: dict[str, str]) -> ApiError | None:
         try:
             self._authorize(scope, headers)
-            scope[RESERVATION] = Reservation(self._intake, self._client(scope, headers))
+            scope[RESERVATION] = BodyReservation(self._intake, self._client(scope, headers))
             await self._app(scope, receive, send)
         except ApiError as error:
             return error

@@ -90,7 +90,7 @@ class Intake:
             del self._held[client]
 
 
-class Reservation:
+class BodyReservation:
     """The bytes of one request, and its place among the large ones."""
 
     def __init__(self, intake: Intake, client: str) -> None:

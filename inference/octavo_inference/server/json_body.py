@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from octavo_inference.server.errors import ApiError, client_gone, intake_full, invalid
 from octavo_inference.server.http import RESERVATION, until_disconnect
-from octavo_inference.server.intake import LARGE_BODY, Reservation
+from octavo_inference.server.intake import LARGE_BODY, BodyReservation
 
 MAX_BODY = 8 * 2**20
 BODY_SECONDS = 10.0
@@ -97,8 +97,8 @@ def _too_large() -> ApiError:
     )
 
 
-def _reservation(request: Request) -> Reservation:
-    found: Reservation = request.scope[RESERVATION]
+def _reservation(request: Request) -> BodyReservation:
+    found: BodyReservation = request.scope[RESERVATION]
     return found
 
 

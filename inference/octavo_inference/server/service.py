@@ -33,7 +33,7 @@ from octavo_inference.server.errors import (
 )
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
-from octavo_inference.server.intake import Intake, Reservation
+from octavo_inference.server.intake import BodyReservation, Intake
 from octavo_inference.server.metrics import ServerMetrics
 from octavo_inference.server.text_pool import TextPool
 from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within
@@ -203,7 +203,7 @@ class Service:
         Others get their turn in between. If the client disconnects, those that have not begun are dropped. Afterwards
         the request's body counts no more. Raises `ApiError` for a `RequestError`, and 499 for a client that has gone.
         """
-        reservation: Reservation = request.scope[RESERVATION]
+        reservation: BodyReservation = request.scope[RESERVATION]
         work = self._texts(reservation.client, steps)
         try:
             if reservation.size <= _SHORT_BODY and self.texts.is_idle:

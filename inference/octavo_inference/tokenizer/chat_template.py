@@ -218,8 +218,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
         with lock:
             finished = True
             if thrown:
-                # It may not have arrived yet. Never called without need: CPython 3.11 would look for an exception at each
-                # call and loop of all threads from then on, and hang under a profiler.
+                # It may not have arrived yet. Not called without need: CPython 3.11 would look for an exception at each
+                # call and loop from then on, and hang under a profiler.
                 throw(ctypes.c_ulong(thread), None)
         timer.cancel()
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 from tests.support.waiting import eventually_async
 
-from octavo_inference.server.intake import Intake, Reservation, Turns
+from octavo_inference.server.intake import BodyReservation, Intake, Turns
 from octavo_inference.server.text_pool import TextPool
 
 
@@ -106,7 +106,7 @@ async def test_cancelled_work_that_has_not_begun_is_dropped(pool):
 async def test_more_bytes_than_allowed_are_refused_until_others_are_given_back():
     refused: list[int] = []
     intake = Intake(max_bytes=100, on_refusal=lambda: refused.append(1))
-    first, second, third = Reservation(intake, "a"), Reservation(intake, "b"), Reservation(intake, "c")
+    first, second, third = BodyReservation(intake, "a"), BodyReservation(intake, "b"), BodyReservation(intake, "c")
     assert first.grow(50)
     assert second.grow(40)
     assert not third.grow(20)
@@ -119,9 +119,9 @@ async def test_more_bytes_than_allowed_are_refused_until_others_are_given_back()
 
 async def test_one_client_leaves_half_of_the_bytes_to_others():
     intake = Intake(max_bytes=100)
-    assert Reservation(intake, "a").grow(50)
-    assert not Reservation(intake, "a").grow(1)
-    assert Reservation(intake, "b").grow(50)
+    assert BodyReservation(intake, "a").grow(50)
+    assert not BodyReservation(intake, "a").grow(1)
+    assert BodyReservation(intake, "b").grow(50)
 
 
 async def test_large_bodies_take_turns_by_client():

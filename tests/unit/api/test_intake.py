@@ -159,3 +159,28 @@ async def test_the_event_loop_is_free_while_long_texts_are_tokenised(serve):
             turns += 1
     assert (await sending).status_code == 400
     assert turns > 3
+
+
+@pytest.mark.parametrize("tenant_header", [True, False])
+async def test_a_client_is_the_tenant_that_a_gateway_names_or_else_an_address(serve, tenant_header):
+    async with serve(listen=True, tenant_header=tenant_header) as server:
+        server.service.intake.max_bytes = 100_000
+        head = b"POST /v1/completions HTTP/1.1\r\n" + JSON + b"X-Octavo-Tenant: many\r\nContent-Length: 50000\r\n\r\n"
+        _, writer = await connect(server)
+        writer.write(head + b"x" * 40_000)
+        await eventually_async(lambda: server.service.intake.held == 40_000)
+        same, other = [
+            await server.complete(headers={"X-Octavo-Tenant": name}, prompt="y" * 20_000) for name in ("many", "one")
+        ]
+        writer.close()
+    assert same.status_code == 503
+    assert other.status_code == (400 if tenant_header else 503)
+
+
+async def test_the_reservation_of_a_request_ends_with_it(serve):
+    async with serve(listen=True) as server:
+        for fields in ({}, {"n": 0}, {"prompt": "y" * LARGE_BODY}, {"model": "other"}):
+            await server.complete(**fields)
+            assert server.service.intake.held == 0
+        await asyncio.wait_for(server.service.intake.turns.enter("a"), 1)
+        await asyncio.wait_for(server.service.intake.turns.enter("b"), 1)

@@ -26,7 +26,7 @@ def accommodate() -> None:
 
     strict = json_body.decode
 
-    def decode(data: bytes, kind: Any) -> Any:
+    def decode(data: bytes | bytearray, kind: Any) -> Any:
         body = msgspec.json.decode(data)
         return strict(msgspec.json.encode({name: body[name] for name in body if name not in ADDED}), kind)
 

@@ -82,7 +82,7 @@ class ServerSettings:
             low=1,
             high=3600,
         ),
-    ] = 60.0
+    ] = 30.0
     response_store_entries: Annotated[
         int,
         Knob(

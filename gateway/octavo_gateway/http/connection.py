@@ -9,7 +9,7 @@ then every further request of the connection:
 This module refuses the cases that the parser accepts or leaves open, with error objects:
 
 - HTTP/0.9 and "HTTP/2.0" in a request line
-- a head that takes too long or is too large as a whole
+- a head that takes too long or is too large as a whole, and a connection without one
 - chunks so small that their framing is the load
 - a body that becomes malformed after its request has begun
 """
@@ -42,7 +42,7 @@ FRAMING_SHARE = 0.5
 class HttpConnection(web.RequestHandler):
     """One client's connection. `malformed` is called for every request that cannot be parsed."""
 
-    __slots__ = ("_body", "_busy", "_head_seconds", "_malformed", "_timer", "_wire")
+    __slots__ = ("_body", "_busy", "_head_seconds", "_malformed", "_silent", "_timer", "_wire")
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class HttpConnection(web.RequestHandler):
         self._head_seconds = head_seconds
         self._body: StreamReader | None = None
         self._busy = False
+        self._silent = True
         self._wire = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -83,8 +84,14 @@ class HttpConnection(web.RequestHandler):
         """The request has been answered."""
         self._busy = False
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected. Its first head has to be complete in time."""
+        super().connection_made(transport)
+        self._start_timer()
+
     def data_received(self, data: bytes) -> None:
         """Parse bytes. Those outside of a body begin a head, which has to be complete in time."""
+        self._silent = False
         body = self._body
         if body is None or body.is_eof():
             # aiohttp calls this without data when it continues with data that it had buffered.
@@ -132,6 +139,9 @@ class HttpConnection(web.RequestHandler):
         if self._busy:
             # A pipelined head: its request begins after the current one.
             self._start_timer()
+        elif self._silent:
+            # A browser or load balancer that connected ahead, not a request: there is nothing to answer.
+            self.force_close()
         elif self.transport is not None:
             self._malformed()
             error = ApiError(408, f"the request's head was not complete within {self._head_seconds:g} s")

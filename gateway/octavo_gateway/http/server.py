@@ -118,10 +118,12 @@ class Api:
             malformed = ApiError(400, "the body is not framed as its headers say", close=True)
             response = error_response(malformed, request_id, form)
         except asyncio.CancelledError:
+            _log_gone(request)
             self._count(request, CLIENT_GONE)
             raise
         except ConnectionError:
-            # The client disconnected during a write; aiohttp drops this response.
+            # The client disconnected during a read or write; aiohttp drops this response.
+            _log_gone(request)
             response = web.Response(status=CLIENT_GONE)
         except Exception:
             log.exception("request failed", extra={"request_id": request_id})
@@ -232,6 +234,12 @@ async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse
         return error_response(error, _fresh_id())
     finally:
         connection.end()
+
+
+def _log_gone(request: web.Request) -> None:
+    if not request.content.is_eof():
+        fields = {"request_id": request[ID], "status": CLIENT_GONE}
+        log.info("the client left before its request was complete", extra=fields)
 
 
 def _fresh_id() -> str:

@@ -27,6 +27,8 @@ REFUSED = "refused"
 """`Output.stop_reason` of a request that can never be served."""
 DEADLINE = "deadline"
 """`Output.stop_reason` of a request whose deadline passed."""
+ENGINE_GONE = "engine_gone"
+"""`Output.stop_reason` of a request whose engine has ended; its error is a sentence for clients."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

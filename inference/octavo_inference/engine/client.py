@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
 from octavo_inference.common.framing import FrameReader, encode_frame
-from octavo_inference.common.process import DUMP_SIGNAL
+from octavo_inference.common.process import DUMP_SIGNAL, is_stopped
 from octavo_inference.core.request import SleepEngine, WakeEngine
 from octavo_inference.engine.ipc import (
     Asleep,
@@ -169,6 +169,7 @@ class ProcessClient(asyncio.Protocol):
             if quiet >= self._stall_seconds:
                 break
         pending = self.router.sequences
+        stopped = is_stopped(self._child.process.pid)
         self._child.process.send_signal(DUMP_SIGNAL)
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
@@ -178,7 +179,11 @@ class ProcessClient(asyncio.Protocol):
         self.router.fail(
             EngineDiedError(
                 f"the engine completed no step for {self._stall_seconds:g} s with {pending} sequences pending; "
-                "its stacks are in the log above",
+                + (
+                    "its process is stopped (SIGSTOP or a debugger), so it wrote no stacks"
+                    if stopped
+                    else "its stacks are in the log above"
+                ),
                 EXIT_STALLED,
             )
         )

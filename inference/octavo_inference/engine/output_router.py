@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from octavo_inference.common.errors import OctavoError, QueueFullError
-from octavo_inference.core.request import Abort, Output, Request, ResetCache
+from octavo_inference.common.errors import OctavoError, QueueFullError, RequestError
+from octavo_inference.core.request import ENGINE_GONE, Abort, Output, Request, ResetCache
 from octavo_inference.engine.ipc import EngineStep
 from octavo_inference.engine.kv_events import KvEventLog
 from octavo_protocol.load import EngineStats
@@ -19,15 +19,22 @@ from octavo_protocol.load import EngineStats
 EXIT_ENGINE_DIED = 1
 EXIT_STALLED = 70
 
+LOST = "The server lost the process that computes answers, and this request with it; try again."
+SHUTTING_DOWN = "The server is shutting down and cannot finish this request; try again."
+
 Deliver = Callable[[Output], None]
 
 
 class EngineDiedError(OctavoError):
-    """The engine has ended. The message is its cause in one line, `status` the exit status for the server."""
+    """The engine has ended. The message is its cause in one line, `status` the exit status for the server.
 
-    def __init__(self, message: str, status: int = EXIT_ENGINE_DIED) -> None:
+    `for_clients` is a sentence without anything about the server's inside, which the cause may have.
+    """
+
+    def __init__(self, message: str, status: int = EXIT_ENGINE_DIED, *, for_clients: str = LOST) -> None:
         super().__init__(message)
         self.status = status
+        self.for_clients = for_clients
 
 
 @dataclass(slots=True)
@@ -75,9 +82,11 @@ class OutputRouter:
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         """Send requests to the engine, all of them or none. `deliver` receives their outputs in the engine's order.
 
-        Raises `QueueFullError` if too many sequences wait already.
+        Raises `QueueFullError` if too many sequences wait already, and `RequestError` if they are too many for an
+        empty server.
         """
         count = sum(request.sampling.n for request in requests)
+        self.check_fits(count)
         self._check_queue(count)
         self.sequences += count
         for request in requests:
@@ -85,7 +94,18 @@ class OutputRouter:
             if self.failure is None:
                 self._send(request)
             else:
-                self._end(request.id, str(self.failure))
+                self._end(request.id, self.failure.for_clients)
+
+    def check_fits(self, count: int) -> None:
+        """Raises `RequestError` for a request of `count` sequences that even an empty server could not accept."""
+        stats = self.stats
+        most = stats.max_running + stats.max_waiting
+        if count > most:
+            raise RequestError(
+                f"n: prompts times n are {count} sequences; this server accepts {most} at once "
+                f"({stats.max_running} running and {stats.max_waiting} waiting); send fewer in one request",
+                "n",
+            )
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Stop a request, or one of its sequences, and drop its further outputs. Unknown ids are ignored."""
@@ -130,7 +150,7 @@ class OutputRouter:
             return
         self._failed.set_result(error)
         for request_id in list(self._open):
-            self._end(request_id, str(error))
+            self._end(request_id, error.for_clients)
 
     def _check_queue(self, count: int) -> None:
         stats = self.stats
@@ -141,7 +161,9 @@ class OutputRouter:
 
     def _end(self, request_id: str, message: str) -> None:
         request = self._open[request_id]
-        request.deliver(Output(id=request_id, index=0, tokens=[], finish_reason="error", error=message))
+        request.deliver(
+            Output(id=request_id, index=0, tokens=[], finish_reason="error", stop_reason=ENGINE_GONE, error=message)
+        )
         self._finish(request_id, request, request.running)
 
     def _finish(self, request_id: str, request: _OpenRequest, sequences: int) -> None:

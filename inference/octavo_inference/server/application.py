@@ -69,7 +69,13 @@ def http_application(
     endpoints = [*endpoints, *documentation(document)]
     app = Application(document)
     app.router.routes.extend(_route(service, endpoint) for endpoint in endpoints)
-    return RequestGuard(app, keys=keys, open_paths=open_paths(endpoints))
+    return RequestGuard(
+        app,
+        keys=keys,
+        open_paths=open_paths(endpoints),
+        intake=service.intake,
+        tenant_header=service.tenant_header,
+    )
 
 
 def open_paths(endpoints: Iterable[HttpEndpoint]) -> frozenset[str]:

@@ -26,6 +26,8 @@ _TYPES: Final[dict[int, ErrorType]] = {
     409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    431: "invalid_request_error",
+    499: "invalid_request_error",
     500: "server_error",
     503: "server_error",
     504: "server_error",
@@ -101,6 +103,30 @@ def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiErr
     )
 
 
+def head_too_large(limit: int, headers: int) -> ApiError:
+    """431: request line and headers exceed their bounds."""
+    return _closing(
+        431,
+        f"Request line and headers are too large: at most {limit} bytes and {headers} headers are accepted.",
+        "headers_too_large",
+    )
+
+
+def head_too_slow(seconds: float) -> ApiError:
+    """408: request line and headers did not arrive in time."""
+    return _closing(408, f"Request line and headers did not arrive within {seconds:g} s.", "timeout")
+
+
+def malformed() -> ApiError:
+    """400: not an HTTP request."""
+    return _closing(400, "The request is not well-formed HTTP/1.1.", "malformed_request")
+
+
+def client_gone() -> ApiError:
+    """499: the client closed the connection before its request was complete. Only the log shows it."""
+    return _closing(499, "The client closed the connection before its request was complete.", "client_gone")
+
+
 def not_ready() -> ApiError:
     """503: the model is still loading."""
     return _unavailable("The model is still loading; try again in a few seconds.", "not_ready")
@@ -123,6 +149,11 @@ def overloaded(waiting: int) -> ApiError:
     return _unavailable(f"The server is full: {waiting} sequences are waiting; try again shortly.", "overloaded")
 
 
+def intake_full() -> ApiError:
+    """503: bodies of other requests take all the memory that is set aside for them."""
+    return _unavailable("The server is busy with the texts of other requests; try again shortly.", "overloaded")
+
+
 def deadline_exceeded(message: str) -> ApiError:
     """504: the client's deadline passed before the first token."""
     return ApiError(504, f"The request was ended: {message}.", param=HEADER_TIMEOUT, code="deadline_exceeded")
@@ -133,11 +164,20 @@ def engine_failed(message: str) -> ApiError:
     return ApiError(500, message, code="engine_error")
 
 
+def engine_gone(message: str) -> ApiError:
+    """503: the engine has ended, or the server ends. Another replica, or this one after its restart, can answer."""
+    return _unavailable(message, "engine_unavailable")
+
+
 def internal(request_id: str) -> ApiError:
     """500 without any detail: details are in the log, under the request id."""
     return ApiError(
         500, f"Internal error; the server's log has details under request id {request_id}.", code="internal_error"
     )
+
+
+def _closing(status: int, message: str, code: str) -> ApiError:
+    return ApiError(status, message, code=code, headers={"Connection": "close"})
 
 
 def _unavailable(message: str, code: str) -> ApiError:

@@ -17,10 +17,17 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
-from octavo_inference.common.errors import QueueFullError
-from octavo_inference.core.request import DEADLINE, REFUSED, Output, Request, TokenLogprobs
+from octavo_inference.common.errors import QueueFullError, RequestError
+from octavo_inference.core.request import DEADLINE, ENGINE_GONE, REFUSED, Output, Request, TokenLogprobs
 from octavo_inference.engine.output_router import OutputRouter
-from octavo_inference.server.errors import ApiError, deadline_exceeded, engine_failed, invalid, overloaded
+from octavo_inference.server.errors import (
+    ApiError,
+    deadline_exceeded,
+    engine_failed,
+    engine_gone,
+    invalid,
+    overloaded,
+)
 from octavo_inference.server.metrics import SequenceTimer, ServerMetrics
 from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer
 
@@ -123,6 +130,8 @@ class Generation:
     def _submit(self) -> None:
         try:
             self._router.submit(self.prompts, self._deliver)
+        except RequestError as error:
+            raise invalid(str(error), error.field) from None
         except QueueFullError as error:
             self._metrics.rejected["queue_full"] += 1
             raise overloaded(error.waiting) from None
@@ -212,4 +221,6 @@ def failure_of(output: Output) -> ApiError:
         return invalid(message, None)
     if output.stop_reason == DEADLINE:
         return deadline_exceeded(message)
+    if output.stop_reason == ENGINE_GONE:
+        return engine_gone(message)
     return engine_failed(message)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_inference.server.endpoint import HttpEndpoint
-from octavo_inference.server.errors import ApiError, not_ready, sleeping
+from octavo_inference.server.errors import ApiError, engine_gone, not_ready, sleeping
 from octavo_inference.server.http import json_response
 from octavo_inference.server.service import Service
 from octavo_protocol import names
@@ -43,7 +43,7 @@ async def livez(service: Service, _: Request) -> Response:
     """Liveness: the event loop responds, and the engine has not ended while loading or running."""
     failure = service.router.failure
     if failure is not None:
-        raise ApiError(500, str(failure), code="engine_error")
+        raise engine_gone(failure.for_clients)
     return json_response(msgspec.json.encode(Liveness()))
 
 
@@ -79,7 +79,7 @@ def endpoints(version: str) -> tuple[HttpEndpoint, ...]:
 
     return (
         HttpEndpoint("GET", "/version", get_version, answer=Version),
-        HttpEndpoint("GET", "/livez", livez, answer=Liveness, is_open=True),
+        HttpEndpoint("GET", "/livez", livez, answer=Liveness, errors=(503,), is_open=True),
         HttpEndpoint("GET", "/readyz", readyz, answer=Readiness, errors=(503,), is_open=True),
         HttpEndpoint("GET", "/startupz", startupz, answer=Startup, errors=(503,), is_open=True),
         HttpEndpoint("GET", "/health", health, answer=Readiness, errors=(503,), is_open=True),

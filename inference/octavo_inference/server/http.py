@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo_inference.server.auth import Keys, presented_key
 from octavo_inference.server.error_format import error_format
 from octavo_inference.server.errors import ApiError, internal
+from octavo_inference.server.intake import BodyReservation, Intake
+from octavo_protocol.names import HEADER_TENANT
 
 log = logging.getLogger("octavo.http")
 
@@ -35,12 +37,16 @@ SEND = "octavo.send"
 """The server's own `send`, without middleware."""
 NOTES = "octavo.notes"
 """A dict of numbers for the access log: tokens, never text."""
+RESERVATION = "octavo.reservation"
+"""The `BodyReservation` of the request's body."""
 
 
 class RequestGuard:
     """Outermost ASGI layer of a port. Guarantees a request id, an API key check and a response for each request.
 
-    `open_paths` need no key. Paths are compared literally, so no variant of such a path is open.
+    `open_paths` need no key. Paths are compared literally, so no variant of such a path is open. `intake` bounds the
+    bodies of all requests; its clients are tenants, or addresses if there are no keys. `tenant_header`: gateways name
+    the tenants.
     """
 
     def __init__(
@@ -49,11 +55,15 @@ class RequestGuard:
         *,
         keys: Keys | None,
         open_paths: frozenset[str] = frozenset(),
+        intake: Intake | None = None,
+        tenant_header: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._keys = keys
         self._open_paths = open_paths
+        self._intake = intake or Intake()
+        self._tenant_header = tenant_header
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,18 +98,28 @@ class RequestGuard:
             if not status:
                 await respond_error(internal(request_id), scope, receive, send_with_id)
         finally:
+            if RESERVATION in scope:
+                scope[RESERVATION].release()
             if scope["path"] not in self._open_paths:
                 _log_access(scope, status, self._clock() - started, request_id, notes)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: dict[str, str]) -> ApiError | None:
         try:
             self._authorize(scope, headers)
+            scope[RESERVATION] = BodyReservation(self._intake, self._client(scope, headers))
             await self._app(scope, receive, send)
         except ApiError as error:
             return error
         except HTTPException as error:
             return _from_starlette(error, scope)
         return None
+
+    def _client(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> str:
+        """Who shares the server's memory and threads for text with others: a tenant, or an address."""
+        tenant: str = scope[TENANT]
+        if self._tenant_header:
+            tenant += "/" + headers.get(HEADER_TENANT.lower(), "")[:64]
+        return tenant or (scope.get("client") or [""])[0]
 
     def _authorize(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> None:
         if self._keys is None or scope["path"] in self._open_paths:
@@ -146,6 +166,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) 
         for pending in (watcher, task):
             pending.cancel()
         await asyncio.gather(watcher, task, return_exceptions=True)
+        # The error of `work` refers to this frame: without this, they would wait for the garbage collector.
+        del task, watcher, pending
 
 
 async def _disconnected(receive: Receive) -> None:

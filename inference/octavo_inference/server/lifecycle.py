@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator
 from importlib.metadata import version
@@ -21,16 +22,18 @@ from starlette.types import ASGIApp
 
 from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.checkpoints.sentence_transformers import declared_pooling
+from octavo_inference.common.allocator import limit_heap
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
 from octavo_inference.config.engine import DEFAULT_POOLING
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
-from octavo_inference.engine.output_router import EngineDiedError
+from octavo_inference.engine.output_router import SHUTTING_DOWN, EngineDiedError
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
+from octavo_inference.server.connection import HEAD_SECONDS, ClientConnection
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits, expire_regularly
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
@@ -45,6 +48,7 @@ log = logging.getLogger("octavo.server")
 _SHUTDOWN_SECONDS = 5
 # While serving, the API process lowers its priority: CPU time of the engine is worth more than that of HTTP.
 _NICENESS = 10
+_SWITCH_SECONDS = 0.001
 
 
 def run(
@@ -56,6 +60,11 @@ def run(
     timeline: Timeline,
 ) -> int:
     """Serve until a signal. Returns the exit status: 0 drained, 1 the engine failed to load or died, 70 it hung."""
+    limit_heap()
+    # The text threads already compute in parallel, and more threads would each keep memory.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # A text thread that runs Python code gives way to the event loop after this time.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(settings, sockets, child, timeline, keys, admin_keys))
 
@@ -107,7 +116,7 @@ async def _main(
         server.should_exit = True
     await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)
     await client.close()
-    service.executor.shutdown(wait=False, cancel_futures=True)
+    service.texts.close()
     if cause is not None:
         log.error("%s", cause)  # after the engine process has ended, so that the last log line is the cause
     return status
@@ -168,7 +177,7 @@ class _Process:
             log.warning("drain timeout of %g s: %d sequences are cut", self._drain_timeout, router.sequences)
         if failed.done():
             raise failed.result()
-        router.fail(EngineDiedError("The server is shutting down.", 0))
+        router.fail(EngineDiedError("the server is shutting down", 0, for_clients=SHUTTING_DOWN))
 
 
 async def _start(
@@ -269,16 +278,17 @@ def _log_ready(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on an existing socket, without its signal handlers."""
+    """uvicorn on an existing socket, without its signal handlers. `head_seconds`: see `ClientConnection`."""
 
-    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listening: socket.socket, *, head_seconds: float = HEAD_SECONDS) -> None:
         self._socket = listening
+        self._head_seconds = head_seconds
         self._stop = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=ClientConnection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -306,11 +316,16 @@ class HttpServer(uvicorn.Server):
             self._stop.set()
 
     async def main_loop(self) -> None:
-        """Update the Date header once a second, which is often enough; uvicorn's loop runs ten times a second."""
+        """Update the Date header and close overdue connections about once a second; uvicorn's loop runs more often."""
+        loop = asyncio.get_running_loop()
         while not self.should_exit:
             await self.on_tick(0)
+            now = loop.time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, ClientConnection):
+                    connection.sweep(now, self._head_seconds)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), 1.0)
+                await asyncio.wait_for(self._stop.wait(), min(1.0, self._head_seconds / 4))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

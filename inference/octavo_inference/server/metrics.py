@@ -70,7 +70,9 @@ class ServerMetrics:
         self.step_tokens = Histogram(STEP_TOKEN_BUCKETS)
         self._tokens_of_steps = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
-        self.rejected: Counter[str] = Counter({"draining": 0, "not_ready": 0, "sleeping": 0, "queue_full": 0})
+        self.rejected: Counter[str] = Counter(
+            {"draining": 0, "not_ready": 0, "sleeping": 0, "queue_full": 0, "intake_full": 0}
+        )
 
     def step(self, stats: EngineStats) -> None:
         """Record the tokens computed since the last call, from the engine's state after a step."""

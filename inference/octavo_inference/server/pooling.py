@@ -12,6 +12,7 @@ from octavo_inference.server.errors import context_overflow, invalid
 from octavo_inference.server.prompt_batch import PromptBatch
 from octavo_inference.server.prompts import SchedulingFields, engine_requests
 from octavo_inference.server.service import Loaded, Service
+from octavo_inference.tokenizer.encoding import token_ids
 
 MAX_INPUTS = 2048
 """Texts in one request, as in the OpenAI API."""
@@ -36,7 +37,7 @@ def input_tokens(
         # A text that is surely too long is not tokenised.
         if keep is None and first is None and len(given) // loaded.longest_token > limit:
             raise context_overflow(len(given) // loaded.longest_token, 0, limit, field)
-        tokens = list(loaded.text.tokenizer.encode(given).ids)
+        tokens = token_ids(loaded.text.tokenizer, given)
     else:
         tokens = given
         unknown = next((token for token in tokens if token >= loaded.info.vocab_size), None)

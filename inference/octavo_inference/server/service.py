@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
@@ -14,6 +15,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from tokenizers import Tokenizer
 
+from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName, RelevanceName
@@ -23,6 +25,7 @@ from octavo_inference.engine.output_router import OutputRouter
 from octavo_inference.server import errors
 from octavo_inference.server.errors import (
     ApiError,
+    client_gone,
     context_overflow,
     draining,
     invalid,
@@ -30,9 +33,12 @@ from octavo_inference.server.errors import (
     not_ready,
 )
 from octavo_inference.server.generation import Generation
-from octavo_inference.server.http import NOTES
+from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
+from octavo_inference.server.intake import BodyReservation, Intake
 from octavo_inference.server.metrics import ServerMetrics
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits
+from octavo_inference.server.text_pool import TextPool
+from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within, token_ids
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -41,8 +47,10 @@ if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
 
 Result = TypeVar("Result")
 
-# Tokenisation and templates run in these threads, so that a long prompt does not block the event loop.
-TEXT_THREADS = 2
+# Tokenising a body up to this size takes so little time that the client is not watched meanwhile.
+_SHORT_BODY = 16 * 1024
+# The start of a list of token ids. Inside a JSON string, the quotes would have backslashes.
+_IDS = re.compile(rb'"(prompt|input|tokens)"\s*:\s*\[\s*(\d)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,9 @@ class Service:
     """True if only gateways have access to this server, so that their tenant and priority headers are trusted."""
     clock: Callable[[], float] = time.monotonic
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
-    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TEXT_THREADS, "octavo-text"))
+    texts: TextPool = field(default_factory=TextPool)
+    """Tokenisation and templates run here, so that a long prompt does not block the event loop."""
+    intake: Intake = field(init=False)
     ready: bool = False
     """True once the model is loaded and has generated a token."""
     draining: bool = False
@@ -93,8 +103,10 @@ class Service:
     """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
     _sequence: int = 0
+    _trim: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
+        self.intake = Intake(on_refusal=self._count_refused_body, on_large=self._trim_later)
         self.router.on_step = self.metrics.step
 
     def require(self, model: str) -> Loaded:
@@ -107,7 +119,7 @@ class Service:
             raise self._reject(errors.sleeping(), "sleeping")
         failure = self.router.failure
         if failure is not None:
-            raise errors.engine_failed(str(failure))
+            raise errors.engine_gone(failure.for_clients)
         if model not in self.names:
             raise model_not_found(model, self.names[0])
         return self.loaded
@@ -203,12 +215,66 @@ class Service:
         """True if new requests are accepted."""
         return self.ready and not self.draining and not self.sleeping and self.router.failure is None
 
-    async def work(self, function: Callable[[], Result]) -> Result:
-        """Run a text function in a thread. Raises `ApiError` for a `RequestError`."""
+    def check_ids(self, data: bytearray) -> None:
+        """Reject a prompt of too many token ids before the body is decoded, which takes long. Raises `ApiError` 400."""
+        if self.loaded is None or b'"truncate_prompt_tokens"' in data:
+            return
+        if found := _IDS.search(data):
+            count = data.count(b",", found.start(2), data.find(b"]", found.start(2))) + 1
+            if count > self.loaded.info.max_model_len:
+                raise context_overflow(count, 1, self.loaded.info.max_model_len, found[1].decode())
+
+    def check_sequences(self, count: int) -> None:
+        """Reject a request with more sequences than an empty server accepts, before its prompts are tokenised.
+
+        Raises `ApiError` 400.
+        """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.executor, function)
+            self.router.check_fits(count)
         except RequestError as error:
             raise invalid(str(error), error.field) from None
+
+    async def work(self, function: Callable[[], Result]) -> Result:
+        """Run a short text function in a thread. Raises `ApiError` for a `RequestError`."""
+        [result] = await self._texts("", [function])
+        return result
+
+    async def tokenise(self, request: HttpRequest, steps: Iterable[Callable[[], Result]]) -> list[Result]:
+        """Run text functions of a request in threads, one after the other; each may take as long as one prompt takes.
+
+        Others get their turn in between. If the client disconnects, those that have not begun are dropped. Afterwards
+        the request's body counts no more. Raises `ApiError` for a `RequestError`, and 499 for a client that has gone.
+        """
+        reservation: BodyReservation = request.scope[RESERVATION]
+        work = self._texts(reservation.client, steps)
+        try:
+            if reservation.size <= _SHORT_BODY and self.texts.is_idle:
+                return await work
+            results = await until_disconnect(request.receive, work)
+        finally:
+            reservation.release()
+        if results is None:
+            raise client_gone()
+        return results
+
+    async def _texts(self, client: str, steps: Iterable[Callable[[], Result]]) -> list[Result]:
+        try:
+            return await self.texts.run(client, steps)
+        except RequestError as error:
+            raise invalid(str(error), error.field) from None
+
+    def _count_refused_body(self) -> None:
+        self.metrics.rejected["intake_full"] += 1
+
+    def _trim_later(self) -> None:
+        """Return free memory to the system soon, at most once a second."""
+        if self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(1.0, self._start_trim)
+
+    def _start_trim(self) -> None:
+        self._trim = None
+        with contextlib.suppress(RuntimeError):  # the pool is closed
+            asyncio.get_running_loop().run_in_executor(self.texts.threads, trim)
 
     def _reject(self, error: ApiError, reason: str) -> ApiError:
         self.metrics.rejected[reason] += 1
@@ -233,8 +299,12 @@ class Loaded:
         """
         template = self.template("messages")
         if bounded:
-            self._check_length(sum(map(_characters, messages)), "messages")
-        return template.tokens(messages, **options)
+            self._check_characters(sum(map(_characters, messages)), "messages")
+        limit = self.info.max_model_len
+        try:
+            return template.tokens(messages, max_tokens=limit if bounded else None, **options)
+        except PromptTooLongError as error:
+            raise context_overflow(error.tokens, 1, limit, "messages") from None
 
     def template(self, param: str) -> ChatTemplate:
         """The model's chat template. Raises `ApiError` for this field if it has none."""
@@ -249,12 +319,18 @@ class Loaded:
         """
         if isinstance(prompt, str):
             if bounded:
-                self._check_length(len(prompt), "prompt")
-            tokens = list(self.text.tokenizer.encode(prompt).ids)
+                self._check_length(prompt, "prompt")
+            limit = self.info.max_model_len
+            try:
+                tokens = ids_within(self.text.tokenizer, prompt, limit if bounded else None)
+            except PromptTooLongError as error:
+                raise context_overflow(error.tokens, 1, limit, "prompt") from None
         else:
+            if bounded:
+                self._check_length(prompt, "prompt")
             tokens = prompt
-            unknown = next((token for token in tokens if token >= self.info.vocab_size), None)
-            if unknown is not None:
+            unknown = max(tokens, default=0)
+            if unknown >= self.info.vocab_size:
                 raise invalid(f"prompt: {unknown} is not a token; the vocabulary has {self.info.vocab_size}.", "prompt")
         if not tokens:
             raise invalid("prompt: it is empty; give at least one token.", "prompt")
@@ -279,10 +355,21 @@ class Loaded:
 
     def text_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokens of a text, which may exceed the model's context. Raises `ApiError` if it surely does."""
-        self._check_length(len(text), "prompt")
-        return list(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        self._check_characters(len(text), "prompt")
+        return token_ids(self.text.tokenizer, text, add_special_tokens=add_special_tokens)
 
-    def _check_length(self, characters: int, param: str) -> None:
+    def check_prompts(self, prompts: Iterable[str | list[int]]) -> None:
+        """Reject a request if one of its prompts is surely too long, without tokenising any. Raises `ApiError`."""
+        for prompt in prompts:
+            self._check_length(prompt, "prompt")
+
+    def _check_length(self, prompt: str | list[int], param: str) -> None:
+        if isinstance(prompt, str):
+            self._check_characters(len(prompt), param)
+        elif len(prompt) > self.info.max_model_len:
+            raise context_overflow(len(prompt), 1, self.info.max_model_len, param)
+
+    def _check_characters(self, characters: int, param: str) -> None:
         # Reject a text that is surely too long without tokenising megabytes.
         at_least = characters // self.longest_token
         if at_least > self.info.max_model_len:

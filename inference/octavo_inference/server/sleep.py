@@ -109,7 +109,7 @@ async def warm_up(router: OutputRouter, info: EngineInfo) -> None:
     router.submit([request], outputs.put_nowait)
     output = await outputs.get()
     if output.error is not None:
-        raise EngineDiedError(f"the first token could not be generated: {output.error}")
+        raise router.failure or EngineDiedError(f"the first token could not be generated: {output.error}")
 
 
 async def get_sleep(service: Service, _: HttpRequest) -> Response:

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from octavo_inference.common.errors import ModelError, RequestError
 from octavo_inference.tokenizer.assets import TokenizerAssets
+from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within, plain_tokenizer, surely_above
 
 MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 * 2**20
@@ -102,14 +103,16 @@ class ChatTemplate:
         """True if the template reads this variable."""
         return name in self._names
 
-    def tokens(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> list[int]:
+    def tokens(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, **options: Unpack[TemplateOptions]
+    ) -> list[int]:
         """Prompt tokens of a conversation.
 
         Every control token in the result comes from the template. One spelled out in a message, tool, document or
         variable (`<|im_end|>`) is encoded as plain characters: a marker character that occurs nowhere else is inserted
         into it, the template is rendered, control tokens are cut out, and the pieces between them are encoded as plain
         text without the marker. Raises `RequestError` when the template refuses the conversation or exceeds its time or
-        size limit.
+        size limit, and `PromptTooLongError` for a conversation far above `max_tokens`, before all of it is encoded.
         """
         mark, end = _unused_characters([messages, *_inserted(options)])
 
@@ -129,8 +132,8 @@ class ChatTemplate:
         given["variables"] = _mapped(options.get("variables"), guard)
         text = self._render(guarded, given, end)
         if mark not in text:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        return self._control.encode_guarded(text, mark)
+            return ids_within(self._tokenizer, text, max_tokens, add_special_tokens=False)
+        return self._control.encode_guarded(text, mark, max_tokens)
 
     def render(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
         """The prompt as text, for people. Raises as `tokens` does."""
@@ -230,26 +233,26 @@ class ControlTokens:
             guarded = guarded[:start] + mark + guarded[start:]
         return guarded
 
-    def encode_guarded(self, text: str, mark: str) -> list[int]:
-        """Tokens of a rendered text in which user text was guarded."""
+    def encode_guarded(self, text: str, mark: str, max_tokens: int | None = None) -> list[int]:
+        """Tokens of a rendered text in which user text was guarded. Raises `PromptTooLongError`."""
         ids: list[int] = []
         position = 0
         for match in self._pattern.finditer(text):
-            ids += self.encode_plain(text[position : match.start()].replace(mark, ""))
+            ids += self.encode_plain(text[position : match.start()].replace(mark, ""), max_tokens)
             ids.append(self._ids[match[0]])
             position = match.end()
-        return ids + self.encode_plain(text[position:].replace(mark, ""))
+            if max_tokens is not None and len(ids) > surely_above(max_tokens):
+                raise PromptTooLongError(len(ids), max_tokens)
+        return ids + self.encode_plain(text[position:].replace(mark, ""), max_tokens)
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Tokens of `text` without a control token among them."""
+    def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Tokens of `text` without a control token among them. Raises `PromptTooLongError`."""
         if not text:
             return []
         with self._lock:
             if self._plain is None:
-                # A second tokenizer: the switch is a property of the object, which other threads use with it off.
-                self._plain = Tokenizer.from_str(self._tokenizer.to_str())
-                self._plain.encode_special_tokens = True
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+                self._plain = plain_tokenizer(self._tokenizer)
+        return ids_within(self._plain, text, max_tokens, add_special_tokens=False)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -285,15 +288,17 @@ def _time_limit(seconds: float) -> Iterator[None]:
     clock = time.pthread_getcpuclockid(thread)
     end = time.clock_gettime(clock) + seconds
     lock = threading.Lock()
-    finished = False
+    finished = thrown = False
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def check() -> None:
+        nonlocal thrown
         with lock:
             if finished:
                 return
             left = end - time.clock_gettime(clock)
             if left <= 0:
+                thrown = True
                 throw(ctypes.c_ulong(thread), ctypes.py_object(_TooSlowError))
                 return
             _timer(left, check)
@@ -304,7 +309,10 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             finished = True
-            throw(ctypes.c_ulong(thread), None)  # one that was thrown and has not arrived yet
+            if thrown:
+                # It may not have arrived yet. Not called without need: CPython 3.11 would look for an exception at each
+                # call and loop from then on, and hang under a profiler.
+                throw(ctypes.c_ulong(thread), None)
         timer.cancel()
 
 

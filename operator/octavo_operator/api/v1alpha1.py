@@ -646,12 +646,12 @@ class Probes(ApiBlock):
         "to 1800.",
     )
     liveness_stall_seconds: int = Field(
-        default=60,
+        default=30,
         ge=10,
         le=3600,
         description="livenessStallSeconds is the maximum time without a finished engine step while there are "
         "requests, in seconds. After that time, the container is restarted. Must be between 10 and 3600. Defaults to "
-        "60.",
+        "30.",
     )
 
 

@@ -14,6 +14,8 @@ import psutil
 import pytest
 from tests.support.waiting import eventually
 
+from octavo_inference.engine.output_router import LOST, SHUTTING_DOWN
+
 
 def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "octavo_inference", *flags]
@@ -42,6 +44,28 @@ class Reader:
         self.thread.join(120)
         assert not self.thread.is_alive()
         return self.text
+
+
+class Whole:
+    """A request for a whole answer, in the background: no byte of its response is sent before the end."""
+
+    def __init__(self, server):
+        before = server.load()["requests"]
+        self.response = None
+        self.thread = threading.Thread(target=self._send, args=(server,), daemon=True)
+        self.thread.start()
+        eventually(lambda: server.load()["requests"] > before)
+
+    def _send(self, server):
+        body = server.body(content="Count for ever.", max_tokens=900, ignore_eos=True)
+        self.response = server.api.post("/v1/chat/completions", json=body)
+
+    def is_refused(self, message: str) -> None:
+        """It got a 503 that says when to try again, and nothing about the inside of the server."""
+        self.thread.join(120)
+        error = self.response.json()["error"]
+        assert (self.response.status_code, error["code"], error["message"]) == (503, "engine_unavailable", message)
+        assert int(self.response.headers["retry-after"]) > 0
 
 
 def test_a_full_queue_refuses_at_once_and_those_let_in_are_answered(start):
@@ -81,31 +105,37 @@ def test_sigterm_lets_streams_finish(start):
 def test_a_drain_has_an_end(start):
     server = start("--drain-timeout", "0.5")
     stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    whole = Whole(server)
     server.process.send_signal(signal.SIGTERM)
     last = [block for block in stream.finish().split("\n\n") if block][-1]
     assert server.process.wait(60) == 0
-    assert "drain timeout of 0.5 s: 1 sequences are cut" in server.log
-    assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    whole.is_refused(SHUTTING_DOWN)
+    assert "drain timeout of 0.5 s: 2 sequences are cut" in server.log
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == SHUTTING_DOWN
 
 
 def test_a_second_signal_ends_at_once(start):
     server = start()
     stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    whole = Whole(server)
     server.process.send_signal(signal.SIGTERM)
     while "draining" not in server.log:
         assert server.process.poll() is None
     server.process.send_signal(signal.SIGTERM)
-    assert "shutting down" in stream.finish()
+    assert SHUTTING_DOWN in stream.finish()
+    whole.is_refused(SHUTTING_DOWN)
     assert server.process.wait(60) == 0
 
 
 def test_a_killed_engine_is_told_to_every_stream(start):
     server = start()
     streams = [Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True) for _ in range(3)]
+    whole = Whole(server)
     server.engine.kill()
+    whole.is_refused(LOST)
     for stream in streams:
         last = [block for block in stream.finish().split("\n\n") if block][-1]
-        assert "SIGKILL" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == LOST, "the cause is for the operator"
         assert "[DONE]" not in stream.text
     assert server.process.wait(60) == 1
     assert "the engine process was killed by SIGKILL" in server.log
@@ -115,8 +145,10 @@ def test_a_hang_is_noticed(start):
     server = start("--stall-seconds", "4")
     stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
     server.engine.suspend()
-    assert "no step for 4 s with 1 sequences pending" in stream.finish()
+    assert LOST in stream.finish()
     assert server.process.wait(60) == 70
+    assert "no step for 4 s with 1 sequences pending; its process is stopped" in server.log
+    assert "stacks are in the log" not in server.log
 
 
 def test_the_engine_does_not_outlive_its_server(start):

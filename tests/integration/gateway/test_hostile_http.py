@@ -319,15 +319,36 @@ def test_a_body_that_never_comes_to_its_end(gateway: Gateway, pod: RecordingPod)
     assert len(pod.seen) == 1
 
 
-def test_a_connection_without_a_request_waits_for_one(gateway: Gateway) -> None:
-    """Load balancers open connections ahead; the time-out of a head begins with its first byte."""
+def test_a_silent_connection_is_closed_without_an_answer(gateway: Gateway) -> None:
+    started = time.monotonic()
+    assert exchange(gateway) == b""
+    assert time.monotonic() - started >= 1.9
+
+
+def test_a_connection_may_rest_after_a_request(gateway: Gateway) -> None:
+    """Load balancers keep connections; the time-out of the next head begins with its first byte."""
     with gateway.connect() as connection:
+        connection.sendall(plain())
+        assert statuses(connection.recv(65536)) == [200]
         connection.settimeout(2.5)
         with pytest.raises(TimeoutError):
             connection.recv(1)
         connection.sendall(last(plain()))
         connection.settimeout(30)
         assert statuses(to_the_end(connection)) == [200]
+
+
+def test_a_client_that_leaves_in_mid_body_is_one_line(gateway: Gateway, pod: RecordingPod) -> None:
+    with gateway.connect() as connection:
+        connection.sendall(plain(b"X-Request-Id: left-early")[:-1])
+
+    def logged() -> list[dict[str, str]]:
+        return [line for line in gateway.logged() if line.get("request_id") == "left-early"]
+
+    eventually(lambda: bool(logged()))
+    [line] = logged()
+    assert (line["level"].lower(), line["status"]) == ("info", 499)
+    assert (pod.seen, pod.junk) == ([], [])
 
 
 def test_too_long_bodies_are_refused_by_their_length(gateway: Gateway, pod: RecordingPod) -> None:

@@ -302,6 +302,6 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             engine.hold = False
             engine.sequences.clear()
             await client.close()
-            service.executor.shutdown()
+            service.texts.close()
 
     return start

@@ -20,7 +20,7 @@ from octavo_inference.core.request import Abort, Output, Request, SamplingParams
 from octavo_inference.engine import ipc, process
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo, EngineStep, Ready, Start, decode_from_engine
-from octavo_inference.engine.output_router import EngineDiedError
+from octavo_inference.engine.output_router import LOST, EngineDiedError
 from octavo_inference.engine.process import Channel
 from octavo_protocol.server_settings import ServerSettings
 
@@ -140,6 +140,7 @@ async def test_a_killed_engine_ends_every_request(fake_engine):
     client.router.submit([request("late")], found.append)
     assert [output.id for output in found] == ["r0", "r1", "r2", "late"]
     assert {output.finish_reason for output in found} == {"error"}
+    assert {output.error for output in found} == {LOST}, "the cause is for the operator"
     assert "SIGKILL" in str(cause)
     assert "--kv-memory" in str(cause)
     assert cause.status == 1
@@ -162,6 +163,7 @@ async def test_a_stalled_engine_is_dumped_and_killed(fake_engine, tmp_path):
     cause = await client.router.failed()
     assert output.finish_reason == "error"
     assert "no step for 1 s" in str(cause)
+    assert "its stacks are in the log above" in str(cause)
     assert cause.status == 70
     assert child.process.wait(5) == -signal.SIGKILL
     assert "in hang" in log.read_text()
@@ -186,3 +188,18 @@ def test_timeline_counts_from_the_kernel_s_start():
     timeline.mark("here")
     assert 0 < timeline.now() < 3600
     assert "here at" in str(timeline)
+
+
+async def test_a_stopped_engine_is_not_said_to_have_written_stacks(fake_engine):
+    fake_engine.hold = True
+    child = Child(lambda _: (fake_engine, INFO))
+    client = ProcessClient(child, stall_seconds=0.2)
+    await client.start()
+    child.process.send_signal(signal.SIGSTOP)
+    [output] = await outputs(client, request("a"))
+    cause = await client.router.failed()
+    assert output.error == LOST
+    assert "its process is stopped" in str(cause)
+    assert "stacks are in the log" not in str(cause)
+    assert child.process.wait(5) == -signal.SIGKILL
+    child.connection.close()

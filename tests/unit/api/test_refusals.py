@@ -337,14 +337,30 @@ async def test_a_full_queue_refuses_at_once(serve):
 
 
 async def test_prompts_of_one_request_are_taken_together_or_not_at_all(serve):
-    async with serve(max_queued=2) as server:
-        refused = await server.complete(prompt=["x"] * 11)
-        assert server.engine.seen == []
+    async with serve(max_queued=2, listen=True, hold=True) as server:
+        first = asyncio.create_task(server.complete(prompt="x", max_tokens=1))
+        await eventually_async(lambda: len(server.engine.seen) == 1)
+        refused = await server.complete(prompt=["x"] * 5, n=2)
+        assert len(server.engine.seen) == 1
+        server.release()
+        await first
         taken = await server.complete(prompt=["x"] * 5, n=2)
         metrics = (await server.admin.get("/metrics")).text
-    assert (refused.status_code, taken.status_code, len(server.engine.seen)) == (503, 200, 5)
+    assert (refused.status_code, taken.status_code, len(server.engine.seen)) == (503, 200, 6)
     assert 'octavo:admission_rejections_total{model_name="m",reason="queue_full"} 1.0' in metrics
-    assert 'octavo:prompt_tokens_total{model_name="m"} 5.0' in metrics
+    assert 'octavo:prompt_tokens_total{model_name="m"} 6.0' in metrics
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["x"] * 11}, {"prompt": ["x"] * 2, "n": 6}, {"prompt": "x", "n": 11}])
+async def test_more_sequences_than_an_empty_server_accepts_are_400(serve, fields):
+    async with serve(max_queued=2) as server:
+        response = await server.complete(**fields)
+        chat = await server.chat(n=11)
+    for refused in (response, chat):
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "n"
+        assert "10 at once (8 running and 2 waiting)" in refused.json()["error"]["message"]
+    assert server.engine.seen == []
 
 
 async def test_request_ids(serve):

@@ -70,7 +70,7 @@ def test_the_model_may_be_named_without_its_flag(tmp_path):
         (["--max-model-len", "-5"], ["--max-model-len"]),
         (["--served-model-name", "a b"], ["--served-model-name", "a b"]),
         (["--stall-seconds", "inf"], ["--stall-seconds"]),
-        (["--batching", "static", "--static-wait-ms", "60000"], ["--static-wait-ms", "60000", "--stall-seconds 60"]),
+        (["--batching", "static", "--static-wait-ms", "30000"], ["--static-wait-ms", "30000", "--stall-seconds 30"]),
         (["--config", "/does/not/exist"], ["--config", "/does/not/exist"]),
         (["org/tiny", "surprise"], ["surprise"]),
     ],

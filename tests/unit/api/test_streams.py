@@ -8,6 +8,7 @@ import json
 import pytest
 from tests.support.waiting import eventually_async
 
+from octavo_inference.engine.output_router import LOST
 from octavo_inference.server.openai import completions
 
 
@@ -67,9 +68,12 @@ async def test_a_failure_before_the_first_token_is_an_http_error(serve):
         live = await server.api.get("/livez")
         ready = await server.api.get("/readyz")
     for response in responses:
-        assert response.status_code == 500
-        assert response.json()["error"]["code"] == "engine_error"
-    assert (live.status_code, ready.status_code) == (500, 503)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) > 0
+        assert response.json()["error"]["code"] == "engine_unavailable"
+    assert (live.status_code, ready.status_code) == (503, 503)
+    for response in (*responses, live):
+        assert "device" not in response.text, "the cause is for the operator"
 
 
 async def test_a_failure_after_it_is_an_error_event_and_no_clean_end(serve):
@@ -77,7 +81,8 @@ async def test_a_failure_after_it_is_an_error_event_and_no_clean_end(serve):
         response = await server.chat(stream=True, n=2)
     blocks = [block for block in response.text.split("\n\n") if block]
     assert response.status_code == 200
-    assert "the device is gone" in json.loads(blocks[-1].removeprefix("data: "))["error"]["message"]
+    error = json.loads(blocks[-1].removeprefix("data: "))["error"]
+    assert (error["code"], error["message"]) == ("engine_unavailable", LOST)
     assert "[DONE]" not in response.text
     assert 'finish_reason":"' not in response.text
 

@@ -36,3 +36,21 @@ async def test_a_connection_may_rest_between_two_requests(world, port):
         writer.close()
         server.close()
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("port", ["public", "admin"])
+async def test_a_silent_connection_is_closed_without_an_answer(world, port):
+    await world.start()
+    app = world.api.app() if port == "public" else world.admin.app()
+    refused = []
+    runner = web.AppRunner(app)
+    await runner.setup()
+    server = await listen(runner, "127.0.0.1", 0, lambda: refused.append(1), head_seconds=HEAD_SECONDS)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    try:
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert not refused, "nothing was sent, so nothing was malformed"
+    finally:
+        writer.close()
+        server.close()
+        await runner.cleanup()

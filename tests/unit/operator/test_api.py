@@ -109,7 +109,7 @@ def test_revision_changes_with_the_pods_and_with_nothing_else(make_owner: Callab
         {"engine": {"env": [{"name": "A", "value": "1"}]}},
         {"resources": {"memory": "8Gi"}},
         {"drain": {"timeoutSeconds": 30}},
-        {"probes": {"livenessStallSeconds": 30}},
+        {"probes": {"livenessStallSeconds": 40}},
         {"scheduling": {"nodeSelector": {"zone": "a"}}},
         {"scheduling": {"queueName": "team-a"}},
         {"resources": {"claims": [{"name": "nic", "resourceClaimName": "nic-1"}]}},

@@ -36,7 +36,7 @@ from octavo_inference.server.service import Loaded, Service
 from octavo_inference.server.sse import MARK, event, template
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
-    from octavo_inference.tokenizer.chat_template import Message
+    from octavo_inference.tokenizer.chat_template import Message, TemplateOptions
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,7 +54,7 @@ async def messages(service: Service, request: HttpRequest) -> Response:
     """Answer a conversation, or continue its last message, whole or as a stream."""
     body = await requests.read(request, MessagesRequest)
     loaded = service.require(body.model)
-    tokens = await _prompt_tokens(service, loaded, body)
+    tokens = await _prompt_tokens(service, request, loaded, body)
     room = loaded.answer_length(len(tokens), None, None, "messages")
     limit = min(body.max_tokens, room)
     sampling = requests.sampling(body, max_tokens=limit, vocab_size=loaded.info.vocab_size)
@@ -70,11 +70,11 @@ async def messages(service: Service, request: HttpRequest) -> Response:
 async def count_tokens(service: Service, request: HttpRequest) -> Response:
     """Count the prompt tokens of a conversation without answering it."""
     body = await requests.read(request, CountTokensRequest)
-    tokens = await _prompt_tokens(service, service.require(body.model), body)
+    tokens = await _prompt_tokens(service, request, service.require(body.model), body)
     return json_response(_encode(TokenCount(len(tokens))))
 
 
-async def _prompt_tokens(service: Service, loaded: Loaded, body: Conversation) -> list[int]:
+async def _prompt_tokens(service: Service, request: HttpRequest, loaded: Loaded, body: Conversation) -> list[int]:
     turns = body.turns
     if turns[-1] == ("assistant", ""):
         turns.pop()
@@ -86,9 +86,9 @@ async def _prompt_tokens(service: Service, loaded: Loaded, body: Conversation) -
             "messages",
         )
     prompt: list[Message] = [{"role": role, "content": text} for role, text in turns]
-    return await service.work(
-        lambda: loaded.chat_tokens(prompt, add_generation_prompt=not continued, continue_final_message=continued)
-    )
+    options: TemplateOptions = {"add_generation_prompt": not continued, "continue_final_message": continued}
+    [tokens] = await service.tokenise(request, [lambda: loaded.chat_tokens(prompt, **options)])
+    return tokens
 
 
 async def _whole(generation: Generation, reply: _Reply) -> bytes:

@@ -45,7 +45,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     body = await json_body.read(request, ChatRequest)
     loaded = service.require(body.model)
     head = echoed(body)
-    tokens, sampling = await service.work(lambda: _prepared(body, loaded))
+    [(tokens, sampling)] = await service.tokenise(request, [lambda: _prepared(body, loaded)])
     reply = Reply.new(
         "chatcmpl",
         body.model,

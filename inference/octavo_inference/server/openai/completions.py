@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -52,9 +53,15 @@ class _Prepared:
 
 async def completions(service: Service, request: HttpRequest) -> Response:
     """Continue one or more prompts, whole or as a stream."""
-    body = await json_body.read(request, CompletionRequest)
+    body = await json_body.read(request, CompletionRequest, service.check_ids)
     loaded = service.require(body.model)
-    prepared = await service.work(lambda: _prepared(body, loaded))
+    _check(body, body.answer_tokens)
+    asked = body.prompts
+    service.check_sequences(len(asked) * (body.n or 1))
+    if body.truncate_prompt_tokens is None:
+        loaded.check_prompts(asked)
+    tokens = await service.tokenise(request, [partial(_tokens, body, loaded, prompt) for prompt in asked])
+    prepared = await service.work(lambda: _prepared(body, loaded, tokens))
     reply = Reply.new(
         "cmpl",
         body.model,
@@ -74,13 +81,18 @@ async def completions(service: Service, request: HttpRequest) -> Response:
     return await json_unless_gone(request.receive, _whole(answer), headers)
 
 
-def _prepared(body: CompletionRequest, loaded: Loaded) -> _Prepared:
-    """What the engine needs, for a text thread. Raises `ApiError`."""
-    wanted = body.answer_tokens
-    _check(body, wanted)
-    asked, limit = body.prompts, body.truncate_prompt_tokens
+def _tokens(body: CompletionRequest, loaded: Loaded, prompt: str | list[int]) -> list[int]:
+    """The tokens of a prompt that leaves room for its answer: the first one that does not ends the request."""
+    wanted, limit = body.answer_tokens, body.truncate_prompt_tokens
     room = DEFAULT_TOKENS if wanted is None else wanted
-    tokens = [loaded.truncated(loaded.prompt_tokens(prompt, bounded=limit is None), limit, room) for prompt in asked]
+    tokens = loaded.truncated(loaded.prompt_tokens(prompt, bounded=limit is None), limit, room)
+    loaded.answer_length(len(tokens), None if wanted is None else max(wanted, 1), DEFAULT_TOKENS, "prompt")
+    return tokens
+
+
+def _prepared(body: CompletionRequest, loaded: Loaded, tokens: list[list[int]]) -> _Prepared:
+    """What the engine needs, for a text thread. Raises `ApiError`."""
+    wanted, asked, limit = body.answer_tokens, body.prompts, body.truncate_prompt_tokens
     scored = _prompt_alternatives(body)
     requests.check_prompt_logprobs([len(prompt) for prompt in tokens], scored, _scored_field(body))
     bad_words = requests.bad_words(body, loaded.text.tokenizer)

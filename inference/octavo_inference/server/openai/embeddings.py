@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -75,12 +76,13 @@ class EmbeddingResponse(msgspec.Struct, frozen=True):
 
 async def embeddings(service: Service, request: HttpRequest) -> Response:
     """Embed one or more texts."""
-    body = await json_body.read(request, EmbeddingRequest)
+    body = await json_body.read(request, EmbeddingRequest, service.check_ids)
     loaded = service.require(body.model)
     inputs = body.inputs
     _check_size(body, len(inputs), loaded.info.hidden_size)
     keep = body.truncate_prompt_tokens
-    tokens = await service.work(lambda: [input_tokens(loaded, given, "input", keep) for given in inputs])
+    steps = [partial(input_tokens, loaded, given, "input", keep) for given in inputs]
+    tokens = await service.tokenise(request, steps)
     prompts = pooled_requests(service, request, body, loaded, tokens)
     headers = await prompt_headers(service, request, loaded, prompts)
     work = _whole(service, body, prompt_batch(service, request, prompts))

@@ -18,6 +18,7 @@ from octavo_inference.server.openai_responses.items import (
 )
 from octavo_inference.server.openai_responses.request_body import InputFields
 from octavo_inference.server.openai_responses.store import ResponseStore
+from octavo_inference.tokenizer.encoding import token_ids
 
 if TYPE_CHECKING:
     from octavo_inference.server.service import Loaded
@@ -101,7 +102,7 @@ def _first_affordable(loaded: Loaded, items: Sequence[MessageItem], limit: int) 
         text = items[number].text
         if len(text) // loaded.longest_token > limit:
             return number + 1
-        used += len(loaded.text.tokenizer.encode(text, add_special_tokens=False).ids)
+        used += len(token_ids(loaded.text.tokenizer, text, add_special_tokens=False))
         if used > limit:
             return number + 1
     return 0

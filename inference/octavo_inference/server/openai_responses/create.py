@@ -75,7 +75,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
     tenant = tenant_of(service, request)
     items = await conversation(body, service.responses, tenant)
     room = room_for(body, loaded.info.max_model_len, body.max_output_tokens)
-    tokens = await service.work(lambda: prompt(loaded, body.instructions, items, room))
+    [tokens] = await service.tokenise(request, [lambda: prompt(loaded, body.instructions, items, room)])
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,

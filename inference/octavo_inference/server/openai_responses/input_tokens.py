@@ -21,5 +21,5 @@ async def count_input_tokens(service: Service, request: HttpRequest) -> Response
     loaded = service.require(body.model or service.names[0])
     items = await conversation(body, service.responses, tenant_of(service, request))
     room = room_for(body, loaded.info.max_model_len, None)
-    tokens = await service.work(lambda: prompt(loaded, body.instructions, items, room))
+    [tokens] = await service.tokenise(request, [lambda: prompt(loaded, body.instructions, items, room)])
     return json_response(msgspec.json.encode(InputTokenCount(len(tokens))))

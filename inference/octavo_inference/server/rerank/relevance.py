@@ -24,7 +24,8 @@ class Relevance:
     async def batch(self, request: HttpRequest, body: SchedulingFields) -> PromptBatch:
         """The prompts to compute. Raises `ApiError`."""
         rule, loaded = self._rule, self._loaded
-        tokens = await self._service.work(lambda: rule.prompts(loaded, self._pairs, self._limits))
+        steps = [lambda: rule.prompts(loaded, self._pairs, self._limits)]
+        [tokens] = await self._service.tokenise(request, steps)
         return prompt_batch(self._service, request, rule.requests(self._service, request, body, loaded, tokens))
 
     async def scores(self, batch: PromptBatch) -> list[float]:

@@ -21,12 +21,13 @@ async def tokenize(service: Service, request: HttpRequest) -> Response:
     body = await json_body.read(request, TokenizeRequest)
     body.check()
     loaded = service.require(body.model or service.names[0])
-    return json_response(await service.work(lambda: msgspec.json.encode(_tokenized(loaded, body))))
+    [encoded] = await service.tokenise(request, [lambda: msgspec.json.encode(_tokenized(loaded, body))])
+    return json_response(encoded)
 
 
 async def detokenize(service: Service, request: HttpRequest) -> Response:
     """The text of tokens, special tokens included."""
-    body = await json_body.read(request, DetokenizeRequest)
+    body = await json_body.read(request, DetokenizeRequest, service.check_ids)
     loaded = service.require(body.model or service.names[0])
     info = loaded.info
     if len(body.tokens) > info.max_model_len:
@@ -39,7 +40,7 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
     if unknown is not None:
         raise invalid(f"tokens: {unknown} is not a token; the vocabulary has {info.vocab_size}.", "tokens")
     decode = loaded.text.tokenizer.decode
-    text = await service.work(lambda: decode(body.tokens, skip_special_tokens=False))
+    [text] = await service.tokenise(request, [lambda: decode(body.tokens, skip_special_tokens=False)])
     return json_response(msgspec.json.encode(Detokenized(text)))
 
 

@@ -108,7 +108,9 @@ async def test_after_a_prompt_that_is_too_long_no_other_is_tokenised(serve, monk
         asked: list[str] = []
         loaded = type(server.service.loaded)
         original = loaded.prompt_tokens
-        monkeypatch.setattr(loaded, "prompt_tokens", lambda self, text: asked.append(text) or original(self, text))
+        monkeypatch.setattr(
+            loaded, "prompt_tokens", lambda self, text, **how: asked.append(text) or original(self, text, **how)
+        )
         response = await server.complete(prompt=["a", "b c " * 600, "d"])
     assert response.status_code == 400
     assert len(asked) == 2

@@ -380,7 +380,7 @@ async def test_a_full_queue_is_an_overload_to_retry(serve):
 async def test_a_stream_that_fails_ends_with_an_error_event(serve):
     async with serve(fail_at=4) as server:
         found = events(await ask(server, stream=True))
-    assert [found[-1]["type"], found[-1]["error"]["type"]] == ["error", "api_error"]
+    assert [found[-1]["type"], found[-1]["error"]["type"]] == ["error", "overloaded_error"]
     assert "message_stop" not in {event["type"] for event in found}
 
 

@@ -268,7 +268,7 @@ async def test_contradictions(serve):
     async with serve() as server:
         assert refusal(await server.chat(min_tokens=9, max_tokens=3))["param"] == "min_tokens"
         assert refusal(await server.chat(max_tokens=1, max_completion_tokens=2))["param"] == "max_completion_tokens"
-        assert refusal(await server.complete(echo=True, logprobs=20, prompt=[[5] * 511] * 128))["param"] == "echo"
+        assert refusal(await server.complete(echo=True, logprobs=20, prompt=[[5] * 511] * 64))["param"] == "echo"
         both = await server.chat(logprobs=True, top_logprobs=2, logprob_token_ids=[5])
         assert refusal(both)["param"] == "logprob_token_ids"
         unsure = await server.chat(continue_final_message=True, add_generation_prompt=True)

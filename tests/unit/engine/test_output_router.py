@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo_inference.common.errors import QueueFullError
+from octavo_inference.common.errors import QueueFullError, RequestError
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Abort, Output, Request, ResetCache, SamplingParams
 from octavo_inference.engine.ipc import EngineStep
@@ -94,11 +94,19 @@ async def test_before_the_engine_says_anything_no_more_than_rows_and_queue_are_l
 
 async def test_requests_are_let_in_together_or_not_at_all(served):
     run = served(max_queued=1, max_running=2)
+    run.submit("a")
     with pytest.raises(QueueFullError):
+        run.submit("b", "c", "d")
+    assert (run.router.sequences, len(run.sent)) == (1, 1)
+    run.submit("b", "c")
+    assert run.router.sequences == 3
+
+
+async def test_what_an_empty_server_could_not_take_is_refused_for_good(served):
+    run = served(max_queued=1, max_running=2)
+    with pytest.raises(RequestError, match="4 sequences; this server accepts 3 at once"):
         run.submit("a", "b", n=2)
     assert (run.router.sequences, run.sent) == (0, [])
-    run.submit("c", "d", "e")
-    assert run.router.sequences == 3
 
 
 async def test_a_queue_that_its_clients_left_is_empty(served):

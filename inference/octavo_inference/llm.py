@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Unpack
 
 import numpy as np
@@ -16,53 +16,16 @@ from tqdm import tqdm
 from octavo_inference.checkpoints.sentence_transformers import declared_pooling
 from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.common.vectors import vector_of
+from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import DEFAULT_POOLING, EngineSettings, PoolingName
-from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from octavo_inference.core.request import SamplingParams
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.tokenizer.chat_template import Message, TemplateOptions, load_chat_template
-from octavo_inference.tokenizer.detokenizer import Detokenizer
 from octavo_inference.tokenizer.messages import plain_messages
 
-Prompt = str | Sequence[int]
 Conversation = Sequence[Message]
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One of a prompt's n answers.
-
-    `token_ids` include the token that ended it, `text` does not. `logprobs` has one entry per token if requested;
-    `cumulative_logprob` is their sum. `stop_reason` is the stop string or id, None for end-of-sequence and length.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] | None = None
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        """Log-probability of the whole answer, None if logprobs were not requested."""
-        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A prompt and its answers. `prompt` is None if the prompt was given as token ids.
-
-    `prompt_logprobs` has an entry per prompt token if requested, None for the first.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +153,12 @@ class LLM:
         first, *others = self.embed([query, *_as_list(documents)], pooling=pooling, use_tqdm=use_tqdm)
         return [float(first.embedding @ other.embedding) for other in others]
 
-    def _job(self, prompt: Prompt, sampling: SamplingParams, pooling: PoolingName | None = None) -> _Job:
-        text = prompt if isinstance(prompt, str) else None
-        tokens = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
+    def _job(self, prompt: Prompt, sampling: SamplingParams, pooling: PoolingName | None = None) -> RunningRequest:
         self._count += 1
-        request = Request(id=f"llm-{self._count}", tokens=tokens, sampling=sampling, pooling=pooling)
-        outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
-        detokenizers = [Detokenizer.of(self.tokenizer, tokens, sampling) for _ in outputs]
-        return _Job(request, RequestOutput(request.id, text, tokens, outputs), detokenizers)
+        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, pooling)
 
     @contextmanager
-    def _submitted(self, jobs: list[_Job]) -> Iterator[None]:
+    def _submitted(self, jobs: list[RunningRequest]) -> Iterator[None]:
         """Aborts open requests if the block ends early (a rejected request, Ctrl-C, an error)."""
         try:
             for job in jobs:
@@ -210,44 +168,22 @@ class LLM:
             for job in jobs:
                 self.engine.abort(job.request.id)
 
-    def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> None:
+    def _run(self, jobs: list[RunningRequest], *, use_tqdm: bool) -> None:
         by_id = {job.request.id: job for job in jobs}
-        total = sum(len(job.detokenizers) for job in jobs)
+        total = sum(job.request.sampling.n for job in jobs)
         tokens = 0
         with tqdm(total=total, desc="Completions", disable=not use_tqdm, dynamic_ncols=True) as bar:
             while self.engine.has_work:
                 outputs = self.engine.step()
                 for output in outputs:
                     tokens += len(output.tokens)
-                    if self._take(by_id[output.id], output):
+                    job = by_id[output.id]
+                    if job.add(output):
+                        if output.finish_reason is None:
+                            self.engine.abort(output.id, output.index)
                         bar.update()
                         seconds = bar.format_dict["elapsed"]
                         bar.set_postfix_str(f"{tokens / seconds:.0f} tok/s" if seconds else "")
-
-    def _take(self, job: _Job, output: Output) -> bool:
-        """Add an engine output to its completion. Returns True if the completion is now complete."""
-        if output.finish_reason == "error":
-            raise OctavoError(output.error or "the engine failed")
-        completion = job.result.outputs[output.index]
-        delta = job.detokenizers[output.index].push(output)
-        completion.text += delta.text
-        completion.token_ids += delta.tokens
-        if completion.logprobs is not None:
-            completion.logprobs += delta.logprobs or []
-        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
-        job.result.num_cached_tokens = output.cached_tokens
-        if output.prompt_logprobs is not None:
-            job.result.prompt_logprobs = output.prompt_logprobs
-        if delta.finish_reason is not None and output.finish_reason is None:
-            self.engine.abort(output.id, output.index)
-        return delta.finish_reason is not None
-
-
-@dataclass(slots=True)
-class _Job:
-    request: Request
-    result: RequestOutput
-    detokenizers: list[Detokenizer]
 
 
 def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

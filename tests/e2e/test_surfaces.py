@@ -98,7 +98,7 @@ def test_a_stored_response_is_found_from_every_gateway(client: httpx.Client) -> 
     path = f"/v1/responses/{made}"
     for _ in range(6):
         # A new connection each time: the gateway's Service spreads them over its replicas.
-        assert httpx.get(f"{client.base_url}{path[1:]}", timeout=30).json()["id"] == made
+        assert httpx.get(client.base_url.join(path), timeout=30).json()["id"] == made
     assert client.get(f"{path}/input_items").json()["data"]
     assert post(client, "/v1/responses", previous_response_id=made)["previous_response_id"] == made
     assert client.delete(path).json()["deleted"] is True

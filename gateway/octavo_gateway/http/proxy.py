@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from time import perf_counter
 
 import aiohttp
@@ -76,7 +77,7 @@ class Proxy:
         retried, drained = False, set[Replica]()
         stored = self._reserve_stored(pool, call)
         while True:
-            reservation = stored or await self._reserve(answer, pool, call, arrival)
+            reservation = stored or await self._reserve(answer, pool, call, arrival, drained)
             exchange = Exchange(self._session, self._metrics, pool, reservation, call, request, answer, arrival)
             try:
                 response = await exchange.run()
@@ -118,9 +119,11 @@ class Proxy:
             self._metrics.routed(pool, reservation)
         return reservation
 
-    async def _reserve(self, answer: ClientResponse, pool: ModelPool, call: Call, arrival: Arrival) -> Reservation:
-        """A place on a replica, at once or after a hold."""
-        reservation = pool.reserve(call.prompt, call.attributes)
+    async def _reserve(
+        self, answer: ClientResponse, pool: ModelPool, call: Call, arrival: Arrival, drained: Collection[Replica]
+    ) -> Reservation:
+        """A place on a replica, at once or after a hold. One that has drained comes last: it would refuse it again."""
+        reservation = pool.reserve(call.prompt, call.attributes, drained)
         held = 0.0
         if reservation is None:
             arrival.counts()

@@ -7,7 +7,7 @@ of its reservation. In the end: `settle` with its outcome. One event loop owns a
 from __future__ import annotations
 
 from asyncio import Future, get_running_loop
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from octavo_gateway.api.errors import ApiError
 from octavo_gateway.discovery.endpoints import Deployment
@@ -76,13 +76,16 @@ class ModelPool:
         caches = "/".join(self.deployment.key), tenant, salt
         return self.router.prompt(text, self.deployment.policy.strategy, caches, session, cache_key)
 
-    def reserve(self, prompt: Prompt, attributes: RequestAttributes = PLAIN) -> Reservation | None:
+    def reserve(
+        self, prompt: Prompt, attributes: RequestAttributes = PLAIN, refused_by: Collection[Replica] = ()
+    ) -> Reservation | None:
         """A place on a replica at once; None if none accepts, all are full, or other requests wait already.
 
-        A deployment that does not hold ignores headroom: the request then waits in the replica's own queue. A request
-        that needs no engine ignores headroom and queue.
+        Replicas in `refused_by` are chosen only if no other one accepts requests. A deployment that does not hold
+        ignores headroom: the request then waits in the replica's own queue. A request that needs no engine ignores
+        headroom and queue.
         """
-        now, replicas = self.clock(), self.replicas.values()
+        now, replicas = self.clock(), self._without(refused_by)
         if not attributes.in_engine:
             return self._reserved(self.selector.select_any(self.deployment, replicas, now), prompt, attributes, now)
         if len(self.queue):
@@ -92,6 +95,14 @@ class ModelPool:
         else:
             choice = self.selector.select(self.deployment, prompt, attributes, replicas, now)
         return self._reserved(choice, prompt, attributes, now)
+
+    def _without(self, refused_by: Collection[Replica]) -> Collection[Replica]:
+        """All replicas but these, if one of the rest accepts requests; else all."""
+        if not refused_by:
+            return self.replicas.values()
+        others = [replica for replica in self.replicas.values() if replica not in refused_by]
+        accepting = self.selector.accepting(self.deployment, others, self.clock())
+        return others if any(True for _ in accepting) else self.replicas.values()
 
     def reserve_at(self, name: str, url: str, prompt: Prompt, attributes: RequestAttributes) -> Reservation | None:
         """A place on the replica that stores the response to which a request refers, full or not.

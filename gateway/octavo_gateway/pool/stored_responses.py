@@ -1,6 +1,6 @@
 """Remembers which replica stores which response of the Responses API. Pure.
 
-A stored response is in the memory of the replica that generated it, and its id does not name the replica.
+A stored response is in the memory of the replica that generated it. A tag in its id is a hash of the replica's name.
 """
 
 from __future__ import annotations

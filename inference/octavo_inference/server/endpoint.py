@@ -69,6 +69,8 @@ class HttpEndpoint:
     def statuses(self) -> tuple[int, ...]:
         """Statuses of all error responses, without that of a missing key."""
         found = {500, *self.errors}
+        if self.error is ErrorObject:  # before the path is known, the format is this one
+            found.add(431)
         if self.body is not None:
             found.update(_BODY_ERRORS)
         if self.event is not None:

@@ -17,8 +17,9 @@ from octavo_inference.server.errors import ApiError, client_gone, intake_full, i
 from octavo_inference.server.http import RESERVATION, until_disconnect
 from octavo_inference.server.intake import LARGE_BODY, BodyReservation
 from octavo_inference.server.refusals import explain
+from octavo_protocol.routes import BODY_LIMIT
 
-MAX_BODY = 8 * 2**20
+MAX_BODY = BODY_LIMIT
 BODY_SECONDS = 10.0
 # A refused body is read and discarded up to this many limits. If the server closed the connection while the client
 # still sends, the client would lose the response.

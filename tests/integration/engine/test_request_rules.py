@@ -13,7 +13,7 @@ import torch
 from tests.support.native import needs_native, require_native
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.llm import RequestOutput
+from octavo_inference.completion import RequestOutput
 
 from .families import FAMILIES, VOCAB, build, save
 

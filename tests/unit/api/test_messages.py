@@ -386,7 +386,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event(serve):
 
 async def test_a_silent_stream_sends_pings_after_its_start(serve, monkeypatch):
     monkeypatch.setattr("octavo_inference.server.anthropic.messages.KEEP_ALIVE_SECONDS", 0.05)
-    async with serve(listen=True, pace=0.12) as server:
+    async with serve(listen=True, pace=0.5) as server:
         response = await ask(server, stream=True, max_tokens=3)
     blocks = response.text.split("\n\n")
     start = next(number for number, block in enumerate(blocks) if block.startswith("event: message_start"))

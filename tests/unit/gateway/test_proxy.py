@@ -13,6 +13,7 @@ from tests.support.waiting import eventually_async
 
 from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.http.call import Call
+from octavo_gateway.pool.replica_selector import ReplicaSelector
 from octavo_gateway.queueing.hold_queue import Bounds
 
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
@@ -247,6 +248,20 @@ async def test_pods_that_drain_cost_no_retry(world):
         async with world.post() as response:
             assert response.status == 200
     assert pool.retries.spend()
+
+
+async def test_a_retry_does_not_return_to_a_pod_that_drains_while_another_one_accepts(world, monkeypatch):
+    await world.start()
+    leaving = [await world.pod(draining) for _ in range(2)]
+    good = await world.pod()
+    pool = world.has(*(pod.endpoint() for pod in leaving), good.endpoint())
+    # On a busy machine a request may take longer than the back-off of the pods that refused it.
+    monkeypatch.setattr(ReplicaSelector, "accepting", lambda _self, _deployment, replicas, _now: iter(list(replicas)))
+    monkeypatch.setattr(pool.retries, "spend", lambda: False)
+    for _ in range(20):
+        async with world.post() as response:
+            assert response.status == 200
+    assert all(len(pod.seen) <= 20 for pod in leaving)
 
 
 async def test_a_pod_that_only_ever_drains_ends_the_request(world):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from octavo_inference.core.request import MAX_TIMEOUT
+from octavo_inference.server.connection import MAX_HEAD, MAX_HEADERS
 from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.errors import RETRY_AFTER_SECONDS
 from octavo_inference.server.json_body import MAX_BODY
@@ -26,6 +27,7 @@ ERRORS = {
     413: f"The body is larger than {MAX_BODY:,} bytes.",
     415: "The body is not plain JSON, or its `Content-Type` is not `application/json`.",
     429: "The API key has reached its limit. Only a gateway sends this.",
+    431: f"The head is larger than {MAX_HEAD:,} bytes, or has more than {MAX_HEADERS} headers.",
     500: "The server failed.",
     503: "The server is loading, full or draining; try again.",
     504: f"The time of `{HEADER_TIMEOUT}` passed without a token.",

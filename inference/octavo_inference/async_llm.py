@@ -1,0 +1,102 @@
+"""The engine for asyncio programs: a model in a process of its own, answers as they grow."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import Self
+
+from octavo_inference.common.errors import ModelError, OctavoError, QueueFullError
+from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
+from octavo_inference.config.arguments import arguments_of
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.core.request import Output, SamplingParams
+from octavo_inference.download.hub_cache import local_model
+from octavo_inference.engine.client import ProcessClient
+from octavo_inference.engine.spawn import EngineProcess
+from octavo_inference.tokenizer.assets import check_vocabulary, load_assets
+from octavo_protocol.server_settings import ServerSettings
+
+
+class AsyncLLM:
+    """A model in a process of its own, for asyncio programs.
+
+        async with AsyncLLM("smollm2", max_model_len=4096) as llm:
+            async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=64)):
+                print(output.outputs[0].text)
+
+    Its arguments are those of `LLM`. Any number of calls of `generate` may run at the same time; the engine batches
+    them. Use it in one event loop.
+    """
+
+    @arguments_of(EngineSettings)
+    def __init__(self, settings: EngineSettings) -> None:
+        if settings.chat_template is not None:
+            raise ModelError("AsyncLLM takes prompts, not conversations: leave chat_template out")
+        self.settings = settings
+        self._client: ProcessClient | None = None
+        self._count = 0
+
+    async def __aenter__(self) -> Self:
+        """Load the model. Raises `ModelError` or `EngineDiedError`, which say what is wrong."""
+        model = await asyncio.to_thread(lambda: local_model(self.settings.model).path)
+        settings = ServerSettings(engine=dataclasses.replace(self.settings, model=model))
+        child = EngineProcess()
+        try:
+            child.load(settings)
+            client = ProcessClient(child, stall_seconds=settings.stall_seconds)
+        except BaseException:
+            child.abandon()
+            raise
+        try:
+            assets, info = await asyncio.gather(asyncio.to_thread(load_assets, model), client.start())
+            check_vocabulary(assets.tokenizer, info.vocab_size, model)
+        except BaseException:
+            await client.close()
+            raise
+        self.tokenizer = assets.tokenizer
+        self._client = client
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the engine. Open calls of `generate` end with an error."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncGenerator[RequestOutput]:
+        """The answers to a prompt, each time they have grown; the same object, which the last time is complete.
+
+        Leaving the loop early ends the request. Raises `OctavoError` if the request can never be served, if the engine
+        has too many waiting requests, or if it ends.
+        """
+        if self._client is None:
+            raise OctavoError("the engine is not running: use AsyncLLM in `async with`")
+        router = self._client.router
+        self._count += 1
+        name = f"llm-{self._count}"
+        running = RunningRequest.of(name, prompt, self.tokenizer, sampling_params or SamplingParams(), None)
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        try:
+            router.submit([running.request], outputs.put_nowait)
+        except QueueFullError as error:
+            raise OctavoError(f"the engine is full: {error.waiting} sequences are waiting") from None
+        left = running.request.sampling.n
+        try:
+            while left:
+                arrived = [await outputs.get()]
+                while not outputs.empty():
+                    arrived.append(outputs.get_nowait())
+                for output in arrived:
+                    if running.result.outputs[output.index].finish_reason is not None:
+                        continue
+                    if running.add(output):
+                        left -= 1
+                        if output.finish_reason is None:
+                            router.abort(name, output.index)
+                yield running.result
+        finally:
+            router.abort(name)

@@ -1,0 +1,56 @@
+"""`AsyncLLM` with real weights: answers grow, requests run at the same time, a loop that is left ends its request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from tests.support.native import require_native
+
+from octavo_inference import LLM, AsyncLLM, SamplingParams
+from octavo_inference.common.errors import OctavoError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPTS = ["The capital of France is", "Water boils at", "Two and two are"]
+SIZES = {"max_model_len": 256, "kv_memory": "64Mi"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _native() -> None:
+    require_native()
+
+
+async def last(llm: AsyncLLM, prompt: str, sampling: SamplingParams = GREEDY) -> tuple[list[str], str]:
+    texts = []
+    async for output in llm.generate(prompt, sampling):
+        texts.append(output.outputs[0].text)
+    assert output.outputs[0].finish_reason is not None
+    return texts, texts[-1]
+
+
+async def test_answers_grow_to_those_of_the_offline_engine() -> None:
+    offline = [one.outputs[0].text for one in LLM("smollm2", **SIZES).generate(PROMPTS, GREEDY, use_tqdm=False)]
+    async with AsyncLLM("smollm2", **SIZES) as llm:
+        answers = await asyncio.gather(*(last(llm, prompt) for prompt in PROMPTS))
+    assert [text for _, text in answers] == offline
+    for texts, _ in answers:
+        assert len(texts) > 3
+        assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+
+
+async def test_errors_stop_strings_and_loops_that_are_left() -> None:
+    async with AsyncLLM("smollm2", **SIZES) as llm:
+        with pytest.raises(OctavoError, match="256"):
+            await last(llm, "word " * 600)
+        _, stopped = await last(llm, PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=24, stop=("Paris",)))
+        assert "Paris" not in stopped
+        generation = llm.generate(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(generation)
+        await generation.aclose()
+        assert llm._client is not None
+        assert llm._client.router.sequences == 0
+        both = [output async for output in llm.generate(PROMPTS[1], SamplingParams(n=2, seed=7, max_tokens=8))]
+        assert [one.finish_reason for one in both[-1].outputs] == ["length", "length"]
+    with pytest.raises(OctavoError, match="not running"):
+        await anext(llm.generate("x"))

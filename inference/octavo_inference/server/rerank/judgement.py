@@ -61,7 +61,9 @@ def _prompt(loaded: Loaded, pair: Pair, limits: Limits) -> list[int]:
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": f"<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"},
     ]
-    tokens = loaded.chat_tokens(messages)
+    # The answer must be the first token: a model that thinks first gets the template of one that does not.
+    uses_thinking = loaded.template(pair.of_document).uses("enable_thinking")
+    tokens = loaded.chat_tokens(messages, variables={"enable_thinking": False} if uses_thinking else None)
     if len(tokens) >= loaded.info.max_model_len:
         raise context_overflow(len(tokens), 1, loaded.info.max_model_len, pair.of_document)
     return tokens

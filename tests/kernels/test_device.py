@@ -108,7 +108,7 @@ def test_a_model_that_never_fits_names_what_could_be_smaller() -> None:
 
 
 def test_a_pool_that_was_asked_too_large_is_named() -> None:
-    with pytest.raises(DeviceError, match=r"needs 150.0 GiB, 120.0 of it by --kv-memory, and 139.0 .*make that small"):
+    with pytest.raises(DeviceError, match=r"needs 150.0 GiB, 120.0 of it by --kv-memory, and 139.0 .*reduce it"):
         require_room(h200(), 150 * GIB, kv_memory=120 * GIB)
 
 

@@ -271,7 +271,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder with a decoder"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder-decoder model"),
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "no text-generating decoder of that name"),
         (
             {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}},

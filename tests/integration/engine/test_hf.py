@@ -275,7 +275,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "no text-generating decoder of that name"),
         (
             {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}},
-            "OwnForCausalLM cannot be served: transformers .* does not know it",
+            "OwnForCausalLM cannot be served: transformers .* does not support it",
         ),
         ({"quantization_config": {"quant_method": "awq"}}, r"its weights are quantised \(awq\)"),
         ({"n_layer": 3}, "config.json and the weights disagree: 12 tensors are missing"),

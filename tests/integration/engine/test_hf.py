@@ -293,7 +293,7 @@ def test_code_that_comes_with_a_model_does_not_run(tmp_path: Path) -> None:
     write_model(tmp_path, "GPT2", **GPT2)
     rewrite(tmp_path, model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(ModelError, match="does not know it"):
+    with pytest.raises(ModelError, match="does not support it"):
         load(tmp_path)
     assert not (tmp_path / "ran").exists()
 

@@ -120,7 +120,7 @@ def test_a_vector_has_the_same_bits_in_any_company(dtype: Any, pooling: Any) -> 
             if output.embedding is not None:
                 vectors[output.id] = output.embedding
             else:
-                mixed._take(jobs[output.id], output)
+                jobs[output.id].add(output)
     found = [vector_of(vectors[job.request.id]).tobytes() for job in embedded]
     assert found == [vector.tobytes() for vector in expected]
     assert [job.result.outputs[0].token_ids for job in generated] == [r.outputs[0].token_ids for r in answers]

@@ -59,7 +59,7 @@ def probe(port: int, seconds: float, times: Any) -> None:
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: bench\r\n\r\n")
             connection.recv(4096)
             found.append(time.perf_counter() - began)
-            time.sleep(0.01)
+            time.sleep(0.01)  # a hundred probes a second: enough for a p99, and no load of their own
     times.send(sorted(found))
 
 

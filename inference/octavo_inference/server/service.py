@@ -92,7 +92,7 @@ class Service:
     """True once the model is loaded and has generated a token."""
     draining: bool = False
     sleeping: bool = False
-    """True from the moment the engine is told to release its memory until it is loaded again."""
+    """True from the start of a sleep until the model is loaded again. New requests get 503."""
     cold_start: float = 0.0
     own_memory: int = 0
     """Bytes this process had in RAM when it was ready."""
@@ -129,7 +129,7 @@ class Service:
         return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
 
     def woke(self, info: EngineInfo) -> None:
-        """Serve again, by an engine whose counters begin anew: for readers of the load report, a new start."""
+        """Accept requests again. The engine's counters restart at 0, so the load report has a new start time."""
         if self.loaded is not None:
             self.loaded = Loaded(self.loaded.text, info, self.loaded.longest_token)
         self.start_time = time.time()

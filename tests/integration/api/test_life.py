@@ -57,7 +57,7 @@ class Whole:
         eventually(lambda: server.load()["requests"] > before)
 
     def _send(self, server):
-        body = server.body(content="Count for ever.", max_tokens=900, ignore_eos=True)
+        body = server.body(content="Count forever.", max_tokens=900, ignore_eos=True)
         self.response = server.api.post("/v1/chat/completions", json=body)
 
     def is_refused(self, message: str) -> None:
@@ -104,7 +104,7 @@ def test_sigterm_lets_streams_finish(start):
 
 def test_a_drain_has_an_end(start):
     server = start("--drain-timeout", "0.5")
-    stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    stream = Reader(server, content="Count forever.", max_tokens=900, ignore_eos=True)
     whole = Whole(server)
     server.process.send_signal(signal.SIGTERM)
     last = [block for block in stream.finish().split("\n\n") if block][-1]
@@ -116,7 +116,7 @@ def test_a_drain_has_an_end(start):
 
 def test_a_second_signal_ends_at_once(start):
     server = start()
-    stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    stream = Reader(server, content="Count forever.", max_tokens=900, ignore_eos=True)
     whole = Whole(server)
     server.process.send_signal(signal.SIGTERM)
     while "draining" not in server.log:
@@ -129,7 +129,7 @@ def test_a_second_signal_ends_at_once(start):
 
 def test_a_killed_engine_is_told_to_every_stream(start):
     server = start()
-    streams = [Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True) for _ in range(3)]
+    streams = [Reader(server, content="Count forever.", max_tokens=900, ignore_eos=True) for _ in range(3)]
     whole = Whole(server)
     server.engine.kill()
     whole.is_refused(LOST)
@@ -143,7 +143,7 @@ def test_a_killed_engine_is_told_to_every_stream(start):
 
 def test_a_hang_is_noticed(start):
     server = start("--stall-seconds", "4")
-    stream = Reader(server, content="Count for ever.", max_tokens=900, ignore_eos=True)
+    stream = Reader(server, content="Count forever.", max_tokens=900, ignore_eos=True)
     server.engine.suspend()
     assert LOST in stream.finish()
     assert server.process.wait(60) == 70

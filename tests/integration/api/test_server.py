@@ -90,7 +90,7 @@ def test_completions_with_logprobs(server):
 
 
 def test_disconnect_frees_its_blocks(server):
-    body = server.body("Count for ever.", stream=True, max_tokens=900, ignore_eos=True, n=2)
+    body = server.body("Count forever.", stream=True, max_tokens=900, ignore_eos=True, n=2)
     with server.api.stream("POST", "/v1/chat/completions", json=body) as response:
         lines = response.iter_lines()
         while '"content":"' not in next(lines):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
+from tests.support.waiting import eventually
 
 from .conftest import Running, Start
 
@@ -40,7 +40,7 @@ def test_a_server_that_sleeps_gives_its_memory_back_and_answers_as_before_when_i
     assert server.chat()["choices"] == before
     after = server.load()
     assert (after["blocks_total"], after["max_running"]) == (load["blocks_total"], load["max_running"])
-    assert after["start_time"] > load["start_time"], "gateways learn that counters begin anew"
+    assert after["start_time"] > load["start_time"], "counters restart at 0, so gateways must see a restart"
     assert server.admin.post(WAKE_UP).json() | {"engine_resident_bytes": 0} == {
         "sleeping": False,
         "engine_resident_bytes": 0,
@@ -52,8 +52,7 @@ def test_running_sequences_finish_before_the_sleep(server: Running) -> None:
     answers: list[dict] = []
     running = threading.Thread(target=lambda: answers.append(server.chat(max_tokens=300, ignore_eos=True)))
     running.start()
-    while not server.load()["running"]:
-        time.sleep(0.01)
+    eventually(lambda: server.load()["running"])
     assert server.admin.post(SLEEP).json()["sleeping"]
     running.join()
     assert answers[0]["usage"]["completion_tokens"] == 300

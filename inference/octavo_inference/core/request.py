@@ -97,6 +97,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.logprobs is not None or len(self.logprob_token_ids) > 0
 
 
+class Guidance(msgspec.Struct, frozen=True, kw_only=True):
+    """Constraints on the tokens of an answer.
+
+    `grammar` is one of llguidance: Lark text, or its JSON; empty for none. It applies to the tokens behind the first
+    occurrence of the ids `after` in the answer: the end of thinking. Without `after`, it applies from the first token.
+    `thinking_budget` is the most tokens before `after`, which then follows by force; None sets no bound.
+    """
+
+    grammar: str = ""
+    after: tuple[int, ...] = ()
+    thinking_budget: int | None = None
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One prompt for the engine. `tokens` is the prompt; `salt` separates the prefix caches of tenants.
 
@@ -119,6 +132,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     timeout: float | None = None
     request_id: str = ""
     pooling: PoolingName | None = None
+    guidance: Guidance | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

@@ -10,7 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
 from octavo_inference.config.cache_policy import PolicyName
-from octavo_inference.core.request import MAX_PRIORITY, MAX_TIMEOUT, Request, SamplingParams
+from octavo_inference.core.request import MAX_PRIORITY, MAX_TIMEOUT, Guidance, Request, SamplingParams
 from octavo_inference.server import gateway_headers
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.http import REQUEST_ID, TENANT
@@ -33,8 +33,11 @@ def engine_requests(
     name: str,
     prompts: list[list[int]],
     sampling: list[SamplingParams],
+    guidance: Guidance | None = None,
 ) -> list[Request]:
     """The engine requests of an HTTP request. `name` must be unique; a client's request id need not be.
+
+    `guidance` holds for the answers to all prompts.
 
     Prefix caches are separate per tenant, and within a tenant per `cache_salt`. Raises `ApiError` for headers that no
     gateway sends.
@@ -54,6 +57,7 @@ def engine_requests(
             cache_policy=body.cache_policy,
             timeout=seconds,
             request_id=request.scope[REQUEST_ID],
+            guidance=guidance,
         )
         for number, (tokens, params) in enumerate(zip(prompts, sampling, strict=True))
     ]

@@ -152,16 +152,18 @@ class GrammarChecks:
                 key, grammar = queue.popleft()
                 if queue:
                     self._waiting[tenant] = queue
-                future = self._open[key]
+                problem, error = None, None
                 try:
                     problem = await self._tried(key, grammar)
-                except ApiError as error:
-                    outcome: Callable[[], None] = lambda error=error: future.set_exception(error)  # type: ignore[misc]
+                except ApiError as found:
+                    error = found
+                future = self._open.pop(key)
+                if future.done():
+                    continue  # closed meanwhile
+                if error is None:
+                    future.set_result(problem)
                 else:
-                    outcome = lambda problem=problem: future.set_result(problem)  # type: ignore[misc]
-                del self._open[key]
-                if not future.done():
-                    outcome()
+                    future.set_exception(error)
         finally:
             self._running = None
         self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._end_idle)

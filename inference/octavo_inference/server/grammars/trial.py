@@ -16,6 +16,8 @@ MASK_SECONDS = 0.5
 """Most CPU time for one token. Usual are 0.1 ms, and `matcher.LIMITS` aims at 15 ms."""
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+# The excerpt of the grammar, and the state of the parser.
+_REST = re.compile(r'\n +\d+ \| |\n?<non-verbose|<state>| \(at "')
 _COMPILING = "failed to compile JSON schema: "
 _SENTENCES = {
     "oneOf constraints are not supported": "the alternatives of oneOf may overlap; give each a required property with "
@@ -50,7 +52,7 @@ def trial(vocabulary: Vocabulary, size: int, grammar: str, cpu_time: Callable[[]
 
 def explained(message: str) -> str:
     """The matcher's message without what its reader cannot know: the text around a schema, options, libraries."""
-    message = re.split(r"\n +\d+ \| |\n?<non-verbose|<state>| \\(at \"", message, maxsplit=1)[0].strip()
+    message = _REST.split(message, maxsplit=1)[0].strip()
     for found, sentence in _SENTENCES.items():
         if found in message:
             return sentence

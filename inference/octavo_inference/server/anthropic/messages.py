@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo_inference.server import structured_output
 from octavo_inference.server.anthropic import requests
 from octavo_inference.server.anthropic.requests import Conversation, CountTokensRequest, MessagesRequest
 from octavo_inference.server.anthropic.responses import (
@@ -59,7 +60,9 @@ async def messages(service: Service, request: HttpRequest) -> Response:
     limit = min(body.max_tokens, room)
     sampling = requests.sampling(body, max_tokens=limit, vocab_size=loaded.info.vocab_size)
     reply = _Reply(f"msg_{uuid.uuid4().hex}", body.model, shortened=limit < body.max_tokens)
-    prompts = engine_requests(service, request, body, reply.id, [tokens], [sampling])
+    constraint = None if body.output_config is None else await service.work(lambda: requests.constraint(body))
+    guidance = await structured_output.guidance(service, request, constraint)
+    prompts = engine_requests(service, request, body, reply.id, [tokens], [sampling], guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     generation = service.generate(request, loaded, prompts)
     if body.stream:

@@ -11,7 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo_inference.core.request import SamplingParams
-from octavo_inference.server import json_body
+from octavo_inference.grammar.structured_outputs import Constraint
+from octavo_inference.server import json_body, structured_output
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import KEEP_ALIVE_SECONDS, EventStream, json_unless_gone
@@ -45,7 +46,8 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     body = await json_body.read(request, ChatRequest)
     loaded = service.require(body.model)
     head = echoed(body)
-    [(tokens, sampling)] = await service.tokenise(request, [lambda: _prepared(body, loaded)])
+    [(tokens, sampling, constraint)] = await service.tokenise(request, [lambda: _prepared(body, loaded)])
+    guidance = await structured_output.guidance(service, request, constraint)
     reply = Reply.new(
         "chatcmpl",
         body.model,
@@ -54,7 +56,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
-    prompts = engine_requests(service, request, body, reply.id, [tokens], [sampling])
+    prompts = engine_requests(service, request, body, reply.id, [tokens], [sampling], guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     generation = service.generate(request, loaded, prompts)
     if body.stream:
@@ -63,8 +65,8 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     return await json_unless_gone(request.receive, _whole(generation, reply, head), headers)
 
 
-def _prepared(body: ChatRequest, loaded: Loaded) -> tuple[list[int], SamplingParams]:
-    """Prompt tokens and sampling parameters; for a text thread."""
+def _prepared(body: ChatRequest, loaded: Loaded) -> tuple[list[int], SamplingParams, Constraint | None]:
+    """Prompt tokens, sampling parameters and what the answer must be; for a text thread."""
     wanted, logprobs = body.answer_tokens, _logprobs(body)
     requests.check(body)
     messages = template_messages(body.messages)
@@ -81,7 +83,7 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> tuple[list[int], SamplingPar
         bad_words=requests.bad_words(body, loaded.text.tokenizer),
         prompt_logprobs=body.prompt_logprobs,
     )
-    return tokens, sampling
+    return tokens, sampling, structured_output.requested(body.response_format, body.structured_outputs)
 
 
 async def _whole(generation: Generation, reply: Reply, head: str) -> bytes:

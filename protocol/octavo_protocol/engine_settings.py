@@ -412,3 +412,36 @@ class EngineSettings:
         str | None,
         Knob("file with a chat template in Jinja", unset="the model's own", group="model", metavar="FILE"),
     ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        Knob(
+            "format in which the model writes tool calls, or none: they are not looked for",
+            unset="the chat template's",
+            group="model",
+            metavar="NAME",
+            pattern=r"[a-z0-9_]{1,64}",
+            hint="use the name of a format, in lower-case letters, digits and _",
+            api=ApiField(
+                "toolCallParser",
+                "toolCallParser is the name of the format in which the model writes tool calls, such as hermes or "
+                "mistral. none: calls in answers stay text, unless the request requires one. If unset, the format is "
+                "that of the chat template.",
+            ),
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        Knob(
+            "format in which the model writes its thinking, or none: it is part of the answer",
+            unset="the chat template's",
+            group="model",
+            metavar="NAME",
+            pattern=r"[a-z0-9_]{1,64}",
+            hint="use the name of a format, in lower-case letters, digits and _",
+            api=ApiField(
+                "reasoningParser",
+                "reasoningParser is the name of the format in which the model writes its thinking, such as think. "
+                "none: thinking is part of the answer's text. If unset, the format is that of the chat template.",
+            ),
+        ),
+    ] = None

@@ -53,6 +53,10 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 }
 
 
+# The formats of `octavo_inference.chat_format`, and none.
+ToolParserName = Literal["none", "hermes", "smollm2"]
+ReasoningParserName = Literal["none", "think", "magistral", "kimi_vl", "seed_oss"]
+
 # A machine is shared, and the weights also take their part of the free memory.
 KV_MEMORY_PERCENT = 25
 
@@ -413,14 +417,11 @@ class EngineSettings:
         Knob("file with a chat template in Jinja", unset="the model's own", group="model", metavar="FILE"),
     ] = None
     tool_call_parser: Annotated[
-        str | None,
+        ToolParserName | None,
         Knob(
             "format in which the model writes tool calls, or none: they are not looked for",
             unset="the chat template's",
             group="model",
-            metavar="NAME",
-            pattern=r"[a-z0-9_]{1,64}",
-            hint="use the name of a format, in lower-case letters, digits and _",
             api=ApiField(
                 "toolCallParser",
                 "toolCallParser is the name of the format in which the model writes tool calls, such as hermes or "
@@ -430,14 +431,11 @@ class EngineSettings:
         ),
     ] = None
     reasoning_parser: Annotated[
-        str | None,
+        ReasoningParserName | None,
         Knob(
             "format in which the model writes its thinking, or none: it is part of the answer",
             unset="the chat template's",
             group="model",
-            metavar="NAME",
-            pattern=r"[a-z0-9_]{1,64}",
-            hint="use the name of a format, in lower-case letters, digits and _",
             api=ApiField(
                 "reasoningParser",
                 "reasoningParser is the name of the format in which the model writes its thinking, such as think. "

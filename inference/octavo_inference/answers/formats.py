@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from octavo_inference.chat_format.formats.known import TOOL_FORMATS, detect_tool_format, tool_format
+from octavo_inference.chat_format.formats.known import detect_tool_format, tool_format
 from octavo_inference.chat_format.reasoning import (
-    REASONING_FORMATS,
     ReasoningFormat,
     detect_reasoning_format,
     reasoning_format,
 )
 from octavo_inference.chat_format.tool_format import ToolFormat
-from octavo_inference.common.errors import ModelError
+from octavo_protocol.engine_settings import ReasoningParserName, ToolParserName
 
 NONE = "none"
 # The form of calls for models without one of their own.
@@ -33,25 +31,12 @@ class AnswerFormats:
         return self.tools or tool_format(GENERIC)
 
 
-def answer_formats(template: str | None, tool_parser: str | None, reasoning_parser: str | None) -> AnswerFormats:
-    """The formats for a chat template; the parsers are names of formats, `none`, or None for the template's own.
-
-    Raises `ModelError` for an unknown name.
-    """
-    tools = _named("tool-call-parser", tool_parser, TOOL_FORMATS)
-    reasoning = _named("reasoning-parser", reasoning_parser, REASONING_FORMATS)
-    if tool_parser is None:
-        tools = detect_tool_format(template or "") or GENERIC
-    if reasoning_parser is None:
-        reasoning = detect_reasoning_format(template or "")
+def answer_formats(
+    template: str | None, tool_parser: ToolParserName | None, reasoning_parser: ReasoningParserName | None
+) -> AnswerFormats:
+    """The formats of a model: those of its chat template where None is given."""
+    tools = tool_parser or detect_tool_format(template or "") or GENERIC
+    reasoning = reasoning_parser or detect_reasoning_format(template or "") or NONE
     return AnswerFormats(
-        None if tools is None else tool_format(tools), None if reasoning is None else reasoning_format(reasoning)
+        None if tools == NONE else tool_format(tools), None if reasoning == NONE else reasoning_format(reasoning)
     )
-
-
-def _named(flag: str, name: str | None, known: Iterable[str]) -> str | None:
-    if name is None or name == NONE:
-        return None
-    if name not in known:
-        raise ModelError(f"--{flag}: no format has the name {name!r}; give one of {', '.join(sorted(known))}, {NONE}")
-    return name

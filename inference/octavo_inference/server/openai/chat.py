@@ -14,7 +14,7 @@ from octavo_inference.answers.tools import Tools
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.server import json_body
 from octavo_inference.server.errors import invalid
-from octavo_inference.server.generation import Generation
+from octavo_inference.server.generation import Generation, Piece
 from octavo_inference.server.http import EventStream, json_unless_gone, without_silence
 from octavo_inference.server.openai import requests
 from octavo_inference.server.openai.chat_parts import ChatStyle
@@ -25,7 +25,6 @@ from octavo_inference.server.openai.requests import ChatRequest
 from octavo_inference.server.openai.responses import ChatChoice, ChatMessage, ChatResponse, Usage
 from octavo_inference.server.openai.tools import tools_of
 from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
-from octavo_inference.server.reading import Reading, reading_of
 from octavo_inference.server.refusals import unsupported
 from octavo_inference.server.service import Loaded, Service
 
@@ -60,13 +59,13 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         service, request, body, reply.id, [prepared.tokens], [prepared.sampling], guidance=guidance
     )
     headers = await prompt_headers(service, request, loaded, prompts)
-    generation = service.generate(request, loaded, prompts, prepared.plan.shown)
-    reading = reading_of(prepared.plan, generation, service.metrics)
+    plain = prepared.plan.is_plain
+    generation = service.generate(request, loaded, prompts, None if plain else prepared.plan)
     if body.stream:
-        chunks = ChatChunks(generation, reply, style, StreamExtras.of(body.stream_options), reading)
+        chunks = ChatChunks(generation, reply, style, StreamExtras.of(body.stream_options), is_plain=plain)
         events = chat_events(generation, chunks)
-        return EventStream(events if reading is None else without_silence(events), headers)
-    return await json_unless_gone(request.receive, _whole(generation, reply, style, reading), headers)
+        return EventStream(events if plain else without_silence(events), headers)
+    return await json_unless_gone(request.receive, _whole(generation, reply, style), headers)
 
 
 def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
@@ -101,25 +100,10 @@ def chat_prompt(body: ChatRequest, loaded: Loaded, tools: Tools | None) -> list[
     return begin_thinking(tokens, loaded.text.tokenizer, formats, template, options.get("variables"))
 
 
-async def _whole(generation: Generation, reply: Reply, style: ChatStyle, reading: Reading | None) -> bytes:
+async def _whole(generation: Generation, reply: Reply, style: ChatStyle) -> bytes:
     with generation:
-        answers = await (generation.answers() if reading is None else generation.answers(reading.push))
-    choices = [
-        ChatChoice(
-            index=index,
-            message=ChatMessage(style.head + answer.text) if reading is None else style.message(reading.answers[index]),
-            logprobs=piece_logprobs(reply, answer),
-            finish_reason=(
-                answer.finish_reason
-                if reading is None
-                else style.finish_reason(answer.finish_reason, reading.answers[index])
-            )
-            or "stop",
-            stop_reason=answer.stop_reason,
-            token_ids=reply.ids(answer.tokens),
-        )
-        for index, answer in enumerate(answers)
-    ]
+        answers = await generation.answers()
+    choices = [_choice(index, answer, generation, reply, style) for index, answer in enumerate(answers)]
     return _encode(
         ChatResponse(
             reply.id,
@@ -130,6 +114,21 @@ async def _whole(generation: Generation, reply: Reply, style: ChatStyle, reading
             prompt_token_ids=reply.ids(generation.prompts[0].tokens),
             prompt_logprobs=prompt_scores(generation, reply),
         )
+    )
+
+
+def _choice(index: int, answer: Piece, generation: Generation, reply: Reply, style: ChatStyle) -> ChatChoice:
+    message, reason = ChatMessage(style.head + answer.text), answer.finish_reason or "stop"
+    if generation.readers:
+        reader = generation.readers[index]
+        message, reason = style.message(reader), style.finish_reason(reason, reader)
+    return ChatChoice(
+        index=index,
+        message=message,
+        logprobs=piece_logprobs(reply, answer),
+        finish_reason=reason,
+        stop_reason=answer.stop_reason,
+        token_ids=reply.ids(answer.tokens),
     )
 
 

@@ -8,8 +8,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo_inference.answers.history import for_template
-from octavo_inference.answers.plan import AnswerPlan, begin_thinking, plan
+from octavo_inference.answers.plan import AnswerPlan, plan
 from octavo_inference.answers.tools import Tools
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.server import json_body
@@ -24,7 +23,8 @@ from octavo_inference.server.openai.reply import Reply, StreamExtras
 from octavo_inference.server.openai.requests import ChatRequest
 from octavo_inference.server.openai.responses import ChatChoice, ChatMessage, ChatResponse, Usage
 from octavo_inference.server.openai.tools import tools_of
-from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
+from octavo_inference.server.planning import check_grammar, prompt_tokens
+from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.refusals import unsupported
 from octavo_inference.server.service import Loaded, Service
 
@@ -44,9 +44,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     loaded = service.require(body.model)
     style = ChatStyle(echoed(body), bool(body.functions), body.include_reasoning is not False)
     [prepared] = await service.tokenise(request, [lambda: _prepared(body, loaded)])
-    guidance = prepared.plan.guidance
-    if guidance is not None and guidance.grammar:
-        await service.grammars.check(guidance.grammar, tenant_of(service, request), "tools")
+    await check_grammar(service, request, prepared.plan, "tools")
     reply = Reply.new(
         "chatcmpl",
         body.model,
@@ -56,7 +54,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
     prompts = engine_requests(
-        service, request, body, reply.id, [prepared.tokens], [prepared.sampling], guidance=guidance
+        service, request, body, reply.id, [prepared.tokens], [prepared.sampling], guidance=prepared.plan.guidance
     )
     headers = await prompt_headers(service, request, loaded, prompts)
     plain = prepared.plan.is_plain
@@ -91,13 +89,14 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
 
 def chat_prompt(body: ChatRequest, loaded: Loaded, tools: Tools | None) -> list[int]:
     """The prompt's tokens. Slow for a long conversation."""
-    template, formats = loaded.template("messages"), loaded.text.formats
-    messages = for_template(template_messages(body.messages), template, formats, tools)
-    options = template_options(body, template, tools)
-    tokens = loaded.chat_tokens(messages, bounded=body.truncate_prompt_tokens is None, **options)
-    if tools is None and body.thinking_token_budget is None:
-        return tokens
-    return begin_thinking(tokens, loaded.text.tokenizer, formats, template, options.get("variables"))
+    return prompt_tokens(
+        loaded,
+        template_messages(body.messages),
+        tools,
+        bounded=body.truncate_prompt_tokens is None,
+        guided=body.thinking_token_budget is not None,
+        **template_options(body, loaded.template("messages")),
+    )
 
 
 async def _whole(generation: Generation, reply: Reply, style: ChatStyle) -> bytes:

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo_inference.answers.plan import AnswerPlan, plan
+from octavo_inference.answers.plan import AnswerPlan, can_bound_thinking, plan
 from octavo_inference.answers.tools import Tools
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.server import json_body
@@ -74,8 +74,11 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
     tokens = chat_prompt(body, loaded, tools)
     tokens = loaded.truncated(tokens, body.truncate_prompt_tokens, wanted)
     requests.check_prompt_logprobs([len(tokens)], body.prompt_logprobs, "prompt_logprobs")
-    budget = _thinking_budget(body, loaded)
-    planned = plan(tokens, loaded.text.tokenizer, loaded.text.formats, tools, thinking_budget=budget)
+    tokenizer, formats, budget = loaded.text.tokenizer, loaded.text.formats, body.thinking_token_budget
+    if budget is not None and not can_bound_thinking(tokens, tokenizer, formats):
+        supported = "null (leave it out: this model's chat template does not begin any thinking)"
+        raise unsupported("thinking_token_budget", [supported])
+    planned = plan(tokens, tokenizer, formats, tools, thinking_budget=budget)
     sampling = requests.sampling(
         body,
         max_tokens=loaded.answer_length(len(tokens), wanted, None, "messages"),
@@ -129,12 +132,6 @@ def _choice(index: int, answer: Piece, generation: Generation, reply: Reply, sty
         stop_reason=answer.stop_reason,
         token_ids=reply.ids(answer.tokens),
     )
-
-
-def _thinking_budget(body: ChatRequest, loaded: Loaded) -> int | None:
-    if body.thinking_token_budget is not None and loaded.text.formats.reasoning is None:
-        raise unsupported("thinking_token_budget", ["null (leave it out: this model does not think)"])
-    return body.thinking_token_budget
 
 
 def _logprobs(body: ChatRequest) -> int | None:

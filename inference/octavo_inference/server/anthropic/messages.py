@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo_inference.answers.plan import plan
+from octavo_inference.answers.plan import AnswerPlan, plan
 from octavo_inference.answers.tools import Tools
 from octavo_inference.server.anthropic import requests
 from octavo_inference.server.anthropic.answer_blocks import BlockWriter, answer_blocks
@@ -58,10 +58,8 @@ async def messages(service: Service, request: HttpRequest) -> Response:
     """Answer a conversation, or continue its last message, whole or as a stream."""
     body = await requests.read(request, MessagesRequest)
     loaded = service.require(body.model)
-    [(tokens, tools)] = await service.tokenise(request, [lambda: _prompt(loaded, body)])
-    tokenizer, formats = loaded.text.tokenizer, loaded.text.formats
-    planned = plan(tokens, tokenizer, formats, tools, thinking_budget=body.thinking_budget)
-    await check_grammar(service, request, planned, "tools")
+    [(tokens, planned)] = await service.tokenise(request, [lambda: _planned(loaded, body)])
+    await check_grammar(service, request, planned)
     room = loaded.answer_length(len(tokens), None, None, "messages")
     limit = min(body.max_tokens, room)
     sampling = requests.sampling(body, max_tokens=limit, vocab_size=loaded.info.vocab_size)
@@ -85,6 +83,13 @@ async def count_tokens(service: Service, request: HttpRequest) -> Response:
     return json_response(_encode(TokenCount(len(tokens))))
 
 
+def _planned(loaded: Loaded, body: MessagesRequest) -> tuple[list[int], AnswerPlan]:
+    """The prompt's tokens and the plan of the answer; for a text thread."""
+    tokens, tools = _prompt(loaded, body)
+    constraint, budget = requests.constraint(body), body.thinking_budget
+    return tokens, plan(tokens, loaded.text.tokenizer, loaded.text.formats, tools, constraint, thinking_budget=budget)
+
+
 def _prompt(loaded: Loaded, body: Conversation) -> tuple[list[int], Tools | None]:
     """The prompt's tokens and the tools; for a text thread."""
     tools = tools_of(body.tools, body.tool_choice)
@@ -106,7 +111,7 @@ def _prompt(loaded: Loaded, body: Conversation) -> tuple[list[int], Tools | None
         loaded,
         turns,
         tools,
-        guided=body.thinking_budget is not None,
+        guided=body.thinking_budget is not None or body.output_config is not None,
         add_generation_prompt=not continued,
         continue_final_message=continued,
         variables=switched(loaded.template("messages"), thinking=body.thinks),

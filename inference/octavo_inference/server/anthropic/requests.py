@@ -7,13 +7,14 @@ Accepted without effect: `cache_control`, `metadata.user_id`, `service_tier`, `s
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
 from octavo_inference.core.request import SamplingParams
+from octavo_inference.grammar.structured_outputs import Constraint, schema_constraint
 from octavo_inference.server import json_body
 from octavo_inference.server.anthropic.blocks import CacheControl, Content, Empty, Texts
 from octavo_inference.server.anthropic.tools import ToolChoice, ToolList
@@ -69,11 +70,18 @@ class ThinkingAdaptive(msgspec.Struct, forbid_unknown_fields=True, tag_field="ty
     display: Literal["summarized"] | None = None
 
 
+class JsonOutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON schema that the answer satisfies."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """Neither field is supported."""
+    """The form of the answer. An effort is not supported."""
 
     effort: None = None
-    format: None = None
+    format: JsonOutputFormat | None = None
 
 
 class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
@@ -148,6 +156,12 @@ def _with_supported(error: ApiError) -> ApiError:
         # An image's source stands before its type.
         return invalid(f"{param}: not supported; supported types of {owner}: {supported}.", param, "unsupported_value")
     return error
+
+
+def constraint(body: MessagesRequest) -> Constraint | None:
+    """What the answer must be; None for any text. For a text thread. Raises `RequestError`."""
+    wanted = None if body.output_config is None else body.output_config.format
+    return None if wanted is None else schema_constraint(wanted.schema, "output_config.format.schema")
 
 
 def sampling(body: MessagesRequest, *, max_tokens: int, vocab_size: int) -> SamplingParams:

@@ -15,6 +15,8 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from tokenizers import Tokenizer
 
+from octavo_inference.answers.formats import AnswerFormats
+from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
@@ -69,6 +71,8 @@ class ServedModel:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     pooling: PoolingName = DEFAULT_POOLING
     relevance: RelevanceName = "embedding"
+    formats: AnswerFormats = AnswerFormats()
+    """The formats of tool calls and of thinking."""
 
     @property
     def longest_token(self) -> int:
@@ -129,9 +133,15 @@ class Service:
             raise model_not_found(model, self.names[0])
         return self.loaded
 
-    def generate(self, request: HttpRequest, loaded: Loaded, prompts: list[Request]) -> Generation:
-        """Create a generation for the prompts of an HTTP request; use it as a context manager."""
-        return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
+    def generate(
+        self, request: HttpRequest, loaded: Loaded, prompts: list[Request], plan: AnswerPlan | None = None
+    ) -> Generation:
+        """Create a generation for the prompts of an HTTP request; use it as a context manager.
+
+        Answers are read as `plan` says, which is that of one prompt; None: each is one text.
+        """
+        notes = request.scope[NOTES]
+        return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, notes, plan)
 
     def woke(self, info: EngineInfo) -> None:
         """Accept requests again. The engine's counters restart at 0, so the load report has a new start time."""
@@ -390,5 +400,9 @@ class Loaded:
             raise context_overflow(at_least, 1, self.info.max_model_len, param)
 
 
-def _characters(message: Message) -> int:
-    return sum(len(value) for value in message.values() if isinstance(value, str))
+def _characters(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0

@@ -11,7 +11,7 @@ from octavo_inference.common.errors import ModelError, OctavoError, QueueFullErr
 from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.core.request import Output, SamplingParams
+from octavo_inference.core.request import Guidance, Output, SamplingParams
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.spawn import EngineProcess
@@ -66,11 +66,11 @@ class AsyncLLM:
             await client.close()
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, guidance: Guidance | None = None
     ) -> AsyncGenerator[RequestOutput]:
         """The answers to a prompt, each time they have grown; the same object, which the last time is complete.
 
-        Leaving the loop early ends the request. Raises `OctavoError` if the request can never be served, if the engine
+        `guidance` constrains their tokens. Leaving the loop early ends the request. Raises `OctavoError` if the request can never be served, if the engine
         has too many waiting requests, or if it ends.
         """
         if self._client is None:
@@ -78,7 +78,7 @@ class AsyncLLM:
         router = self._client.router
         self._count += 1
         name = f"llm-{self._count}"
-        running = RunningRequest.of(name, prompt, self.tokenizer, sampling_params or SamplingParams(), None)
+        running = RunningRequest.of(name, prompt, self.tokenizer, sampling_params or SamplingParams(), None, guidance)
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         try:
             router.submit([running.request], outputs.put_nowait)

@@ -8,9 +8,17 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
-from octavo_inference.common.errors import OctavoError
+from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.config.engine import PoolingName
-from octavo_inference.core.request import FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from octavo_inference.core.request import (
+    REFUSED,
+    FinishReason,
+    Guidance,
+    Output,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
 from octavo_inference.tokenizer.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
@@ -62,12 +70,18 @@ class RunningRequest:
 
     @classmethod
     def of(
-        cls, name: str, prompt: Prompt, tokenizer: Tokenizer, sampling: SamplingParams, pooling: PoolingName | None
+        cls,
+        name: str,
+        prompt: Prompt,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        pooling: PoolingName | None,
+        guidance: Guidance | None,
     ) -> Self:
         """Build the request of a prompt: text, or a list of token ids. `name` must be unique in the engine."""
         text = prompt if isinstance(prompt, str) else None
         tokens = tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
-        request = Request(id=name, tokens=tokens, sampling=sampling, pooling=pooling)
+        request = Request(id=name, tokens=tokens, sampling=sampling, pooling=pooling, guidance=guidance)
         outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
         detokenizers = [Detokenizer.of(tokenizer, tokens, sampling) for _ in outputs]
         return cls(request, RequestOutput(name, text, tokens, outputs), detokenizers)
@@ -76,8 +90,10 @@ class RunningRequest:
         """Add an engine output to its answer. Returns True if that answer is now complete.
 
         If the engine does not know that yet (`output.finish_reason` is None), a stop string was found: abort the
-        sequence. Raises `OctavoError` if the engine failed.
+        sequence. Raises `OctavoError` if the engine failed, `RequestError` if it refused the request.
         """
+        if output.stop_reason == REFUSED:
+            raise RequestError(output.error or "the request cannot be served", "prompt")
         if output.finish_reason == "error":
             raise OctavoError(output.error or "the engine failed")
         completion = self.result.outputs[output.index]

@@ -19,7 +19,7 @@ from octavo_inference.common.vectors import vector_of
 from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import DEFAULT_POOLING, EngineSettings, PoolingName
-from octavo_inference.core.request import SamplingParams
+from octavo_inference.core.request import Guidance, SamplingParams
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.tokenizer.chat_template import Message, TemplateOptions, load_chat_template
@@ -67,12 +67,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        guidance: Guidance | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generate answers for all prompts in one batch; results in the order of the prompts.
 
-        A prompt is text or a list of token ids. `sampling_params` is one for all or one per prompt. If a request can
-        never be served, raises `RequestError` before anything is computed.
+        A prompt is text or a list of token ids. `sampling_params` is one for all or one per prompt. `guidance`
+        constrains the tokens of all answers. If a request can never be served, raises `RequestError` before anything is
+        computed; for a grammar that cannot be compiled, once that is known.
         """
         listed = _as_list(prompts)
         if sampling_params is None:
@@ -83,7 +85,7 @@ class LLM:
             params = list(sampling_params)
         if len(params) != len(listed):
             raise RequestError(f"{len(listed)} prompts but {len(params)} sampling parameters", "sampling_params")
-        jobs = [self._job(prompt, sampling) for prompt, sampling in zip(listed, params, strict=True)]
+        jobs = [self._job(prompt, sampling, guidance=guidance) for prompt, sampling in zip(listed, params, strict=True)]
         with self._submitted(jobs):
             self._run(jobs, use_tqdm=use_tqdm)
         return [job.result for job in jobs]
@@ -93,6 +95,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        guidance: Guidance | None = None,
         use_tqdm: bool = True,
         **options: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
@@ -107,7 +110,7 @@ class LLM:
             raise RequestError("this model has no chat template: give one as LLM(chat_template=FILE)", "messages")
         conversations = [plain_messages(conversation) for conversation in _conversations(messages)]
         prompts = [template.tokens(conversation, **options) for conversation in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, guidance=guidance, use_tqdm=use_tqdm)
 
     def embed(
         self,
@@ -153,9 +156,15 @@ class LLM:
         first, *others = self.embed([query, *_as_list(documents)], pooling=pooling, use_tqdm=use_tqdm)
         return [float(first.embedding @ other.embedding) for other in others]
 
-    def _job(self, prompt: Prompt, sampling: SamplingParams, pooling: PoolingName | None = None) -> RunningRequest:
+    def _job(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        pooling: PoolingName | None = None,
+        guidance: Guidance | None = None,
+    ) -> RunningRequest:
         self._count += 1
-        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, pooling)
+        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, pooling, guidance)
 
     @contextmanager
     def _submitted(self, jobs: list[RunningRequest]) -> Iterator[None]:
@@ -174,6 +183,7 @@ class LLM:
         tokens = 0
         with tqdm(total=total, desc="Completions", disable=not use_tqdm, dynamic_ncols=True) as bar:
             while self.engine.has_work:
+                self.engine.wait()
                 outputs = self.engine.step()
                 for output in outputs:
                     tokens += len(output.tokens)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 from torch.nn.functional import gelu, linear, silu
 
-from octavo_inference.core.backend import CompletedStep
+from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
@@ -73,9 +73,11 @@ class ReferenceBackend:
         self._keys = torch.zeros(pool)
         self._values = torch.zeros(pool)
 
-    def launch(self, step: RowStep) -> CompletedStep:
+    def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""
-        return CompletedStep(self.step(gather(step)))
+        batch = gather(step)
+        result = self._compute(batch)
+        return ComputedStep(result) if step.guided else CompletedStep(result())
 
     def idle(self) -> bool:
         """Nothing to prepare."""
@@ -83,10 +85,15 @@ class ReferenceBackend:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""
+        return self._compute(batch)()
+
+    def _compute(self, batch: Batch) -> Callable[[], StepResult]:
+        """Run the model. The function returned samples."""
         x, places = self._forward(batch)
         add_states(batch, self._final(x, places, batch, pooled_tokens(batch.pooling), lambda t: t).numpy())
-        result = with_pooled(sample(self._read_out(x, places, batch, batch.sample.row), batch.sample), batch)
-        return replace(result, scores=[self._score(x, places, batch, rows) for rows in batch.scores])
+        logits = self._read_out(x, places, batch, batch.sample.row)
+        scores = [self._score(x, places, batch, rows) for rows in batch.scores]
+        return lambda: replace(with_pooled(sample(logits, batch.sample), batch), scores=scores)
 
     def logits(self, batch: Batch) -> Float32:
         """Run the model: logits [R, vocab] of the sample rows. Stores K and V of all query tokens."""

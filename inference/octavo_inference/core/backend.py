@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.core.model_input import RowStep, StepResult
+from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 
 HostBlocks = NDArray[np.generic]
 
 
 class StepHandle(Protocol):
     """Handle of a launched step."""
+
+    def choose(self, masks: Sequence[RowChange]) -> None:
+        """Apply the masks of a step with `guided` rows, then sample. To be called before the next step's launch.
+
+        The masks are in the engine's row table, too. Not for other steps, which sample on their own.
+        """
+        ...
 
     def collect(self) -> StepResult:
         """Wait for the step and return its result. A single request cannot make it raise."""
@@ -28,8 +35,30 @@ class CompletedStep:
 
     result: StepResult
 
+    def choose(self, masks: Sequence[RowChange]) -> None:  # noqa: ARG002 -- see below
+        """Raises `RuntimeError`: the step has sampled already."""
+        raise RuntimeError("the masks of a step without guided rows")
+
     def collect(self) -> StepResult:
         """Return the result."""
+        return self.result
+
+
+@dataclass(slots=True)
+class ComputedStep:
+    """Handle of a step with guided rows whose logits `launch` computed. `sample` samples with the table's masks."""
+
+    sample: Callable[[], StepResult]
+    result: StepResult | None = None
+
+    def choose(self, masks: Sequence[RowChange]) -> None:  # noqa: ARG002 -- the table has them
+        """Sample."""
+        self.result = self.sample()
+
+    def collect(self) -> StepResult:
+        """Return the result."""
+        if self.result is None:
+            raise RuntimeError("a step with guided rows is collected before its masks are there")
         return self.result
 
 
@@ -58,7 +87,7 @@ class Backend(Protocol):
     def launch(self, step: RowStep) -> StepHandle:
         """Run the model over a step, store K and V, sample, and score prompt tokens.
 
-        The step may also be queued behind earlier launches. Steps are collected in launch order. A single request
+        A step with `guided` rows samples when its masks arrive (`StepHandle.choose`). The step may also be queued behind earlier launches. Steps are collected in launch order. A single request
         cannot make it raise.
         """
         ...

@@ -13,6 +13,10 @@ class Counters:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.checks = 0
+        # Masks of guided rows, the seconds to fill them, and tokens that followed without a sample.
+        self.masks = 0
+        self.mask_seconds = 0.0
+        self.forced_tokens = 0
         self._steps = 0
         self._seconds = 0.0
         self._idle_rows = 0

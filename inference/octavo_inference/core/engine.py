@@ -9,6 +9,10 @@ before it collects the one in flight: the host plans while the device computes.
 
 Such a plan does not know which sequences the tokens of the in-flight step finish. At most one row per finished sequence
 is wasted. Its blocks are reused only by later launches, and the device runs launches in order.
+
+The mask of a guided row depends on the token before it. A step with such rows samples in a second call, once their
+masks are filled. A thread fills them while the native call computes; if a step is in flight, this thread does so after
+it has collected that step, while the device computes.
 """
 
 from __future__ import annotations
@@ -28,18 +32,22 @@ from octavo_inference.config.cache_policy import POLICIES, PolicyName
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
+from octavo_inference.core.grammar_compiler import GrammarCompiler
+from octavo_inference.core.guidance import Compile, Guide, Matcher
 from octavo_inference.core.input_batch import InputBatch
-from octavo_inference.core.logit_rules import logit_rules
-from octavo_inference.core.model_input import NO_CHOICE, Float32, StepResult
+from octavo_inference.core.jump_ahead import forced_tokens, jumps
+from octavo_inference.core.logit_rules import bitmask, logit_rules
+from octavo_inference.core.masks import MaskThread, fill_masks
+from octavo_inference.core.model_input import NO_CHOICE, Float32, RowChange, StepResult
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
-from octavo_inference.core.request import DEADLINE, FinishReason, Output, Request, TokenLogprobs
+from octavo_inference.core.request import DEADLINE, REFUSED, FinishReason, Output, Request, TokenLogprobs
 from octavo_inference.core.request_table import RequestTable
 from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
-from octavo_inference.core.validation import check_pooling, check_prompt, check_sampling
+from octavo_inference.core.validation import check_guidance, check_pooling, check_prompt, check_sampling
 from octavo_inference.models.info import ModelInfo
 from octavo_protocol.hashing import KEY_BYTES, root_hash
 from octavo_protocol.load import EngineStats
@@ -78,8 +86,8 @@ class EngineLimits:
 class Engine:
     """Serves requests on one backend. Use it from one thread.
 
-    `clock` returns seconds from any fixed point, `wall` Unix time, `entropy` 64 random bits for requests without a
-    seed.
+    `clock` returns seconds from any fixed point, `entropy` 64 random bits for requests without a seed. `grammars`
+    prepares the compiler of grammars, in a thread, when the first request needs it; without, grammars are refused.
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class Engine:
         clock: Callable[[], float],
         failpoints: Failpoints | None = None,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
+        grammars: Callable[[], Compile] | None = None,
     ) -> None:
         self.backend = backend
         self.config = config
@@ -130,6 +139,9 @@ class Engine:
             failpoints=self._failpoints,
         )
         self._live = RequestTable(self.scheduler, clock)
+        self.grammars = None if grammars is None else GrammarCompiler(grammars)
+        self._masks = MaskThread()
+        self._ends = bitmask(tuple(self._eos), config.vocab)
 
     @property
     def overlaps(self) -> bool:
@@ -138,8 +150,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True if a step has work to do."""
-        return bool(self._pending) or self.scheduler.has_work
+        """True if a step has work to do, or will have once a grammar is compiled."""
+        return bool(self._pending) or self.scheduler.has_work or self._compiling
 
     @property
     def stalled(self) -> bool:
@@ -147,14 +159,25 @@ class Engine:
         return self.scheduler.stalled and len(self.scheduler.queue) > 0
 
     def delay(self) -> float:
-        """Seconds until a step has something to compute if no message arrives first; usually 0."""
-        return 0.0 if self._pending else self.scheduler.delay(self._clock())
+        """Seconds until a step has something to compute if no message arrives first; usually 0.
+
+        Infinite if a grammar has to be compiled first (`grammars.on_ready`).
+        """
+        if self._pending or (self.grammars is not None and self.grammars.ready):
+            return 0.0
+        return self.scheduler.delay(self._clock()) if self.scheduler.has_work else math.inf
+
+    def wait(self) -> None:
+        """Wait until a grammar is compiled, if a step has nothing to do before. For programs without other work."""
+        if self.grammars is not None and math.isinf(self.delay()):
+            self.grammars.wait()
 
     def submit(self, request: Request) -> None:
         """Queue a request. The sender bounds the queue length. Raises `RequestError` if it can never be served."""
         sampling = request.sampling
         check_sampling(sampling, self.config.vocab)
         check_pooling(request, self.backend.hidden_size)
+        check_guidance(request, self.config.vocab, self.grammars is not None)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
@@ -185,11 +208,14 @@ class Engine:
                 )
             )
         self._live.add(sequences, now)
-        self.scheduler.add(sequences[0], now)
-        if len(sequences) > 1:
-            self.scheduler.add_forks(sequences[0], sequences[1:])
         self.counters.requests += 1
         self.counters.prompt_tokens += len(prompt)
+        grammar = "" if request.guidance is None else request.guidance.grammar
+        matcher = self.grammars.cached(grammar) if self.grammars is not None and grammar else None
+        if self.grammars is not None and grammar and matcher is None:
+            self.grammars.start(request.id, grammar)
+        else:
+            self._queue(sequences, matcher)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Free a request, or one of its sequences, at once. Unknown ids are ignored: they have just finished."""
@@ -203,9 +229,15 @@ class Engine:
         self.heartbeat += 1
         begin = self._clock()
         outputs = self._expire(begin)
+        self._take_compiled(outputs)
         depth = self._depth if self._launch(begin, outputs) else 0
         while len(self._pending) > depth:
-            outputs += self._collect(self._pending.popleft())
+            if len(self._pending) == 1:
+                outputs += self._choose(self._pending[0])
+            if self._pending:
+                outputs += self._collect(self._pending.popleft())
+        if self._pending:
+            outputs += self._choose(self._pending[-1])
         return outputs
 
     def stats(self) -> EngineStats:
@@ -218,7 +250,7 @@ class Engine:
             blocks_pinned=self._pool.pinned,
             blocks_cached=self._pool.cached,
             running=len(scheduler.running),
-            waiting=len(scheduler.queue) + scheduler.pending_forks,
+            waiting=len(scheduler.queue) + scheduler.pending_forks + self._uncompiled,
             waiting_tokens=scheduler.queue.tokens,
             uncached_prompt_tokens=scheduler.uncached(),
             oldest_wait=0.0 if oldest is None else max(0.0, self._clock() - oldest),
@@ -270,6 +302,38 @@ class Engine:
             self._roots[salt] = root_hash(self.config.digest, salt=salt)
         return self._roots[salt]
 
+    @property
+    def _compiling(self) -> bool:
+        return self.grammars is not None and self.grammars.running
+
+    @property
+    def _uncompiled(self) -> int:
+        """Sequences that wait for their grammar."""
+        return 0 if self.grammars is None else sum(len(self._live.sequences(name)) for name in self.grammars.names)
+
+    def _queue(self, sequences: list[Sequence], matcher: Matcher | None) -> None:
+        """Queue the sequences of a request, whose grammar is compiled."""
+        guidance = sequences[0].request.guidance
+        if guidance is not None and guidance.constrains and sequences[0].pooling is None:
+            for sequence in sequences:
+                sequence.guide = Guide(guidance, None if matcher is None else matcher.copy(), self._ends)
+        self.scheduler.add(sequences[0], self._clock())
+        if len(sequences) > 1:
+            self.scheduler.add_forks(sequences[0], sequences[1:])
+
+    def _take_compiled(self, outputs: list[Output]) -> None:
+        """Queue the requests whose grammars are compiled, and refuse those whose grammars cannot be."""
+        if self.grammars is None or not self.grammars.ready:
+            return
+        for request_id, compiled in self.grammars.take():
+            sequences = self._live.sequences(request_id)
+            if not sequences:
+                continue  # aborted or out of time since
+            if isinstance(compiled, RequestError):
+                outputs += self._live.end(request_id, "error", f"grammar: {compiled}", REFUSED)
+            else:
+                self._queue(sequences, compiled)
+
     def _launch(self, now: float, outputs: list[Output]) -> bool:
         """Plan and launch a step. Returns whether one was launched; error outputs are appended to `outputs`."""
         plan = SchedulerOutput()
@@ -291,7 +355,9 @@ class Engine:
             self._swap_in(plan)
             if plan.block_copies:
                 self.backend.copy_blocks(plan.block_copies)
-            pending = launch(self.backend, self._rows, plan, now)
+            guided = self._rows.guided(plan)
+            masks = self._masks.start(guided) if guided and not self._pending else None
+            pending = launch(self.backend, self._rows, plan, now, guided, masks)
         except DeviceLostError:
             raise  # no later step can succeed
         except Exception as error:  # noqa: BLE001
@@ -301,6 +367,27 @@ class Engine:
         self.scheduler.on_launch(plan)
         self._pending.append(pending)
         return True
+
+    def _choose(self, pending: PendingStep) -> list[Output]:
+        """Fill the masks of the newest step, the tokens before which are all known, and let it sample."""
+        guided = [each for each in pending.guided if each.sequence.state is not SequenceState.FINISHED]
+        if not pending.guided:
+            return []
+        filled = fill_masks(guided) if pending.masks is None else pending.masks.result()
+        self.counters.masks += len(guided)
+        self.counters.mask_seconds += filled.seconds
+        outputs: list[Output] = []
+        for sequence, message in filled.failed:
+            outputs += self._live.end(sequence.request.id, "error", f"grammar: {message}", REFUSED)
+        try:
+            pending.handle.choose([RowChange("mask", each.row, 0, each.mask) for each in guided])
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self._note_failure(error)
+            self._pending.clear()
+            outputs += self._fail(pending.plan.sequences)
+        return outputs
 
     def _collect(self, pending: PendingStep) -> list[Output]:
         """Wait for an in-flight step and return the outputs of its tokens."""
@@ -340,8 +427,8 @@ class Engine:
         for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
             if sequence.state is SequenceState.FINISHED:
                 continue  # ended by an earlier token, an abort, or a sibling with NaN logits
-            if token == NO_CHOICE and (sequence.rules.changes_logits or sequence.num_known_tokens < sequence.min_total):
-                outputs.append(self._end_without_choice(sequence))
+            if token == NO_CHOICE and (sequence.constrained or sequence.num_known_tokens < sequence.min_total):
+                outputs.append(self._end_without_token(sequence))
                 continue
             if token < 0:
                 outputs += self._refuse_numbers(sequence)
@@ -356,13 +443,17 @@ class Engine:
                 reason = "stop"
             elif token in sequence.stops:
                 reason, stop = "stop", token
-            elif known + 1 >= sequence.limit:
+            tokens, error = [token], None
+            if sequence.guide is not None and reason is None:
+                error = self._advance(sequence, tokens)
+            complete = sequence.guide is not None and sequence.guide.is_complete
+            if reason is None and not complete and known + len(tokens) >= sequence.limit:
                 reason = "length"
             outputs.append(
                 Output(
                     id=sequence.request.id,
                     index=sequence.index,
-                    tokens=[token],
+                    tokens=tokens,
                     logprobs=[_logprobs(result, i)] if sequence.request.sampling.reports_logprobs else None,
                     prompt_logprobs=_prompt_logprobs(sequence),
                     finish_reason=reason,
@@ -371,8 +462,12 @@ class Engine:
                     queued=sequence.first_start - sequence.arrived if known == sequence.prompt_len else 0.0,
                 )
             )
-            if reason is not None:
+            if error is not None:
+                outputs += self._live.end(sequence.request.id, "error", f"grammar: {error}", REFUSED)
+            elif reason is not None:
                 self._live.finish(sequence)
+            elif complete:
+                outputs.append(self._end_without_token(sequence))
         return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
 
     def _emit_pooled(self, sequences: list[Sequence], sums: Float32) -> list[Output]:
@@ -397,8 +492,30 @@ class Engine:
             self._live.finish(sequence)
         return outputs
 
-    def _end_without_choice(self, sequence: Sequence) -> Output:
-        """End a sequence whose own rules ban every token."""
+    def _advance(self, sequence: Sequence, tokens: list[int]) -> RequestError | None:
+        """Advance the guidance of a sequence by its newest token, and by the tokens that follow in any case.
+
+        These are appended to `tokens`. Only a sequence without a sample in flight jumps ahead. Returns an error of the
+        grammar.
+        """
+        guide = sequence.guide
+        if guide is None:
+            return None
+        try:
+            guide.advance(tokens[0])
+            room = self.scheduler.jump_room(sequence) if self._depth == 0 and jumps(sequence) else 0
+            forced = forced_tokens(sequence, room)
+        except RequestError as error:
+            return error
+        if forced:
+            self.scheduler.extend(sequence, forced)
+            self.counters.forced_tokens += len(forced)
+            self.counters.generation_tokens += len(forced)
+            tokens += forced
+        return None
+
+    def _end_without_token(self, sequence: Sequence) -> Output:
+        """End a sequence whose own rules ban every token, or whose grammar is complete."""
         output = Output(
             id=sequence.request.id,
             index=sequence.index,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from octavo_inference.core.logit_rules import NO_RULES
+from octavo_inference.core.masks import GuidedRow
 from octavo_inference.core.model_input import (
     Int32,
     Penalty,
@@ -38,6 +39,8 @@ class InputBatch:
         self._report_ids = np.zeros(rows, np.int32)
         self._free = list(range(rows - 1, -1, -1))
         self._changes: list[RowChange] = []
+        # Rows of guided sequences.
+        self._guided = 0
 
     @property
     def free(self) -> int:
@@ -66,11 +69,13 @@ class InputBatch:
         ]
         if sequence.rules is not NO_RULES:
             self._enter_rules(sequence)
+        self._guided += sequence.guide is not None
 
     def leave(self, sequence: Sequence) -> None:
         """Free the row of a sequence. The sequence keeps a copy of its tokens."""
         sequence.tokens = sequence.tokens[: sequence.total].copy()
         self._report_ids[sequence.row] = 0
+        self._guided -= sequence.guide is not None
         self._free.append(sequence.row)
         sequence.row = -1
 
@@ -84,6 +89,18 @@ class InputBatch:
             self._changes.append(RowChange("mask", row, 0, mask))
         if len(rules.report_ids):
             self._logprobs[row], self._report_ids[row] = len(rules.report_ids), 1
+
+    def append(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Write tokens behind those of a sequence."""
+        entry = self.table.tokens[sequence.row, sequence.total : sequence.total + len(tokens)]
+        entry[:] = tokens
+        self._changes.append(RowChange("tokens", sequence.row, sequence.total, entry))
+
+    def guided(self, plan: SchedulerOutput) -> list[GuidedRow]:
+        """The sample rows of a plan whose masks have to be computed."""
+        if not self._guided:
+            return []
+        return [GuidedRow(s, s.guide, s.row, self.table.mask[s.row]) for s in plan.samples if s.guide is not None]
 
     def set_block(self, sequence: Sequence, index: int, block: int) -> None:
         """Write one entry of a sequence's block table."""
@@ -108,7 +125,8 @@ class InputBatch:
             PromptScores(each.query, each.sequence.row, each.position, each.count, each.scores.logprobs)
             for each in plan.scores
         ]
-        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan))
+        guided = self._guided > 0 and any(s.guide is not None for s in plan.samples)
+        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan), guided)
 
 
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
@@ -146,5 +164,5 @@ def _penalty(sequence: Sequence) -> Penalty:
         repetition_penalty=sampling.repetition_penalty,
         banned=sequence.banned if sequence.total < sequence.min_total else _NO_IDS,
         rules=sequence.ruled,
-        mask=len(sequence.rules.mask) > 0,
+        mask=len(sequence.rules.mask) > 0 or sequence.guide is not None,
     )

@@ -158,7 +158,8 @@ class RowStep:
     step. Decoding sequences come first. `table` is the engine's row table with the changes applied, for a backend that
     keeps none; None if the step was sent to another process.
 
-    `scores`: prompt tokens whose log-probabilities are requested. The size of all fields but `table` depends on the
+    `scores`: prompt tokens whose log-probabilities are requested. `guided`: the masks of some rows are not in the table
+    yet, so nothing is sampled before `StepHandle.choose`. The size of all fields but `table` depends on the
     changes and the number of sequences, never on their lengths. The arrays are valid until the next step.
     """
 
@@ -170,6 +171,7 @@ class RowStep:
     table: RowTable | None = None
     scores: list[PromptScores] = field(default_factory=list)
     pooling: RowPooling | None = None
+    guided: bool = False
 
 
 class ScoredTokens(NamedTuple):

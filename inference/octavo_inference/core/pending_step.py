@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.core.input_batch import InputBatch
+from octavo_inference.core.masks import Filled, GuidedRow
 from octavo_inference.core.scheduler_output import SchedulerOutput
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingStep:
     """An in-flight step: its plan, and the time its planning began.
 
-    The step contains `prefill` chunk tokens; its decodes attend to `context` tokens.
+    The step contains `prefill` chunk tokens; its decodes attend to `context` tokens. It samples once the masks of
+    `guided` rows are filled, possibly by `masks`.
     """
 
     plan: SchedulerOutput
@@ -21,11 +24,20 @@ class PendingStep:
     begin: float
     prefill: int
     context: int
+    guided: list[GuidedRow]
+    masks: Future[Filled] | None
 
 
-def launch(backend: Backend, rows: InputBatch, plan: SchedulerOutput, begin: float) -> PendingStep:
+def launch(
+    backend: Backend,
+    rows: InputBatch,
+    plan: SchedulerOutput,
+    begin: float,
+    guided: list[GuidedRow],
+    masks: Future[Filled] | None,
+) -> PendingStep:
     """Launch a plan whose planning began at the given time."""
     step = rows.diff(plan)
     prefill = sum(taken for _, taken in plan.chunks)
     context = int(step.seq_len[: len(plan.decodes)].sum())
-    return PendingStep(plan, backend.launch(step), begin, prefill, context)
+    return PendingStep(plan, backend.launch(step), begin, prefill, context, guided, masks)

@@ -109,6 +109,11 @@ class Guidance(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[int, ...] = ()
     thinking_budget: int | None = None
 
+    @property
+    def constrains(self) -> bool:
+        """True if it can rule out a token."""
+        return bool(self.grammar) or self.thinking_budget is not None
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One prompt for the engine. `tokens` is the prompt; `salt` separates the prefix caches of tenants.

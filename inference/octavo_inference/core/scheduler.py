@@ -158,6 +158,27 @@ class Scheduler:
             sequence.confirmed += taken
             self._register(sequence)
 
+    def jump_room(self, sequence: Sequence) -> int:
+        """How many tokens may be appended to a running sequence without a sample (`extend`).
+
+        Not more than blocks are free for: no sequence is preempted for them. Siblings that share a partial block copy
+        it first, in a decode.
+        """
+        if not self.chunked or (sequence.tail_shared and self.pool.shared(sequence.blocks[-1])):
+            return 0
+        spare = max(0, self.pool.available - len(self.running)) * self.block_size
+        return min(sequence.limit, sequence.capacity + spare) - sequence.total
+
+    def extend(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Append at most `jump_room` tokens to a running sequence, to compute in one chunk."""
+        self.rows.append(sequence, tokens)
+        sequence.total += len(tokens)
+        for block in self._allocate(max(0, self._blocks(sequence.total) - len(sequence.blocks))):
+            sequence.blocks.append(block)
+            sequence.capacity += self.block_size
+            self.rows.set_block(sequence, len(sequence.blocks) - 1, block)
+        self.queue.counter.charge(sequence.request.tenant, OUTPUT_TOKEN * len(tokens))
+
     def finish(self, sequence: Sequence, now: float) -> None:
         """Free everything of a sequence in any state: running, queued, or waiting for its leader's prompt."""
         if sequence.state is SequenceState.RUNNING:

@@ -7,6 +7,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.core.guidance import Guide
 from octavo_inference.core.logit_rules import NO_RULES, LogitRules
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prompt_logprobs import PromptLogprobs
@@ -45,6 +46,7 @@ class Sequence:
         "enqueued",
         "first_start",
         "forks",
+        "guide",
         "hashes",
         "host",
         "index",
@@ -136,8 +138,15 @@ class Sequence:
         self.forks: list[Sequence] = []
         self.leader: Sequence | None = None
 
+        # The constraints on its next token. None without, and until the grammar is compiled, when it does not run yet.
+        self.guide: Guide | None = None
+        guidance = request.guidance
+        guided = guidance is not None and guidance.constrains
+        has_grammar = guidance is not None and bool(guidance.grammar)
+
         self.seed = seed
-        self.ends = frozenset() if sampling.ignore_eos else eos
+        # A grammar says where an answer may end, whatever `ignore_eos` says.
+        self.ends = frozenset() if sampling.ignore_eos and not has_grammar else eos
         self.stops = frozenset(sampling.stop_token_ids)
         self.min_total = len(prompt) + sampling.min_tokens
         self.penalised = (
@@ -145,6 +154,7 @@ class Sequence:
             or sampling.frequency_penalty != 0
             or sampling.repetition_penalty != 1
             or rules.changes_logits
+            or guided
         )
         self.rules = rules
         self.ruled = len(rules.bias_ids) > 0 or len(rules.word_ends) > 0
@@ -152,6 +162,11 @@ class Sequence:
         wanted = sampling.prompt_logprobs if index == 0 else None
         self.scores = None if wanted is None else PromptLogprobs(len(prompt), wanted)
         self.banned: NDArray[np.int32] = np.array(sorted(self.ends | self.stops), dtype=np.int32)
+
+    @property
+    def constrained(self) -> bool:
+        """True if the request's own rules or its guidance may rule out every token."""
+        return self.rules.changes_logits or self.guide is not None
 
     @property
     def num_known_tokens(self) -> int:

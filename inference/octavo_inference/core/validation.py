@@ -100,6 +100,25 @@ def _check_report(sampling: SamplingParams, vocab: int) -> None:
         )
 
 
+def check_guidance(request: Request, vocab: int, grammars: bool) -> None:
+    """Raise `RequestError` for guidance that cannot be followed. `grammars`: the engine can compile them."""
+    guidance = request.guidance
+    if guidance is None:
+        return
+    if guidance.grammar and not grammars:
+        raise RequestError("this engine has no tokenizer to compile grammars with", "grammar")
+    for token in guidance.after:
+        _within("after", token, 0, vocab - 1, "token id")
+    if guidance.thinking_budget is not None:
+        _within("thinking_budget", guidance.thinking_budget, 0, 2**31 - 1)
+        if not guidance.after:
+            raise RequestError(
+                f"thinking_budget is {guidance.thinking_budget} without `after`, the ids that end the thinking: give "
+                "them, or leave it out",
+                "thinking_budget",
+            )
+
+
 def check_pooling(request: Request, hidden_size: int) -> None:
     """Raise `RequestError` if the request wants an embedding and cannot have one. `hidden_size` 0: no model state."""
     if request.pooling is None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from octavo_common.failpoints import Failpoints
@@ -19,6 +20,7 @@ from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendN
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.guidance import Compile
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.distributed.executor import End, RankExecutor, end_process
 from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
@@ -86,7 +88,14 @@ def engine_for(
         cache_policy=settings.cache_policy,
         overlap=settings.overlap is not False,
     )
-    engine = Engine(built.backend, built.config, limits, clock=clock, failpoints=Failpoints.from_environment())
+    engine = Engine(
+        built.backend,
+        built.config,
+        limits,
+        clock=clock,
+        failpoints=Failpoints.from_environment(),
+        grammars=partial(_grammars, model.text, built.config),
+    )
     resolved = dataclasses.replace(
         settings,
         backend=built.name,
@@ -104,6 +113,13 @@ def engine_for(
     return LoadedEngine(
         engine, model.text, resolved, built.memory, built.rank_pids, built.captured, built.capture_seconds
     )
+
+
+def _grammars(text: TextModel, config: ModelInfo) -> Compile:
+    """Prepare the model's tokens for grammars."""
+    from octavo_inference.grammar.matcher import Vocabulary  # noqa: PLC0415 -- only the first request with one needs it
+
+    return Vocabulary(text.tokenizer, config.vocab, config.eos_token_ids).compile
 
 
 def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:

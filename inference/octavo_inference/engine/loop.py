@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ class EngineLoop:
 
     def poll_timeout(self) -> float | None:
         """Seconds until the next iteration is due without a message. None if only a message can bring work."""
-        return self._engine.delay() if self._engine.has_work else None
+        delay = self._engine.delay() if self._engine.has_work else math.inf
+        return None if math.isinf(delay) else delay
 
     def on_idle(self) -> bool:
         """Call before an unbounded wait. Returns whether to poll for messages and call again instead of waiting.

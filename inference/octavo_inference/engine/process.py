@@ -2,7 +2,7 @@
 
 The engine does not share an interpreter with the HTTP server. The GIL of a busy HTTP loop starves the step loop
 (measured: 438 to 2.6 tokens/s). FD is one end of a socket pair. It has no path and no name, so no other process can
-connect. An idle engine process blocks in `recv` and uses no CPU. Between steps it takes the messages that have arrived
+connect. An idle engine process waits in `select` and uses no CPU. Between steps it takes the messages that have arrived
 without waiting. When the API process ends, `recv` returns no bytes and this process ends, too.
 """
 
@@ -69,18 +69,21 @@ class Channel:
         self._connection = connection
         self._reader = FrameReader()
         self._sending = threading.Lock()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def receive(self, wait: float | None) -> list[bytes]:
         """Frames that have arrived, in order. Waits up to `wait` seconds if there are none, without limit if None.
 
-        Raises when the peer has closed.
+        Also returns after `wake`. Raises when the peer has closed.
         """
         frames: list[bytes] = []
-        if wait:
-            select.select([self._connection], [], [], wait)
+        if wait != 0:
+            ready, _, _ = select.select([self._connection, self._woken], [], [], wait)
+            if self._woken in ready:
+                os.eventfd_read(self._woken)
         while True:
             try:
-                data = self._connection.recv(_RECEIVE_BYTES, 0 if wait is None and not frames else socket.MSG_DONTWAIT)
+                data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return frames
             except ConnectionResetError:
@@ -88,6 +91,10 @@ class Channel:
             if not data:
                 raise _PeerGoneError
             frames += self._reader.feed(data)
+
+    def wake(self) -> None:
+        """Let `receive` return, from any thread: now, or its next wait."""
+        os.eventfd_write(self._woken, 1)
 
     def send(self, frame: bytes) -> None:
         """Send a whole frame; blocks while the peer does not read."""
@@ -153,6 +160,8 @@ def _load_and_run_until_sleep(
 ) -> tuple[EngineInfo, list[bytes]]:
     # The engine is local to this function, so nothing holds its memory after the return.
     engine, info = load(settings)
+    if engine.grammars is not None:
+        engine.grammars.on_ready = channel.wake
     channel.send(encode_frame(Ready(info=info, stats=engine.stats())))
     return info, _run(EngineLoop(engine), channel, frames)
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +17,11 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packing import ELEMENT_BYTES, WEIGHT_FORMATS, Packed, address, pack
-from octavo_inference.backends.cpu.native.sampling import native_sampling, native_scoring
+from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype
-from octavo_inference.core.backend import CompletedStep
+from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import Float32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import with_pooled
@@ -184,9 +185,14 @@ class CpuBackend:
             format_=format_,
         )
 
-    def launch(self, step: RowStep) -> CompletedStep:
+    def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""
-        return CompletedStep(self.step(gather(step)))
+        batch = gather(step)
+        if not step.guided:
+            return CompletedStep(self.step(batch))
+        sampling = native_sampling(batch.sample, self.vocab_size)
+        self._run(batch, sampling.structure, choose=False)
+        return ComputedStep(partial(self._choose, batch, sampling))
 
     def idle(self) -> bool:
         """Nothing to prepare."""
@@ -196,6 +202,16 @@ class CpuBackend:
         """Run the model over the batch, store K and V, sample; the result is valid until the next call."""
         sampling = native_sampling(batch.sample, self.vocab_size)
         self._run(batch, sampling.structure, choose=True)
+        return self._result(batch, sampling)
+
+    def _choose(self, batch: Batch, sampling: NativeSampling) -> StepResult:
+        """Sample from the logits of the last step."""
+        self._kernels.library.octavo_choose(
+            self._team, byref(self._model), byref(sampling.structure), byref(self.profile)
+        )
+        return self._result(batch, sampling)
+
+    def _result(self, batch: Batch, sampling: NativeSampling) -> StepResult:
         result = with_pooled(sampling.result(), batch)
         return replace(result, scores=[self._score(rows) for rows in batch.scores]) if batch.scores else result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo_inference.backends.transformers import attention
 from octavo_inference.backends.transformers.attention import KvShape
-from octavo_inference.core.backend import CompletedStep
+from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
@@ -52,9 +52,10 @@ class TransformersBackend:
             for shape in shapes
         ]
 
-    def launch(self, step: RowStep) -> CompletedStep:
+    def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""
-        return CompletedStep(self.step(gather(step)))
+        result = self._compute(gather(step))
+        return ComputedStep(result) if step.guided else CompletedStep(result())
 
     def idle(self) -> bool:
         """Nothing to prepare."""
@@ -62,6 +63,10 @@ class TransformersBackend:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model and sample."""
+        return self._compute(batch)()
+
+    def _compute(self, batch: Batch) -> Callable[[], StepResult]:
+        """Run the model. The function returned samples."""
         scored = [rows.row for rows in batch.scores]
         logits = self._run(batch, np.concatenate([batch.sample.row, *scored]))
         at = np.cumsum([len(batch.sample.row), *map(len, scored)])
@@ -69,7 +74,7 @@ class TransformersBackend:
             score(logits[first:end], rows.tokens, rows.logprobs)
             for first, end, rows in zip(at, at[1:], batch.scores, strict=False)
         ]
-        return with_pooled(replace(sample(logits[: at[0]], batch.sample), scores=scores), batch)
+        return lambda: with_pooled(replace(sample(logits[: at[0]], batch.sample), scores=scores), batch)
 
     def logits(self, batch: Batch) -> Float32:
         """Run the model: logits [R, vocab] of the sample rows.

@@ -31,9 +31,9 @@ class Stopwatch {
   double last_;
 };
 
-// What a step does: only logits of the sample rows, or tokens chosen from them, or the log-probabilities of given tokens
-// after query tokens of the step before, whose hidden states are still there.
-enum class Task { LOGITS, SAMPLE, SCORE };
+// What a step does: only logits of the sample rows, or tokens chosen from them. After a step, whose logits and hidden
+// states are still there: only tokens chosen from its logits, or log-probabilities of given tokens after its query tokens.
+enum class Task { LOGITS, SAMPLE, CHOOSE, SCORE };
 
 template <class P>
 class Forward final : public Job {
@@ -49,6 +49,7 @@ class Forward final : public Job {
 
   void run(int rank) override {
     Stopwatch watch(rank == 0);
+    if (task_ == Task::CHOOSE) return choose(rank, watch);
     if (task_ != Task::SCORE) {
       rows(embed_, b_.num_tokens, [&](i64 t) {
         dequantize_row(m_.embedding, b_.tokens[t], state(t));
@@ -68,8 +69,13 @@ class Forward final : public Job {
     if (m_.logit_scale != 1 || m_.logit_softcap > 0)
       rows(finish_logits_, s_.count, [&](i64 r) { finish_logits(m_.logits + r * padded_vocab, padded_vocab); });
     watch.lap(profile_.lm_head);
-    if (task_ == Task::LOGITS) return;
+    if (task_ != Task::LOGITS) choose(rank, watch);
+  }
+
+ private:
+  void choose(int rank, Stopwatch& watch) {
     float* scratch = m_.scratch + rank * m_.scratch_floats;
+    const i64 padded_vocab = m_.lm_head.rows;
     sampling_.share(s_.count, [&](i64 r) {
       const auto finish = task_ == Task::SCORE ? score_row : sample_row;
       finish(s_, r, m_.logits + r * padded_vocab, padded_vocab, m_.vocab, scratch);
@@ -77,7 +83,6 @@ class Forward final : public Job {
     watch.lap(profile_.sampling);
   }
 
- private:
   struct LinearParts {
     Part rounding, product;
   };

@@ -35,7 +35,7 @@ void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, f
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{6, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), int32_t(sizeof(Int8Block))};
+  *info = Info{7, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), int32_t(sizeof(Int8Block))};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
@@ -81,6 +81,11 @@ EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scr
 EXPORT void octavo_step(Team* team, const Model* model, const Batch* batch, const Sampling* sampling,
                         const Pooling* pooling, int32_t choose, Profile* profile) {
   run_task(*team, *model, *batch, *sampling, *pooling, choose ? Task::SAMPLE : Task::LOGITS, *profile);
+}
+
+// Tokens chosen from the logits that the last octavo_step left without `choose`; `sampling` has that step's rows.
+EXPORT void octavo_choose(Team* team, const Model* model, const Sampling* sampling, Profile* profile) {
+  run_task(*team, *model, Batch{}, *sampling, Pooling{}, Task::CHOOSE, *profile);
 }
 
 // Log-probabilities of the given sampling->tokens after query tokens sampling->row of the last step: at most as many as

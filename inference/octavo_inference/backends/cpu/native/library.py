@@ -109,10 +109,10 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
             ],
             None,
         ),
-        "octavo_score": (
-            [c_void_p, POINTER(abi.DecoderArgs), POINTER(abi.SamplingArgs), POINTER(abi.PartSeconds)],
-            None,
-        ),
+        **{
+            name: ([c_void_p, POINTER(abi.DecoderArgs), POINTER(abi.SamplingArgs), POINTER(abi.PartSeconds)], None)
+            for name in ("octavo_choose", "octavo_score")
+        },
         "octavo_sample": ([POINTER(abi.SamplingArgs), c_void_p, c_int64, c_int64], None),
     }
     info = abi.Info()

@@ -42,6 +42,11 @@ class AnswerParser(Protocol):
     Takes time in proportion to the answer's length, whatever it holds.
     """
 
+    @property
+    def in_reasoning(self) -> bool:
+        """True while the model thinks: the tokens pushed meanwhile are those of the reasoning."""
+        ...
+
     def push(self, text: str) -> list[Event]:
         """The events of the next piece of the answer."""
         ...
@@ -49,3 +54,21 @@ class AnswerParser(Protocol):
     def finish(self) -> list[Event]:
         """The events of what is held back, at the end of the answer."""
         ...
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """The events with adjacent parts of one text, reasoning or call joined, and without empty ones."""
+    runs: list[tuple[Event, list[str]]] = []
+    for event in events:
+        text = "" if isinstance(event, CallStart) else event.text
+        if runs and _continues(runs[-1][0], event):
+            runs[-1][1].append(text)
+        elif text or isinstance(event, CallStart):
+            runs.append((event, [text]))
+    return [event if isinstance(event, CallStart) else event._replace(text="".join(parts)) for event, parts in runs]
+
+
+def _continues(first: Event, second: Event) -> bool:
+    if isinstance(first, CallArguments) and isinstance(second, CallArguments):
+        return first.index == second.index
+    return type(first) is type(second) and isinstance(first, Text | Reasoning)

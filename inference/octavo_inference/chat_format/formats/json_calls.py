@@ -1,0 +1,77 @@
+"""Calls as JSON objects with `name` and `arguments` (or `parameters`), one or a list of them."""
+
+from __future__ import annotations
+
+from octavo_inference.chat_format.calls import Calls
+from octavo_inference.chat_format.readers import NotACallError, Reader, json_string, json_value, space
+
+_COMMA = frozenset(",")
+_COMMA_OR_SEMICOLON = frozenset(",;")
+
+
+def calls_in_json(calls: Calls, at: str) -> Reader[str]:
+    """Reads one call object, or a list of them, which may be empty."""
+    at = yield from space(at)
+    if at != "[":
+        return (yield from call_object(calls, at))
+    at = yield from space((yield))
+    while at != "]":
+        at = yield from call_object(calls, at)
+        at = yield from space(at)
+        if at in _COMMA:
+            at = yield from space((yield))
+        elif at != "]":
+            raise NotACallError
+    return (yield)
+
+
+def call_object(calls: Calls, at: str) -> Reader[str]:
+    """Reads one call object.
+
+    The arguments are passed on as they come, behind the name; before it, they are held until the name is known. A
+    bracket that is missing at the end is no error: models forget it.
+    """
+    if at != "{":
+        raise NotACallError
+    arguments: list[str] | None = None
+    at = yield from space((yield))
+    while at != "}":
+        key, at = yield from json_string(at)
+        at = yield from space(at)
+        if at != ":":
+            raise NotACallError
+        at = yield from space((yield))
+        if key == "name" and not calls.is_open:
+            at = yield from _name(calls, at)
+            calls.arguments("".join(arguments or ()))
+        elif key in {"arguments", "parameters"} and arguments is None:
+            arguments = []
+            at = yield from json_value(at, calls.arguments if calls.is_open else arguments.append)
+        else:
+            at = yield from json_value(at, _ignore)
+        at = yield from space(at)
+        if at in _COMMA:
+            at = yield from space((yield))
+        elif at != "}":
+            if arguments is None or not calls.is_open:
+                raise NotACallError
+            calls.end()
+            return at
+    if not calls.is_open:
+        raise NotACallError
+    if arguments is None:
+        calls.arguments("{}")
+    calls.end()
+    return (yield)
+
+
+def _name(calls: Calls, at: str) -> Reader[str]:
+    if at != '"':
+        raise NotACallError
+    name, at = yield from calls.names.read('"', (yield))
+    calls.start(name)
+    return at
+
+
+def _ignore(_: str) -> None:
+    """No place for it."""

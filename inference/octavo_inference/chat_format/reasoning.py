@@ -1,0 +1,147 @@
+"""Thinking before the answer: text between two markers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_inference.chat_format.events import AnswerParser, CallStart, Event, Reasoning, merged
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """A format of thinking. `markers` must stay visible to the parser, as those of a `ToolFormat`."""
+
+    name: str
+    start: str
+    end: str
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts of special tokens that the parser must see."""
+        return (self.start, self.end)
+
+
+class ThinkParser:
+    """An `AnswerParser`: text, thinking from the first start marker to the next end marker, then the answer.
+
+    The rest goes to the parser `answer`. `thinking`: the answer begins inside the thinking, as the template wrote the
+    start marker into the prompt; another one at its beginning is skipped. White space at both ends of the thinking is
+    dropped, and line breaks behind it. Thinking that does not end is all thinking; without a start there is none. Once
+    a call has begun, a start marker is text.
+    """
+
+    def __init__(self, form: ReasoningFormat, answer: AnswerParser, *, thinking: bool) -> None:
+        self._answer = answer
+        self._start, self._end = form.start, form.end
+        self._tail = ""
+        self.in_reasoning = thinking
+        # At its beginning, where the start marker may come a second time.
+        self._may_repeat = thinking
+        # Behind the thinking, or behind the start of a call.
+        self._done = False
+        self._has_reasoned = False
+        # Line breaks are dropped: just behind the thinking.
+        self._trims = False
+        self._space: list[str] = []
+        self._events: list[Event] = []
+
+    def push(self, text: str) -> list[Event]:
+        """See `AnswerParser`."""
+        while text and not self._done:
+            text = self._think(text) if self.in_reasoning else self._look(text)
+        if text:
+            self._pass_on(text)
+        return self._take()
+
+    def finish(self) -> list[Event]:
+        """See `AnswerParser`."""
+        if self.in_reasoning:
+            self._reason(self._tail)
+        else:
+            self._pass_on(self._tail)
+        self._tail = ""
+        self._events += self._answer.finish()
+        return self._take()
+
+    def _look(self, text: str) -> str:
+        """Look for the start marker. Returns the text behind it, or behind the first call's start."""
+        before, marker, rest, self._tail = _cut(self._tail + text, self._start)
+        self._pass_on(before)
+        if any(isinstance(event, CallStart) for event in self._events):
+            self._done = True
+            rest = marker + rest + self._tail
+            self._tail = ""
+        elif marker:
+            self.in_reasoning = True
+        return rest
+
+    def _think(self, text: str) -> str:
+        """Look for the end marker. Returns the text behind it."""
+        text = self._tail + text
+        self._tail = ""
+        if self._may_repeat:
+            text = text.lstrip()
+            if self._start.startswith(text) and text != self._start:
+                self._tail = text
+                return ""
+            self._may_repeat = False
+            text = text.removeprefix(self._start)
+        before, marker, rest, self._tail = _cut(text, self._end)
+        self._reason(before)
+        if marker:
+            self.in_reasoning = False
+            self._done = self._trims = True
+        return rest
+
+    def _reason(self, text: str) -> None:
+        """More of the thinking. White space is held back until something follows it."""
+        body = text.rstrip()
+        if body:
+            shown = body if self._has_reasoned else body.lstrip()
+            self._events.append(Reasoning("".join(self._space) + shown))
+            self._has_reasoned = True
+            self._space.clear()
+        if self._has_reasoned:
+            self._space.append(text[len(body) :])
+
+    def _pass_on(self, text: str) -> None:
+        if self._trims:
+            text = text.lstrip("\r\n")
+            self._trims = not text
+        if text:
+            self._events += self._answer.push(text)
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return merged(events)
+
+
+def _cut(text: str, marker: str) -> tuple[str, str, str, str]:
+    """What is before the marker, the marker, and what is behind it; without one: what may be its beginning is last."""
+    before, found, behind = text.partition(marker)
+    if found:
+        return before, found, behind, ""
+    size = next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-n:])), 0)
+    return text[: len(text) - size], "", "", text[len(text) - size :]
+
+
+REASONING_FORMATS = {
+    form.name: form
+    for form in (
+        ReasoningFormat("think", "<think>", "</think>"),
+        ReasoningFormat("magistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("kimi_vl", "◁think▷", "◁/think▷"),
+        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    )
+}
+"""By name. `think` is that of Qwen3, DeepSeek R1 and V3.1, GLM-4.5, Kimi K2 Thinking and many more."""
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """The format of this name. Raises `KeyError`."""
+    return REASONING_FORMATS[name]
+
+
+def detect_reasoning_format(template: str) -> str | None:
+    """The format of which the chat template has a marker, None without one."""
+    return next((form.name for form in REASONING_FORMATS.values() if form.end in template), None)

@@ -1,0 +1,102 @@
+"""A format of tool calls: how a model writes them, and the grammar that makes it write them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from octavo_inference.chat_format import lark
+from octavo_inference.chat_format.call_parser import Block, CallParser
+from octavo_inference.chat_format.events import AnswerParser
+from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.tools import ToolChoice, ToolSpec
+
+NO_TOKENS: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How calls are written: `opening` call (`between` call)* `closing`.
+
+    `trigger` is the beginning of `opening` by which a block is known in text. Without one, calls are known by being all
+    of the answer; then `no_call` is a regular expression of the texts that are none. `before` may precede them.
+    """
+
+    opening: str
+    between: str
+    closing: str
+    trigger: str = ""
+    no_call: str = ""
+    before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """One format of tool calls.
+
+    `markers` are texts of special tokens that must stay visible to the parser, so the detokenizer must not skip them.
+    Where `special` is asked for, it is those of the markers that are special tokens of the model's vocabulary, with
+    their ids: a grammar names them by id, and a parser never shows them as text.
+    """
+
+    name: str
+    markers: tuple[str, ...]
+    starts: tuple[str, ...]
+    """Markers that begin a block of calls, anywhere in the text."""
+    block: Block
+    layout: Callable[[Mapping[str, int]], Layout]
+    call: Callable[[Rules, ToolSpec], str]
+    """One call as a Lark expression, with rules added."""
+    bare: str = ""
+    """Characters that begin a block as the first of an answer."""
+    prompt: Callable[[Sequence[ToolSpec]], str] | None = None
+
+    def parser(self, tools: Sequence[ToolSpec], special: Mapping[str, int] = NO_TOKENS) -> AnswerParser:
+        """A parser for one answer. Calls of functions that are not among `tools` stay text."""
+        return CallParser(tools, self.block, self.starts, self.bare, special.keys() & set(self.markers))
+
+    def grammar(
+        self,
+        tools: Sequence[ToolSpec],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+        answer: str | None = None,
+        special: Mapping[str, int] = NO_TOKENS,
+    ) -> str | None:
+        """Lark text (llguidance) that enforces the choice, or None where there is nothing to enforce.
+
+        `required` and `named`: at least one call, of an allowed tool, with arguments of its schema; more than one only
+        with `parallel`. `auto`: free text, in which each block of calls is one, once its trigger appears; enforced with
+        a strict tool, with a tool that is not allowed, or without `parallel`. Without `parallel`, the answer ends
+        behind the call. `answer` is a Lark expression that the text must be where the answer is no call (`auto`).
+        Raises `RequestError` for a strict tool with a schema that this format cannot enforce.
+        """
+        allowed = [tool for tool in tools if tool.name in choice.names]
+        free = choice.mode == "auto"
+        if free and parallel and answer is None and len(allowed) == len(tools) and not any(t.strict for t in tools):
+            return None
+        rules = Rules(special)
+        layout = self.layout(special)
+        enforced = [t if t.strict or not free else ToolSpec(t.name, None, strict=False) for t in allowed]
+        call = lark.alternatives(self.call(rules, tool) for tool in enforced)
+        more = f"({rules.literal(layout.between)} {call})*" if parallel else ""
+        behind = f"{call} {more} {rules.literal(layout.closing)}"
+        block = rules.add("calls", f"{layout.before} {rules.literal(layout.opening)} {behind}")
+        if not free:
+            return rules.text(block)
+        if answer is not None:
+            return rules.text(f"{block} | {answer}")
+        if not layout.trigger:
+            return rules.text(f"{block} | NO_CALL", f"NO_CALL: {layout.no_call}")
+        behind = f"{rules.literal(layout.opening.removeprefix(layout.trigger))} {behind}"
+        if layout.trigger in special:
+            block = rules.add("calls", f"{layout.before} TEXT {rules.literal(layout.trigger)} {behind}")
+        else:
+            head = rules.add("head", f"TEXT {rules.literal(layout.trigger)}", options="[lazy]")
+            block = rules.add("calls", f"{head} {behind}")
+        return rules.text(f"{block}* TEXT" if parallel else f"{block} | TEXT", f"TEXT: {lark.TEXT}")
+
+    def system_prompt(self, tools: Sequence[ToolSpec]) -> str | None:
+        """What to tell the model of its tools where the chat template does not; None for a format without it."""
+        return self.prompt(tools) if self.prompt is not None else None

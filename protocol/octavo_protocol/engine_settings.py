@@ -53,6 +53,10 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 }
 
 
+# The formats of `octavo_inference.chat_format`, and none.
+ToolParserName = Literal["none", "hermes", "smollm2"]
+ReasoningParserName = Literal["none", "think", "magistral", "kimi_vl", "seed_oss"]
+
 # A machine is shared, and the weights also take their part of the free memory.
 KV_MEMORY_PERCENT = 25
 
@@ -411,4 +415,31 @@ class EngineSettings:
     chat_template: Annotated[
         str | None,
         Knob("file with a chat template in Jinja", unset="the model's own", group="model", metavar="FILE"),
+    ] = None
+    tool_call_parser: Annotated[
+        ToolParserName | None,
+        Knob(
+            "format in which the model writes tool calls, or none: they are not looked for",
+            unset="the chat template's",
+            group="model",
+            api=ApiField(
+                "toolCallParser",
+                "toolCallParser is the name of the format in which the model writes tool calls, such as hermes or "
+                "mistral. none: calls in answers stay text, unless the request requires one. If unset, the format is "
+                "that of the chat template.",
+            ),
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        ReasoningParserName | None,
+        Knob(
+            "format in which the model writes its thinking, or none: it is part of the answer",
+            unset="the chat template's",
+            group="model",
+            api=ApiField(
+                "reasoningParser",
+                "reasoningParser is the name of the format in which the model writes its thinking, such as think. "
+                "none: thinking is part of the answer's text. If unset, the format is that of the chat template.",
+            ),
+        ),
     ] = None

@@ -39,6 +39,8 @@ class TokenCounts:
     prompt: int
     completion: int = 0
     cached: int = 0
+    reasoning: int | None = None
+    """Tokens of thinking, which `completion` includes; None if the model does not think."""
 
 
 @dataclass(slots=True)
@@ -51,7 +53,7 @@ class _Choice:
 class Generation:
     """The answers to prompts; use it as a context manager. Choices are numbered prompt by prompt: prompt * n + index.
 
-    On exit it adds the token counts to `notes`, for the access log.
+    On exit it adds the token counts to `notes`, for the access log. `shown` are special tokens that the texts show.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Generation:
         metrics: ServerMetrics,
         clock: Callable[[], float],
         notes: dict[str, int],
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.choices = sum(prompt.sampling.n for prompt in prompts)
         self.counts = TokenCounts(sum(len(prompt.tokens) for prompt in prompts))
@@ -73,6 +76,7 @@ class Generation:
         self._metrics = metrics
         self._clock = clock
         self._notes = notes
+        self._shown = shown
         self._open: dict[tuple[str, int], _Choice] = {}
         # Prompts whose cached tokens are counted already.
         self._cached: set[str] = set()
@@ -119,12 +123,13 @@ class Generation:
             if self._failure is not None:
                 raise self._failure
 
-    async def answers(self) -> list[Delta]:
-        """All complete answers, by choice. Raises like `pieces`."""
+    async def answers(self, on_piece: Callable[[int, Delta], object] = lambda _, __: None) -> list[Delta]:
+        """All complete answers, by choice. `on_piece` gets each piece with its choice. Raises like `pieces`."""
         parts: list[list[Delta]] = [[] for _ in range(self.choices)]
         async for ready in self.pieces():
             for choice, piece in ready or ():
                 parts[choice].append(piece)
+                on_piece(choice, piece)
         return [joined(pieces) for pieces in parts]
 
     def _submit(self) -> None:
@@ -143,7 +148,7 @@ class Generation:
         for prompt in self.prompts:
             sampling = prompt.sampling
             for index in range(sampling.n):
-                text = Detokenizer.of(self._tokenizer, prompt.tokens, sampling)
+                text = Detokenizer.of(self._tokenizer, prompt.tokens, sampling, self._shown)
                 self._open[prompt.id, index] = _Choice(len(self._open), text, SequenceTimer(self._metrics, now))
 
     def _deltas(self, outputs: list[Output]) -> list[tuple[int, Delta]]:

@@ -224,6 +224,17 @@ class EventStream(Response):
         await write({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+async def without_silence(events: AsyncGenerator[bytes | None]) -> AsyncGenerator[bytes | None]:
+    """The events without empty ones, in whose place a comment comes once nothing was sent for a while."""
+    clock = asyncio.get_running_loop().time
+    last = clock()
+    async with contextlib.aclosing(events):
+        async for data in events:
+            if data or data is None or clock() - last >= KEEP_ALIVE_SECONDS:
+                last = clock()
+                yield data or None
+
+
 async def _send_chunk(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 

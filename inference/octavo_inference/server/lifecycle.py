@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from octavo_inference.answers.formats import answer_formats
 from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.checkpoints.sentence_transformers import declared_pooling
 from octavo_inference.common.allocator import limit_heap
@@ -228,6 +229,11 @@ def _load_text(settings: ServerSettings) -> tuple[ServedModel, int]:
         assets.special_tokens,
         pooling,
         settings.relevance,
+        answer_formats(
+            None if template is None else template.source,
+            settings.engine.tool_call_parser,
+            settings.engine.reasoning_parser,
+        ),
     )
     return text, text.longest_token
 

@@ -80,6 +80,9 @@ class _ServerCollector(Collector):
         for reason, count in m.rejected.items():
             rejections.add_metric([self._model, reason], count)
         yield rejections
+        if prefix == "octavo:":
+            text = "Answers with a tool call that did not parse and stayed text"
+            yield self._counter("octavo:tool_parse_failures", text, m.tool_parse_failures)
 
     def _engine(self, prefix: str, report: LoadReport) -> Iterator[Metric]:
         for name, text, value in (

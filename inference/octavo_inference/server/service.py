@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from tokenizers import Tokenizer
 
+from octavo_inference.answers.formats import AnswerFormats
 from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
@@ -67,6 +68,8 @@ class ServedModel:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     pooling: PoolingName = DEFAULT_POOLING
     relevance: RelevanceName = "embedding"
+    formats: AnswerFormats = AnswerFormats()
+    """The formats of tool calls and of thinking."""
 
     @property
     def longest_token(self) -> int:
@@ -124,9 +127,15 @@ class Service:
             raise model_not_found(model, self.names[0])
         return self.loaded
 
-    def generate(self, request: HttpRequest, loaded: Loaded, prompts: list[Request]) -> Generation:
-        """Create a generation for the prompts of an HTTP request; use it as a context manager."""
-        return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, request.scope[NOTES])
+    def generate(
+        self, request: HttpRequest, loaded: Loaded, prompts: list[Request], shown: frozenset[int] = frozenset()
+    ) -> Generation:
+        """Create a generation for the prompts of an HTTP request; use it as a context manager.
+
+        `shown` are special tokens that the texts of the answers show.
+        """
+        notes = request.scope[NOTES]
+        return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, notes, shown)
 
     def woke(self, info: EngineInfo) -> None:
         """Accept requests again. The engine's counters restart at 0, so the load report has a new start time."""
@@ -376,5 +385,9 @@ class Loaded:
             raise context_overflow(at_least, 1, self.info.max_model_len, param)
 
 
-def _characters(message: Message) -> int:
-    return sum(len(value) for value in message.values() if isinstance(value, str))
+def _characters(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0

@@ -37,6 +37,11 @@ RESERVED = frozenset(
 # Whitespace for `trim`, and in no template: it follows the end mark of a message that the template did not trim.
 _UNTRIMMED = "\u2003"
 
+# `'```json' + call['function']['arguments'] + '\n'`, without the filter tojson.
+_CONCATENATED_ARGUMENTS = re.compile(
+    r"""arguments(?:['"]\])?\s*\+|\+\s*[\w.'"\[\]]*arguments(?:['"]\])?(?!\s*[|.\w'"\]])"""
+)
+
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Message = Mapping[str, object]
@@ -93,6 +98,11 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
         self._names = frozenset(jinja2.meta.find_undeclared_variables(tree)) - set(environment.globals)
+
+    @property
+    def text_arguments(self) -> bool:
+        """True if the template writes the arguments of a call as the text that they are, not as an object."""
+        return _CONCATENATED_ARGUMENTS.search(self.source) is not None
 
     @property
     def variables(self) -> frozenset[str]:

@@ -54,16 +54,23 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._decoder = TokenDecoder(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        self._decoder = TokenDecoder(tokenizer, prompt, skip_special_tokens=skip_special_tokens, shown=shown)
         self._finder = StopFinder(stop)
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._count = 0
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, prompt: Sequence[int], sampling: SamplingParams) -> Detokenizer:
-        """The detokenizer of one answer to `prompt` (token ids)."""
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        shown: frozenset[int] = frozenset(),
+    ) -> Detokenizer:
+        """The detokenizer of one answer to `prompt` (token ids). `shown` as for `TokenDecoder`."""
         return cls(
             tokenizer,
             prompt,
@@ -71,6 +78,7 @@ class Detokenizer:
             sampling.min_tokens,
             skip_special_tokens=sampling.skip_special_tokens,
             include_stop=sampling.include_stop_str_in_output,
+            shown=shown,
         )
 
     def push(self, output: Output) -> Delta:
@@ -109,19 +117,36 @@ class Detokenizer:
 
 
 class TokenDecoder:
-    """tokenizers' `DecodeStream`, extended: bytes that never become a character are emitted as U+FFFD."""
+    """tokenizers' `DecodeStream`, extended: bytes that never become a character are emitted as U+FFFD.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+    `shown` are special tokens that have a text although others are skipped.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        context = list(prompt[-_CONTEXT_TOKENS:])
-        if context and tokenizer.decode(context, skip_special_tokens=skip_special_tokens).endswith("\ufffd"):
+        self._hidden: frozenset[int] = frozenset()
+        if shown and skip_special_tokens:
+            # The library skips all or none: here it gets none of those to skip.
+            self._skip = False
+            self._hidden = _special_ids(tokenizer) - shown
+        context = [token for token in prompt[-_CONTEXT_TOKENS:] if token not in self._hidden]
+        if context and tokenizer.decode(context, skip_special_tokens=self._skip).endswith("\ufffd"):
             context = []
         self._stream = DecodeStream(ids=context, skip_special_tokens=self._skip)
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
         """Text completed by `token`, empty while a character is incomplete."""
+        if token in self._hidden:
+            return ""
         self._pending.append(token)
         try:
             text = self._stream.step(self._tokenizer, token)
@@ -146,6 +171,10 @@ class TokenDecoder:
         self._pending.clear()
         self._stream = DecodeStream(ids=[], skip_special_tokens=self._skip)
         return text
+
+
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
 
 
 class StopFinder:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from octavo_inference.answers.tools import Tools
 from octavo_inference.server.errors import invalid
-from octavo_inference.server.openai.requests import ChatRequest, Message
+from octavo_inference.server.openai.messages import Message
+from octavo_inference.server.openai.requests import ChatRequest
 from octavo_inference.server.refusals import unsupported
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -18,11 +20,12 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_messages(messages: list[Message]) -> list[TemplateMessage]:
-    """The messages with the roles and texts that templates take. Raises `ApiError` for one without content."""
-    return [_template_message(message, number) for number, message in enumerate(messages)]
+    """The messages as templates take them. Raises `ApiError` for one without content, and for a result without call."""
+    calls = _Calls()
+    return [_template_message(message, f"messages[{number}]", calls) for number, message in enumerate(messages)]
 
 
-def template_options(body: ChatRequest, template: ChatTemplate) -> TemplateOptions:
+def template_options(body: ChatRequest, template: ChatTemplate, tools: Tools | None) -> TemplateOptions:
     """The template's other arguments. Raises `ApiError` for those that it does not take."""
     open_ended = bool(body.continue_final_message)
     if open_ended and body.add_generation_prompt:
@@ -37,6 +40,7 @@ def template_options(body: ChatRequest, template: ChatTemplate) -> TemplateOptio
         "add_generation_prompt": body.add_generation_prompt is not False and not open_ended,
         "continue_final_message": open_ended,
         "documents": body.documents or None,
+        "tools": tools.for_template() if tools else None,
         "variables": {**_effort(body, template), **_verbosity(body, template), **_variables(body, template)},
     }
 
@@ -50,13 +54,79 @@ def echoed(body: ChatRequest) -> str:
     return body.messages[-1].text
 
 
-def _template_message(message: Message, number: int) -> TemplateMessage:
+class _Calls:
+    """The calls of the messages so far."""
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+        self.named: dict[str, str] = {}
+        """The id of the last call of each function in the older form, which has none: one is made."""
+
+    def of(self, message: Message) -> list[dict[str, object]]:
+        """The calls of an assistant's message."""
+        calls = [(call.id, call.function) for call in message.tool_calls or ()]
+        if (old := message.function_call) is not None:
+            calls.append((f"call_{len(self.ids)}", old))
+            self.named[old.name] = calls[-1][0]
+        self.ids.update(name for name, _ in calls)
+        return [
+            {"id": name, "type": "function", "function": {"name": called.name, "arguments": called.arguments}}
+            for name, called in calls
+        ]
+
+
+def _template_message(message: Message, place: str, calls: _Calls) -> TemplateMessage:
+    _check_role(message, place)
     if message.content is None and message.role != "assistant":
-        param = f"messages[{number}].content"
+        param = f"{place}.content"
         raise invalid(f"{param}: this field is required for the role {message.role}.", param)
     role = "system" if message.role == "developer" else message.role
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": message.text, **named}
+    changed: dict[str, object] = {"role": role, "content": message.text}
+    if message.name is not None:
+        changed["name"] = message.name
+    if found := calls.of(message):
+        changed["tool_calls"] = found
+    if reasoning := message.reasoning_content or message.reasoning:
+        changed["reasoning"] = reasoning
+    if role in {"tool", "function"}:
+        changed |= {"role": "tool", "tool_call_id": _answered(message, place, calls)}
+    return changed
+
+
+def _answered(message: Message, place: str, calls: _Calls) -> str:
+    """The id of the call whose result a message has."""
+    if message.role == "function":
+        if message.name not in calls.named:
+            raise invalid(f"{place}.name: no message before it calls a function {message.name!r}.", f"{place}.name")
+        return calls.named[message.name]
+    if message.tool_call_id is None:
+        param = f"{place}.tool_call_id"
+        raise invalid(f"{param}: this field is required for the role tool.", param, "missing_required_parameter")
+    if message.tool_call_id not in calls.ids:
+        raise invalid(
+            f"{place}.tool_call_id: no message before it has a call with the id {message.tool_call_id!r}; "
+            "send the assistant's message with its tool_calls, too.",
+            f"{place}.tool_call_id",
+        )
+    return message.tool_call_id
+
+
+# Field -> the role whose messages have it.
+_OWNERS = {
+    "tool_calls": "assistant",
+    "function_call": "assistant",
+    "reasoning": "assistant",
+    "reasoning_content": "assistant",
+    "tool_call_id": "tool",
+}
+
+
+def _check_role(message: Message, place: str) -> None:
+    for field, role in _OWNERS.items():
+        if getattr(message, field) and message.role != role:
+            raise invalid(
+                f"{place}.{field}: only messages of the role {role} have it; leave it out.", f"{place}.{field}"
+            )
 
 
 def _effort(body: ChatRequest, template: ChatTemplate) -> Mapping[str, object]:

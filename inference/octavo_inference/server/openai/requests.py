@@ -23,6 +23,8 @@ from octavo_inference.core.request import (
 )
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.openai.accepted import AcceptedFields, Label
+from octavo_inference.server.openai.messages import Message
+from octavo_inference.server.openai.tools import FunctionList, FunctionName, ToolChoiceOption, ToolList
 from octavo_inference.tokenizer.bad_words import token_sequences
 
 MAX_PROMPTS = 128
@@ -34,7 +36,6 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 ShortText = Annotated[str, Meta(min_length=1, max_length=256)]
-Empty = Annotated[list[Any], Meta(max_length=0)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -103,33 +104,6 @@ class Common(AcceptedFields, forbid_unknown_fields=True, kw_only=True):
         return old if new is None else new
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    """One part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message. The empty fields occur in answers of this server or OpenAI that a client sends back."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=4096)] | None = None
-    name: Annotated[str, Meta(max_length=64)] | None = None
-    refusal: None = None
-    tool_calls: Empty | None = None
-    function_call: None = None
-    audio: None = None
-    annotations: Empty | None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one string."""
-        if self.content is None:
-            return ""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
 class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -145,11 +119,13 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
     response_format: TextFormat | None = None
-    tools: Empty | None = None
-    tool_choice: Literal["none"] | None = None
+    tools: ToolList | None = None
+    tool_choice: ToolChoiceOption | None = None
     parallel_tool_calls: bool | None = None
-    functions: Empty | None = None
-    function_call: Literal["none"] | None = None
+    functions: FunctionList | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     modalities: list[Literal["text"]] | None = None
     audio: None = None
     prediction: None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,18 +22,27 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Details of the generated tokens: how many were thinking."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of a request."""
+    """Token counts of a request. `completion_tokens_details` is present if the model thinks."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
     @classmethod
     def of(cls, counts: TokenCounts) -> Usage:
         """Build the usage from the token counts of a generation."""
-        return cls(counts.prompt, counts.completion, counts.prompt + counts.completion, PromptDetails(counts.cached))
+        details = UNSET if counts.reasoning is None else CompletionDetails(counts.reasoning)
+        total = counts.prompt + counts.completion
+        return cls(counts.prompt, counts.completion, total, PromptDetails(counts.cached), details)
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -83,12 +93,35 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Per prompt token, itself and its alternatives by token id; None for the first."""
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """The message that the model wrote."""
+class CalledFunctionText(msgspec.Struct, frozen=True):
+    """The function of a call. `arguments` is a JSON object as text."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCallMessage(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    id: str
+    function: CalledFunctionText
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The message that the model wrote. `content` is null if it has calls and no text.
+
+    `tool_calls` is present with calls, `function_call` instead if the request has `functions`. `reasoning` and
+    `reasoning_content` are the same text, present if the model thought.
+    """
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallMessage] | UnsetType = UNSET
+    function_call: CalledFunctionText | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -116,11 +149,31 @@ class ChatResponse(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is new in a call: at its start its name, and the next part of its arguments."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is new in the call with this index. `id` and `type` are present at its start."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The delta of a chunk."""
+    """The delta of a chunk. `reasoning` and `reasoning_content` are the same text."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

@@ -9,7 +9,9 @@ from msgspec import Meta
 
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.openai.accepted import Label
-from octavo_inference.server.openai.requests import ChatRequest, Empty, Message, TokenId
+from octavo_inference.server.openai.messages import Message
+from octavo_inference.server.openai.requests import ChatRequest, TokenId
+from octavo_inference.server.openai.tools import ToolList
 
 # Fields of messages, as in a chat completion.
 _CHAT_FIELDS = (
@@ -18,6 +20,7 @@ _CHAT_FIELDS = (
     "chat_template_kwargs",
     "documents",
     "reasoning_effort",
+    "tools",
 )
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -40,7 +43,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=64)] | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    tools: Empty | None = None
+    tools: ToolList | None = None
     chat_template: None = None
     media_io_kwargs: None = None
     mm_processor_kwargs: None = None

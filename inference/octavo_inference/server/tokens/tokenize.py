@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from octavo_inference.server import json_body
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.http import json_response
-from octavo_inference.server.openai.conversation import template_messages, template_options
+from octavo_inference.server.openai.chat import chat_prompt
+from octavo_inference.server.openai.tools import tools_of
 from octavo_inference.server.service import Loaded, Service
 from octavo_inference.server.tokens.messages import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from octavo_inference.tokenizer.special_tokens import surrounding
@@ -57,8 +58,7 @@ def _prompt(loaded: Loaded, body: TokenizeRequest) -> list[int]:
 
 def _chat(loaded: Loaded, body: TokenizeRequest) -> list[int]:
     chat = body.chat()
-    options = template_options(chat, loaded.template("messages"))
-    tokens = loaded.chat_tokens(template_messages(chat.messages), **options)
+    tokens = chat_prompt(chat, loaded, tools_of(chat))
     if not body.add_special_tokens:
         return tokens
     before, after = surrounding(loaded.text.tokenizer)

@@ -1,0 +1,132 @@
+"""What the answers to a prompt must obey, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tokenizers import Tokenizer
+
+from octavo_inference.answers.formats import AnswerFormats
+from octavo_inference.answers.reader import AnswerReader
+from octavo_inference.answers.tools import Tools
+from octavo_inference.chat_format.answer import answer_parser
+from octavo_inference.chat_format.reasoning import ReasoningFormat
+from octavo_inference.chat_format.tool_format import ToolFormat
+from octavo_inference.core.request import Guidance
+
+if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
+    from octavo_inference.tokenizer.chat_template import ChatTemplate
+
+# Tokens at the end of a prompt among which the start or the end of thinking is looked for.
+_TAIL = 24
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How the answers to one prompt are read. `thinking`: they begin inside the thinking.
+
+    `special` are the special tokens that the parser reads, by text.
+    """
+
+    tools: Tools | None
+    tool_format: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    thinking: bool
+    guidance: Guidance | None
+    special: Mapping[str, int]
+
+    @property
+    def is_plain(self) -> bool:
+        """True if an answer is one text."""
+        return self.tool_format is None and self.reasoning is None
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """The ids of special tokens that the text must show to the parser."""
+        return frozenset(self.special.values())
+
+    def reader(self) -> AnswerReader:
+        """A reader of one answer."""
+        specs = self.tools.callable if self.tools else ()
+        parser = answer_parser(self.tool_format, self.reasoning, specs, thinking=self.thinking, special=self.special)
+        markers = self.tool_format.markers if self.tool_format else ()
+        return AnswerReader(parser, markers, parallel=self.tools is None or self.tools.parallel)
+
+
+def begin_thinking(
+    tokens: list[int],
+    tokenizer: Tokenizer,
+    formats: AnswerFormats,
+    template: ChatTemplate,
+    variables: Mapping[str, object] | None,
+) -> list[int]:
+    """The prompt with the start of thinking, if the template leaves that to the model and asks it to think.
+
+    A grammar and a bound of the thinking need to know where it begins.
+    """
+    reasoning = formats.reasoning
+    if reasoning is None or _state(tokens, tokenizer, reasoning) != "undecided" or not _asked(template, variables):
+        return tokens
+    return tokens + marker_ids(tokenizer, reasoning.start)
+
+
+def plan(
+    tokens: Sequence[int],
+    tokenizer: Tokenizer,
+    formats: AnswerFormats,
+    tools: Tools | None,
+    *,
+    grammar: str | None = None,
+    answer: str | None = None,
+    thinking_budget: int | None = None,
+) -> AnswerPlan:
+    """The plan of a prompt. `grammar` is that of the whole answer; with tools, `answer` that of its text (Lark)."""
+    reasoning = formats.reasoning
+    thinking = reasoning is not None and _state(tokens, tokenizer, reasoning) == "open"
+    special = special_tokens(tokenizer, reasoning.markers if reasoning else ())
+    found = None
+    if tools is not None:
+        form = formats.enforced_tools
+        marks = special_tokens(tokenizer, form.markers)
+        grammar = form.grammar(tools.specs, tools.choice, parallel=tools.parallel, answer=answer, special=marks)
+        found = formats.tools if grammar is None else form
+        special |= marks if found else {}
+    after = tuple(marker_ids(tokenizer, reasoning.end)) if reasoning is not None and thinking else ()
+    guidance = None
+    if grammar or (thinking_budget is not None and after):
+        guidance = Guidance(grammar=grammar or "", after=after, thinking_budget=thinking_budget if after else None)
+    return AnswerPlan(tools, found, reasoning, thinking, guidance, special)
+
+
+def marker_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a marker."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def special_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, int]:
+    """The special tokens among texts, with their ids."""
+    if not texts:
+        return {}
+    found = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return {text: found[text] for text in texts if text in found}
+
+
+def _state(
+    tokens: Sequence[int], tokenizer: Tokenizer, reasoning: ReasoningFormat
+) -> Literal["open", "closed", "undecided"]:
+    """Whether the prompt ends inside the thinking, behind it, or without either mark."""
+    tail = tokenizer.decode(list(tokens[-_TAIL:]), skip_special_tokens=False).rstrip()
+    if tail.endswith(reasoning.start):
+        return "open"
+    return "closed" if tail.endswith(reasoning.end) else "undecided"
+
+
+def _asked(template: ChatTemplate, variables: Mapping[str, object] | None) -> bool:
+    """True if the template asks the model to think. With `enable_thinking` it does unless that is false."""
+    given = variables or {}
+    if template.uses("enable_thinking"):
+        return given.get("enable_thinking") is not False
+    return template.uses("thinking") and bool(given.get("thinking"))

@@ -54,8 +54,24 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 
 
 # The formats of `octavo_inference.chat_format`, and none.
-ToolParserName = Literal["none", "hermes", "smollm2"]
-ReasoningParserName = Literal["none", "think", "magistral", "kimi_vl", "seed_oss"]
+ToolParserName = Literal[
+    "none",
+    "hermes",
+    "smollm2",
+    "qwen3_coder",
+    "seed_oss",
+    "glm45",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "harmony",
+    "granite",
+    "phi4",
+]
+ReasoningParserName = Literal["none", "think", "magistral", "kimi_vl", "seed_oss", "harmony"]
 
 # A machine is shared, and the weights also take their part of the free memory.
 KV_MEMORY_PERCENT = 25

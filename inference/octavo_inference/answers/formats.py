@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo_inference.chat_format.formats.known import detect_tool_format, tool_format
-from octavo_inference.chat_format.reasoning import (
-    ReasoningFormat,
+from octavo_inference.chat_format.formats.known import (
     detect_reasoning_format,
+    detect_tool_format,
     reasoning_format,
+    tool_format,
 )
+from octavo_inference.chat_format.reasoning import ReasoningFormat
 from octavo_inference.chat_format.tool_format import ToolFormat
 from octavo_protocol.engine_settings import ReasoningParserName, ToolParserName
 

@@ -6,6 +6,7 @@ Messages are those of the OpenAI API: `tool_calls` with their arguments as JSON 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,9 @@ def _told(message: Message, template: ChatTemplate) -> Message:
 def _with_reasoning(message: Message, template: ChatTemplate) -> dict[str, object]:
     changed = {key: value for key, value in message.items() if key != "reasoning"}
     if reasoning := message.get("reasoning"):
-        changed |= {name: reasoning for name in _REASONING if name in template.source}
+        changed |= {
+            name: reasoning for name in _REASONING if re.search(rf"(?:\.|\[['\"]){name}\b", template.source)
+        }
     return changed
 
 

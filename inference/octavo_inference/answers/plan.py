@@ -13,7 +13,7 @@ from octavo_inference.answers.reader import AnswerReader
 from octavo_inference.answers.tools import Tools
 from octavo_inference.chat_format.answer import answer_parser
 from octavo_inference.chat_format.reasoning import ReasoningFormat
-from octavo_inference.chat_format.tool_format import ToolFormat
+from octavo_inference.chat_format.tool_format import ToolFormat, special_tokens
 from octavo_inference.core.request import Guidance
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -85,11 +85,11 @@ def plan(
     """The plan of a prompt. `grammar` is that of the whole answer; with tools, `answer` that of its text (Lark)."""
     reasoning = formats.reasoning
     thinking = reasoning is not None and _state(tokens, tokenizer, reasoning) == "open"
-    special = special_tokens(tokenizer, reasoning.markers if reasoning else ())
+    special = special_tokens(reasoning.markers if reasoning else (), tokenizer)
     found = None
     if tools is not None:
         form = formats.enforced_tools
-        marks = special_tokens(tokenizer, form.markers)
+        marks = special_tokens(form.markers, tokenizer)
         grammar = form.grammar(tools.specs, tools.choice, parallel=tools.parallel, answer=answer, special=marks)
         found = formats.tools if grammar is None else form
         special |= marks if found else {}
@@ -100,18 +100,15 @@ def plan(
     return AnswerPlan(tools, found, reasoning, thinking, guidance, special)
 
 
+def can_bound_thinking(tokens: Sequence[int], tokenizer: Tokenizer, formats: AnswerFormats) -> bool:
+    """True if it is known where the thinking of an answer begins, or that there is none."""
+    return formats.reasoning is not None and _state(tokens, tokenizer, formats.reasoning) != "undecided"
+
+
 def marker_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The tokens of a marker."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
-
-
-def special_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, int]:
-    """The special tokens among texts, with their ids."""
-    if not texts:
-        return {}
-    found = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return {text: found[text] for text in texts if text in found}
 
 
 def _state(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from octavo_inference.chat_format.events import AnswerParser, Event, Text
+from octavo_inference.chat_format.formats.harmony import HARMONY, HARMONY_REASONING, HarmonyParser
 from octavo_inference.chat_format.reasoning import ReasoningFormat, ThinkParser
 from octavo_inference.chat_format.tool_format import NO_TOKENS, ToolFormat
 from octavo_inference.chat_format.tools import ToolSpec
@@ -35,8 +36,10 @@ def answer_parser(
     """A parser for one answer.
 
     `tools` and `reasoning` are the model's formats, None where calls or thinking are not looked for. `specs` are the
-    tools that the model may call. `thinking`: the answer begins inside the thinking, as the chat template wrote the start
-    marker into the prompt. `special`: see `ToolFormat`.
+    tools that the model may call. `thinking`: the answer begins inside the thinking, as the chat template wrote the
+    start marker into the prompt. `special`: see `ToolFormat`. Harmony's parser does both, if one of them is harmony.
     """
+    if HARMONY is tools or HARMONY_REASONING is reasoning:
+        return HarmonyParser(specs if tools is not None else ())
     parser: AnswerParser = TextParser() if tools is None or not specs else tools.parser(specs, special)
     return parser if reasoning is None else ThinkParser(reasoning, parser, thinking=thinking)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Text, merged
+from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text, merged
 from octavo_inference.chat_format.readers import Names
 from octavo_inference.chat_format.tools import ToolSpec
 
@@ -26,6 +26,8 @@ class Calls:
         """A call has begun and not ended."""
         self.at_start = True
         """Only white space has come since the answer's start or the last call."""
+        self.closing = ""
+        """What makes the arguments of the open call, as far as they are written, a JSON object."""
         self._count = 0
         self._space: list[str] = []
         self._events: list[Event] = []
@@ -46,11 +48,16 @@ class Calls:
             self._space.clear()
         self._events.append(Text(text))
 
+    def reasoning(self, text: str) -> None:
+        """More of the thinking."""
+        self._events.append(Reasoning(text))
+
     def start(self, name: str, call_id: str | None = None) -> None:
         """A call of a known tool begins."""
         self._space.clear()
         self.held.clear()
         self.marker = ""
+        self.closing = ""
         self.at_start = self.is_open = True
         self._events.append(CallStart(self._count, name, call_id))
 
@@ -68,6 +75,7 @@ class Calls:
     def abandon(self) -> None:
         """The open call, if any, cannot be read further: what is held becomes text."""
         if self.is_open:
+            self._events.append(CallArguments(self._count, self.closing))
             self.is_open = False
             self._count += 1
 

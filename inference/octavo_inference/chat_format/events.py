@@ -20,7 +20,7 @@ class Reasoning(NamedTuple):
 class CallStart(NamedTuple):
     """A tool call begins. `index` counts the calls of an answer; `id` is the model's own, None if it writes none."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     name: str
     id: str | None = None
 
@@ -28,7 +28,7 @@ class CallStart(NamedTuple):
 class CallArguments(NamedTuple):
     """The next part of a call's arguments: all parts together are one JSON object."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     text: str
 
 

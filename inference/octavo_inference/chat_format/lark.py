@@ -41,11 +41,15 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any] | None) -> str:
         """A JSON value of a schema; of None: any object."""
-        return json_schema_rule({"type": "object"} if schema is None else dict(schema))
+        return self.json_of({"type": "object"} if schema is None else schema)
 
-    def text(self, start: str, separator: str = "") -> str:
-        """The grammar's text with this start rule."""
-        return "\n".join([f"start: {start}", *self.lines, separator]).rstrip() + "\n"
+    def json_of(self, schema: Mapping[str, Any] | bool) -> str:
+        """A JSON value of a schema."""
+        return json_schema_rule({} if isinstance(schema, bool) else dict(schema))
+
+    def text(self, start: str) -> str:
+        """The grammar's text with this start rule. `TEXT` is any text."""
+        return "\n".join([f"start: {start}", *self.lines, f"TEXT: {TEXT}"]) + "\n"
 
 
 def json_schema_rule(schema: dict[str, Any]) -> str:

@@ -69,22 +69,18 @@ class Names:
     """Names of functions, ready to be read."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._before: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
+        self._names = frozenset(names)
+        self._begun = prefixes(self._names)
 
-    def read(self, end: str, at: str) -> Reader[tuple[str, str]]:
-        """Reads one of the names with the text `end` behind it. Returns the name, too."""
-        if end not in self._before:
-            whole = {name + end: name for name in self._names}
-            self._before[end] = whole, prefixes(whole)
-        whole, begun = self._before[end]
-        read = at
-        while read not in whole:
-            if read not in begun or at is END:
+    def read(self, stops: frozenset[str], at: str) -> Reader[tuple[str, str]]:
+        """Reads one of the names, up to one of the characters `stops`. Returns it, too."""
+        read = ""
+        while at not in stops or read not in self._names:
+            read += at
+            if at is END or (read not in self._begun and read not in self._names):
                 raise NotACallError
             at = yield
-            read += at
-        return whole[read], (yield)
+        return read, at
 
 
 def until(ends: tuple[str, ...], at: str, sink: Sink) -> Reader[tuple[str, str]]:

@@ -123,25 +123,3 @@ def _cut(text: str, marker: str) -> tuple[str, str, str, str]:
         return before, found, behind, ""
     size = next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-n:])), 0)
     return text[: len(text) - size], "", "", text[len(text) - size :]
-
-
-REASONING_FORMATS = {
-    form.name: form
-    for form in (
-        ReasoningFormat("think", "<think>", "</think>"),
-        ReasoningFormat("magistral", "[THINK]", "[/THINK]"),
-        ReasoningFormat("kimi_vl", "◁think▷", "◁/think▷"),
-        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
-    )
-}
-"""By name. `think` is that of Qwen3, DeepSeek R1 and V3.1, GLM-4.5, Kimi K2 Thinking and many more."""
-
-
-def reasoning_format(name: str) -> ReasoningFormat:
-    """The format of this name. Raises `KeyError`."""
-    return REASONING_FORMATS[name]
-
-
-def detect_reasoning_format(template: str) -> str | None:
-    """The format of which the chat template has a marker, None without one."""
-    return next((form.name for form in REASONING_FORMATS.values() if form.end in template), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+from tokenizers import Tokenizer
 
 from octavo_inference.chat_format import lark
 from octavo_inference.chat_format.call_parser import Block, CallParser
@@ -19,7 +21,8 @@ class Layout:
     """How calls are written: `opening` call (`between` call)* `closing`.
 
     `trigger` is the beginning of `opening` by which a block is known in text. Without one, calls are known by being all
-    of the answer; then `no_call` is a regular expression of the texts that are none. `before` may precede them.
+    of the answer; then `no_call` is a Lark expression of the answers that are none. `before` and `before_answer` are
+    Lark expressions of what precedes the calls, and an answer that is none.
     """
 
     opening: str
@@ -28,6 +31,7 @@ class Layout:
     trigger: str = ""
     no_call: str = ""
     before: str = ""
+    before_answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +40,21 @@ class ToolFormat:
 
     `markers` are texts of special tokens that must stay visible to the parser, so the detokenizer must not skip them.
     Where `special` is asked for, it is those of the markers that are special tokens of the model's vocabulary, with
-    their ids: a grammar names them by id, and a parser never shows them as text.
+    their ids (`special_tokens`): a grammar names them by id, and a parser never shows them as text.
     """
 
     name: str
     markers: tuple[str, ...]
-    starts: tuple[str, ...]
-    """Markers that begin a block of calls, anywhere in the text."""
-    block: Block
+    parse: Callable[[Sequence[ToolSpec], Collection[str]], AnswerParser]
+    """A parser for tools; the markers that it hides."""
     layout: Callable[[Mapping[str, int]], Layout]
     call: Callable[[Rules, ToolSpec], str]
     """One call as a Lark expression, with rules added."""
-    bare: str = ""
-    """Characters that begin a block as the first of an answer."""
     prompt: Callable[[Sequence[ToolSpec]], str] | None = None
 
     def parser(self, tools: Sequence[ToolSpec], special: Mapping[str, int] = NO_TOKENS) -> AnswerParser:
         """A parser for one answer. Calls of functions that are not among `tools` stay text."""
-        return CallParser(tools, self.block, self.starts, self.bare, special.keys() & set(self.markers))
+        return self.parse(tools, special.keys() & set(self.markers))
 
     def grammar(
         self,
@@ -86,17 +87,30 @@ class ToolFormat:
         if not free:
             return rules.text(block)
         if answer is not None:
-            return rules.text(f"{block} | {answer}")
+            return rules.text(f"{block} | {layout.before_answer} {answer}")
         if not layout.trigger:
-            return rules.text(f"{block} | NO_CALL", f"NO_CALL: {layout.no_call}")
+            return rules.text(f"{block} | {layout.no_call}")
         behind = f"{rules.literal(layout.opening.removeprefix(layout.trigger))} {behind}"
         if layout.trigger in special:
-            block = rules.add("calls", f"{layout.before} TEXT {rules.literal(layout.trigger)} {behind}")
+            block = rules.add("calls", f"TEXT {rules.literal(layout.trigger)} {behind}")
         else:
             head = rules.add("head", f"TEXT {rules.literal(layout.trigger)}", options="[lazy]")
             block = rules.add("calls", f"{head} {behind}")
-        return rules.text(f"{block}* TEXT" if parallel else f"{block} | TEXT", f"TEXT: {lark.TEXT}")
+        return rules.text(f"{block}* TEXT" if parallel else f"{block} | TEXT")
 
     def system_prompt(self, tools: Sequence[ToolSpec]) -> str | None:
         """What to tell the model of its tools where the chat template does not; None for a format without it."""
         return self.prompt(tools) if self.prompt is not None else None
+
+
+def blocks(
+    block: Block, starts: tuple[str, ...], bare: str = ""
+) -> Callable[[Sequence[ToolSpec], Collection[str]], AnswerParser]:
+    """Parsers of text with blocks of calls: see `CallParser`."""
+    return lambda tools, hidden: CallParser(tools, block, starts, bare, hidden)
+
+
+def special_tokens(markers: Collection[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """Those of the markers that are special tokens of a vocabulary, with their ids."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: index for index, token in added.items() if token.special and token.content in markers}

@@ -17,6 +17,9 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
+from octavo_inference.answers.plan import AnswerPlan
+from octavo_inference.answers.reader import AnswerReader
+from octavo_inference.chat_format.events import Event
 from octavo_inference.common.errors import QueueFullError, RequestError
 from octavo_inference.core.request import DEADLINE, ENGINE_GONE, REFUSED, Output, Request, TokenLogprobs
 from octavo_inference.engine.output_router import OutputRouter
@@ -30,6 +33,8 @@ from octavo_inference.server.errors import (
 )
 from octavo_inference.server.metrics import SequenceTimer, ServerMetrics
 from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer
+
+NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -50,10 +55,16 @@ class _Choice:
     timer: SequenceTimer
 
 
+class Piece(Delta, frozen=True):
+    """A part of a choice's answer. `parts` are what it completes of text, thinking and calls, if there is a plan."""
+
+    parts: Sequence[Event] = ()
+
+
 class Generation:
     """The answers to prompts; use it as a context manager. Choices are numbered prompt by prompt: prompt * n + index.
 
-    On exit it adds the token counts to `notes`, for the access log. `shown` are special tokens that the texts show.
+    On exit it adds the token counts to `notes`, for the access log. With a `plan`, pieces have `parts`.
     """
 
     def __init__(
@@ -64,19 +75,23 @@ class Generation:
         metrics: ServerMetrics,
         clock: Callable[[], float],
         notes: dict[str, int],
-        shown: frozenset[int] = frozenset(),
+        plan: AnswerPlan | None = None,
     ) -> None:
         self.choices = sum(prompt.sampling.n for prompt in prompts)
         self.counts = TokenCounts(sum(len(prompt.tokens) for prompt in prompts))
         self.prompts = prompts
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
         """By request id, once its first output is here, if the request asked for them."""
+        self.readers: list[AnswerReader] = []
+        """With a plan, the answers so far, by choice."""
         self._tokenizer = tokenizer
         self._router = router
         self._metrics = metrics
         self._clock = clock
         self._notes = notes
-        self._shown = shown
+        self._plan = plan
+        if plan is not None and plan.reasoning is not None:
+            self.counts.reasoning = 0
         self._open: dict[tuple[str, int], _Choice] = {}
         # Prompts whose cached tokens are counted already.
         self._cached: set[str] = set()
@@ -102,12 +117,12 @@ class Generation:
         self._open.clear()
         self._notes.update(prompt_tokens=self.counts.prompt, completion_tokens=self.counts.completion)
 
-    async def pieces(self, patience: float | None = None) -> AsyncIterator[list[tuple[int, Delta]] | None]:
+    async def pieces(self, patience: float | None = None) -> AsyncIterator[list[tuple[int, Piece]] | None]:
         """New pieces as (choice, piece). A piece has text, or is the last. None after `patience` seconds without any.
 
         Raises `ApiError` if the engine fails one of the sequences.
         """
-        held: dict[int, Delta] = {}
+        held: dict[int, Piece] = {}
         while self._open:
             outputs = await self._outputs(patience)
             if not outputs:
@@ -123,13 +138,12 @@ class Generation:
             if self._failure is not None:
                 raise self._failure
 
-    async def answers(self, on_piece: Callable[[int, Delta], object] = lambda _, __: None) -> list[Delta]:
-        """All complete answers, by choice. `on_piece` gets each piece with its choice. Raises like `pieces`."""
-        parts: list[list[Delta]] = [[] for _ in range(self.choices)]
+    async def answers(self) -> list[Piece]:
+        """All complete answers, by choice. Raises like `pieces`."""
+        parts: list[list[Piece]] = [[] for _ in range(self.choices)]
         async for ready in self.pieces():
             for choice, piece in ready or ():
                 parts[choice].append(piece)
-                on_piece(choice, piece)
         return [joined(pieces) for pieces in parts]
 
     def _submit(self) -> None:
@@ -148,10 +162,12 @@ class Generation:
         for prompt in self.prompts:
             sampling = prompt.sampling
             for index in range(sampling.n):
-                text = Detokenizer.of(self._tokenizer, prompt.tokens, sampling, self._shown)
+                text = Detokenizer.of(self._tokenizer, prompt.tokens, sampling, self._plan.shown if self._plan else NONE)
                 self._open[prompt.id, index] = _Choice(len(self._open), text, SequenceTimer(self._metrics, now))
+                if self._plan is not None:
+                    self.readers.append(self._plan.reader())
 
-    def _deltas(self, outputs: list[Output]) -> list[tuple[int, Delta]]:
+    def _deltas(self, outputs: list[Output]) -> list[tuple[int, Piece]]:
         """Text deltas of outputs for their choices, up to the first failure."""
         now = self._clock()
         deltas = []
@@ -165,7 +181,7 @@ class Generation:
                 deltas.append((choice.number, self._advance(output, choice, now)))
         return deltas
 
-    def _advance(self, output: Output, choice: _Choice, now: float) -> Delta:
+    def _advance(self, output: Output, choice: _Choice, now: float) -> Piece:
         delta = choice.detokenizer.push(output)
         choice.timer.tokens(len(delta.tokens), now, output.queued)
         self.counts.completion += len(delta.tokens)
@@ -180,7 +196,20 @@ class Generation:
                 self._router.abort(output.id, output.index)
             choice.timer.finish(delta.finish_reason, now)
             del self._open[output.id, output.index]
-        return delta
+        return self._read(choice.number, delta)
+
+    def _read(self, number: int, delta: Delta) -> Piece:
+        """A piece with the parts of the answer that it completes, if there is a plan."""
+        if not self.readers:
+            return Piece(delta.text, delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_reason)
+        reader = self.readers[number]
+        thought = reader.reasoning_tokens
+        parts = reader.push(delta)
+        if self.counts.reasoning is not None:
+            self.counts.reasoning += reader.reasoning_tokens - thought
+        if delta.finish_reason is not None and reader.has_failed_call:
+            self._metrics.tool_parse_failures += 1
+        return Piece(delta.text, delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_reason, parts)
 
     async def _outputs(self, patience: float | None) -> list[Output]:
         """All outputs since the last call. Waits for the first one, at most `patience` seconds."""
@@ -207,15 +236,16 @@ class Generation:
             self._wake.set_result(None)
 
 
-def joined(pieces: Sequence[Delta]) -> Delta:
+def joined(pieces: Sequence[Piece]) -> Piece:
     """Join consecutive pieces of one choice's answer."""
     logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-    return Delta(
+    return Piece(
         "".join(piece.text for piece in pieces),
         [token for piece in pieces for token in piece.tokens],
         [entry for entries in logprobs for entry in entries] if logprobs else None,
         pieces[-1].finish_reason,
         pieces[-1].stop_reason,
+        [part for piece in pieces for part in piece.parts],
     )
 
 

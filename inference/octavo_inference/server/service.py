@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from tokenizers import Tokenizer
 
 from octavo_inference.answers.formats import AnswerFormats
+from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
@@ -128,14 +129,14 @@ class Service:
         return self.loaded
 
     def generate(
-        self, request: HttpRequest, loaded: Loaded, prompts: list[Request], shown: frozenset[int] = frozenset()
+        self, request: HttpRequest, loaded: Loaded, prompts: list[Request], plan: AnswerPlan | None = None
     ) -> Generation:
         """Create a generation for the prompts of an HTTP request; use it as a context manager.
 
-        `shown` are special tokens that the texts of the answers show.
+        Answers are read as `plan` says, which is that of one prompt; None: each is one text.
         """
         notes = request.scope[NOTES]
-        return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, notes, shown)
+        return Generation(prompts, loaded.text.tokenizer, self.router, self.metrics, self.clock, notes, plan)
 
     def woke(self, info: EngineInfo) -> None:
         """Accept requests again. The engine's counters restart at 0, so the load report has a new start time."""

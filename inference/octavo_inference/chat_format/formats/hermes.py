@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo_inference.chat_format.calls import Calls
-from octavo_inference.chat_format.formats.json_calls import calls_in_json
-from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.formats.json_calls import calls_in_json, named_object
 from octavo_inference.chat_format.readers import Reader, literal, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat
+from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 START, END_MARKER = "<tool_call>", "</tool_call>"
@@ -24,16 +23,6 @@ def _block(calls: Calls, _: str) -> Reader[str]:
     at = yield from calls_in_json(calls, (yield))
     at = yield from space(at)
     return (yield from literal(END_MARKER, at))
-
-
-def _call(rules: Rules, tool: ToolSpec) -> str:
-    return named_object(rules, tool, "arguments")
-
-
-def named_object(rules: Rules, tool: ToolSpec, arguments: str) -> str:
-    """A call object as a Lark expression. `arguments` is the name of the arguments' field."""
-    head = json.dumps({"name": tool.name}, ensure_ascii=False)[:-1] + f', "{arguments}": '
-    return f"{rules.literal(head)} {rules.json(tool.parameters)} {rules.literal('}')}"
 
 
 def _hermes_layout(_: Mapping[str, int]) -> Layout:
@@ -68,13 +57,14 @@ def _list_prompt(tools: Sequence[ToolSpec]) -> str:
     return (
         "You are an expert in composing functions. You get a question and a set of functions, and answer with calls of "
         f"functions where they help.\nThese are the functions:\n<tools>{listed}</tools>\n\n"
-        "Write calls in this format, and nothing else; mind the types of the parameters. Without a fitting function, or "
+        "Write calls in this format, and nothing else; mind the types of the parameters. Without a fitting function or "
         "with a parameter missing, say so in words.\n"
         f'{START}[\n{{"name": "function_name", "arguments": {{"parameter": "value"}}}}\n]{END_MARKER}'
     )
 
 
 _MARKERS = (START, END_MARKER)
-HERMES = ToolFormat("hermes", _MARKERS, (START,), _block, _hermes_layout, _call, prompt=_hermes_prompt)
-SMOLLM2 = ToolFormat("smollm2", _MARKERS, (START,), _block, _list_layout, _call, prompt=_list_prompt)
+_PARSER = blocks(_block, (START,))
+HERMES = ToolFormat("hermes", _MARKERS, _PARSER, _hermes_layout, named_object, _hermes_prompt)
+SMOLLM2 = ToolFormat("smollm2", _MARKERS, _PARSER, _list_layout, named_object, _list_prompt)
 """A list of objects in one block, as the model card of SmolLM2-1.7B-Instruct asks for."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 from octavo_inference.chat_format.calls import Calls
+from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import NotACallError, Reader, json_string, json_value, space
+from octavo_inference.chat_format.tools import ToolSpec
 
 _COMMA = frozenset(",")
-_COMMA_OR_SEMICOLON = frozenset(",;")
+_QUOTE = frozenset('"')
 
 
 def calls_in_json(calls: Calls, at: str) -> Reader[str]:
@@ -68,9 +72,26 @@ def call_object(calls: Calls, at: str) -> Reader[str]:
 def _name(calls: Calls, at: str) -> Reader[str]:
     if at != '"':
         raise NotACallError
-    name, at = yield from calls.names.read('"', (yield))
+    name, _ = yield from calls.names.read(_QUOTE, (yield))
     calls.start(name)
+    return (yield)
+
+
+def json_arguments(calls: Calls, name: str, at: str, call_id: str | None = None) -> Reader[str]:
+    """Reads the arguments of a call whose name has been read: a JSON object, passed on as it comes."""
+    at = yield from space(at)
+    if at != "{":
+        raise NotACallError
+    calls.start(name, call_id)
+    at = yield from json_value(at, calls.arguments)
+    calls.end()
     return at
+
+
+def named_object(rules: Rules, tool: ToolSpec, arguments: str = "arguments") -> str:
+    """A call object as a Lark expression. `arguments` is the name of the arguments' field."""
+    head = json.dumps({"name": tool.name}, ensure_ascii=False)[:-1] + f', "{arguments}": '
+    return f"{rules.literal(head)} {rules.json(tool.parameters)} {rules.literal('}')}"
 
 
 def _ignore(_: str) -> None:

@@ -8,13 +8,12 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo_inference.answers.history import for_template
-from octavo_inference.answers.plan import AnswerPlan, begin_thinking, plan
+from octavo_inference.answers.plan import AnswerPlan, can_bound_thinking, plan
 from octavo_inference.answers.tools import Tools
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.server import json_body
 from octavo_inference.server.errors import invalid
-from octavo_inference.server.generation import Generation
+from octavo_inference.server.generation import Generation, Piece
 from octavo_inference.server.http import EventStream, json_unless_gone, without_silence
 from octavo_inference.server.openai import requests
 from octavo_inference.server.openai.chat_parts import ChatStyle
@@ -24,8 +23,8 @@ from octavo_inference.server.openai.reply import Reply, StreamExtras
 from octavo_inference.server.openai.requests import ChatRequest
 from octavo_inference.server.openai.responses import ChatChoice, ChatMessage, ChatResponse, Usage
 from octavo_inference.server.openai.tools import tools_of
-from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
-from octavo_inference.server.reading import Reading, reading_of
+from octavo_inference.server.planning import check_grammar, prompt_tokens
+from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.refusals import unsupported
 from octavo_inference.server.service import Loaded, Service
 
@@ -45,9 +44,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     loaded = service.require(body.model)
     style = ChatStyle(echoed(body), bool(body.functions), body.include_reasoning is not False)
     [prepared] = await service.tokenise(request, [lambda: _prepared(body, loaded)])
-    guidance = prepared.plan.guidance
-    if guidance is not None and guidance.grammar:
-        await service.grammars.check(guidance.grammar, tenant_of(service, request), "tools")
+    await check_grammar(service, request, prepared.plan, "tools")
     reply = Reply.new(
         "chatcmpl",
         body.model,
@@ -57,16 +54,16 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
     prompts = engine_requests(
-        service, request, body, reply.id, [prepared.tokens], [prepared.sampling], guidance=guidance
+        service, request, body, reply.id, [prepared.tokens], [prepared.sampling], guidance=prepared.plan.guidance
     )
     headers = await prompt_headers(service, request, loaded, prompts)
-    generation = service.generate(request, loaded, prompts, prepared.plan.shown)
-    reading = reading_of(prepared.plan, generation, service.metrics)
+    plain = prepared.plan.is_plain
+    generation = service.generate(request, loaded, prompts, None if plain else prepared.plan)
     if body.stream:
-        chunks = ChatChunks(generation, reply, style, StreamExtras.of(body.stream_options), reading)
+        chunks = ChatChunks(generation, reply, style, StreamExtras.of(body.stream_options), is_plain=plain)
         events = chat_events(generation, chunks)
-        return EventStream(events if reading is None else without_silence(events), headers)
-    return await json_unless_gone(request.receive, _whole(generation, reply, style, reading), headers)
+        return EventStream(events if plain else without_silence(events), headers)
+    return await json_unless_gone(request.receive, _whole(generation, reply, style), headers)
 
 
 def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
@@ -77,8 +74,11 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
     tokens = chat_prompt(body, loaded, tools)
     tokens = loaded.truncated(tokens, body.truncate_prompt_tokens, wanted)
     requests.check_prompt_logprobs([len(tokens)], body.prompt_logprobs, "prompt_logprobs")
-    budget = _thinking_budget(body, loaded)
-    planned = plan(tokens, loaded.text.tokenizer, loaded.text.formats, tools, thinking_budget=budget)
+    tokenizer, formats, budget = loaded.text.tokenizer, loaded.text.formats, body.thinking_token_budget
+    if budget is not None and not can_bound_thinking(tokens, tokenizer, formats):
+        supported = "null (leave it out: this model's chat template does not begin any thinking)"
+        raise unsupported("thinking_token_budget", [supported])
+    planned = plan(tokens, tokenizer, formats, tools, thinking_budget=budget)
     sampling = requests.sampling(
         body,
         max_tokens=loaded.answer_length(len(tokens), wanted, None, "messages"),
@@ -92,34 +92,20 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
 
 def chat_prompt(body: ChatRequest, loaded: Loaded, tools: Tools | None) -> list[int]:
     """The prompt's tokens. Slow for a long conversation."""
-    template, formats = loaded.template("messages"), loaded.text.formats
-    messages = for_template(template_messages(body.messages), template, formats, tools)
-    options = template_options(body, template, tools)
-    tokens = loaded.chat_tokens(messages, bounded=body.truncate_prompt_tokens is None, **options)
-    if tools is None and body.thinking_token_budget is None:
-        return tokens
-    return begin_thinking(tokens, loaded.text.tokenizer, formats, template, options.get("variables"))
+    return prompt_tokens(
+        loaded,
+        template_messages(body.messages),
+        tools,
+        bounded=body.truncate_prompt_tokens is None,
+        guided=body.thinking_token_budget is not None,
+        **template_options(body, loaded.template("messages")),
+    )
 
 
-async def _whole(generation: Generation, reply: Reply, style: ChatStyle, reading: Reading | None) -> bytes:
+async def _whole(generation: Generation, reply: Reply, style: ChatStyle) -> bytes:
     with generation:
-        answers = await (generation.answers() if reading is None else generation.answers(reading.push))
-    choices = [
-        ChatChoice(
-            index=index,
-            message=ChatMessage(style.head + answer.text) if reading is None else style.message(reading.answers[index]),
-            logprobs=piece_logprobs(reply, answer),
-            finish_reason=(
-                answer.finish_reason
-                if reading is None
-                else style.finish_reason(answer.finish_reason, reading.answers[index])
-            )
-            or "stop",
-            stop_reason=answer.stop_reason,
-            token_ids=reply.ids(answer.tokens),
-        )
-        for index, answer in enumerate(answers)
-    ]
+        answers = await generation.answers()
+    choices = [_choice(index, answer, generation, reply, style) for index, answer in enumerate(answers)]
     return _encode(
         ChatResponse(
             reply.id,
@@ -133,10 +119,19 @@ async def _whole(generation: Generation, reply: Reply, style: ChatStyle, reading
     )
 
 
-def _thinking_budget(body: ChatRequest, loaded: Loaded) -> int | None:
-    if body.thinking_token_budget is not None and loaded.text.formats.reasoning is None:
-        raise unsupported("thinking_token_budget", ["null (leave it out: this model does not think)"])
-    return body.thinking_token_budget
+def _choice(index: int, answer: Piece, generation: Generation, reply: Reply, style: ChatStyle) -> ChatChoice:
+    message, reason = ChatMessage(style.head + answer.text), answer.finish_reason or "stop"
+    if generation.readers:
+        reader = generation.readers[index]
+        message, reason = style.message(reader), style.finish_reason(reason, reader)
+    return ChatChoice(
+        index=index,
+        message=message,
+        logprobs=piece_logprobs(reply, answer),
+        finish_reason=reason,
+        stop_reason=answer.stop_reason,
+        token_ids=reply.ids(answer.tokens),
+    )
 
 
 def _logprobs(body: ChatRequest) -> int | None:

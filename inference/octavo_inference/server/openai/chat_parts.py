@@ -47,6 +47,8 @@ class ChatStyle:
         content = "".join(event.text for event in events if isinstance(event, Text))
         thought = "".join(event.text for event in events if isinstance(event, Reasoning)) if self.reasoning else ""
         calls = _call_deltas(events)
+        if self.functions:
+            calls = [call for call in calls if call.index == 0]
         if not (content or thought or calls):
             return None
         return ChatDelta(
@@ -57,7 +59,7 @@ class ChatStyle:
             function_call=calls[0].function if calls and self.functions else None,
         )
 
-    def finish_reason(self, reason: str | None, answer: AnswerReader) -> str | None:
+    def finish_reason(self, reason: str, answer: AnswerReader) -> str:
         """Why an answer ended: `tool_calls` if it has calls and is complete."""
         if reason != "stop" or not answer.calls:
             return reason

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from octavo_inference.server.generation import Generation
+from octavo_inference.server.generation import Generation, Piece
 from octavo_inference.server.http import KEEP_ALIVE_SECONDS
 from octavo_inference.server.openai.chat_parts import ChatStyle
 from octavo_inference.server.openai.reply import Reply, StreamExtras, obfuscation
@@ -22,9 +22,7 @@ from octavo_inference.server.openai.responses import (
     chat_logprobs,
     prompt_logprobs,
 )
-from octavo_inference.server.reading import Reading
 from octavo_inference.server.sse import MARK, event, template
-from octavo_inference.tokenizer.detokenizer import Delta
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,17 +47,17 @@ async def chat_events(generation: Generation, chunks: ChatChunks) -> AsyncGenera
 class ChatChunks:
     """The events of a chat stream. Those that differ in their text only are filled into a template.
 
-    `reading` reads the answers; None if each is one text.
+    Without a plan of the generation, each answer is one text.
     """
 
     def __init__(
-        self, generation: Generation, reply: Reply, style: ChatStyle, extras: StreamExtras, reading: Reading | None
+        self, generation: Generation, reply: Reply, style: ChatStyle, extras: StreamExtras, *, is_plain: bool
     ) -> None:
         self._generation = generation
         self._reply = reply
         self._style = style
         self._extras = extras
-        self._reading = reading
+        self._is_plain = is_plain
         self._own_chunks = reply.token_ids or extras.own_chunks
         self._plain = [
             template(self._chunk([ChunkChoice(index, ChatDelta(content=MARK))])) for index in range(generation.choices)
@@ -79,25 +77,25 @@ class ChatChunks:
             events += [event(self._chunk([choice])) for choice in heads]
         return events
 
-    def of(self, index: int, piece: Delta) -> list[bytes]:
+    def of(self, index: int, piece: Piece) -> list[bytes]:
         """A piece of a choice: its parts, and apart from them the reason for its end."""
         events = []
-        delta = self._delta(index, piece)
+        delta = self._delta(piece)
         if piece.logprobs is not None or self._own_chunks:
             if delta is not None or piece.tokens:
                 logprobs, ids = piece_logprobs(self._reply, piece), self._reply.ids(piece.tokens)
                 choice = ChunkChoice(index, delta or ChatDelta(content=""), logprobs, token_ids=ids)
                 events.append(event(self._chunk([choice])))
         elif delta is not None:
-            only_text = self._reading is None or delta == ChatDelta(content=delta.content)
+            only_text = self._is_plain or delta == ChatDelta(content=delta.content)
             if only_text and delta.content is not None:
                 events.append(self._plain[index](delta.content))
             else:
                 events.append(event(self._chunk([ChunkChoice(index, delta)])))
         if piece.finish_reason is not None:
-            reason: str | None = piece.finish_reason
-            if self._reading is not None:
-                reason = self._style.finish_reason(reason, self._reading.answers[index])
+            reason: str = piece.finish_reason
+            if not self._is_plain:
+                reason = self._style.finish_reason(reason, self._generation.readers[index])
             last = ChunkChoice(index, ChatDelta(), finish_reason=reason, stop_reason=piece.stop_reason)
             events.append(event(self._chunk([last])))
         return events
@@ -106,10 +104,10 @@ class ChatChunks:
         """The token counts, if the request asked for them."""
         return event(self._chunk([], usage=Usage.of(self._generation.counts))) if self._extras.usage else b""
 
-    def _delta(self, index: int, piece: Delta) -> ChatDelta | None:
-        if self._reading is None:
+    def _delta(self, piece: Piece) -> ChatDelta | None:
+        if self._is_plain:
             return ChatDelta(content=piece.text) if piece.text else None
-        return self._style.delta(self._reading.push(index, piece))
+        return self._style.delta(piece.parts)
 
     def _chunk(self, choices: list[ChunkChoice], **fields: Any) -> bytes:
         extras, reply = self._extras, self._reply
@@ -122,7 +120,7 @@ class ChatChunks:
         return _encode(ChatChunk(reply.id, reply.created, reply.model, choices, **fields))
 
 
-def piece_logprobs(reply: Reply, piece: Delta) -> ChatLogprobs | None:
+def piece_logprobs(reply: Reply, piece: Piece) -> ChatLogprobs | None:
     """The log-probabilities of a piece, if the request asked for them."""
     if not reply.logprobs:
         return None

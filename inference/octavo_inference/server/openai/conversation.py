@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from octavo_inference.answers.tools import Tools
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.openai.messages import Message
 from octavo_inference.server.openai.requests import ChatRequest
+from octavo_inference.server.planning import switched
 from octavo_inference.server.refusals import unsupported
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
     from octavo_inference.tokenizer.chat_template import ChatTemplate, TemplateOptions
     from octavo_inference.tokenizer.chat_template import Message as TemplateMessage
-
-# Variables by which templates switch thinking on or off.
-_SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_messages(messages: list[Message]) -> list[TemplateMessage]:
@@ -25,7 +22,7 @@ def template_messages(messages: list[Message]) -> list[TemplateMessage]:
     return [_template_message(message, f"messages[{number}]", calls) for number, message in enumerate(messages)]
 
 
-def template_options(body: ChatRequest, template: ChatTemplate, tools: Tools | None) -> TemplateOptions:
+def template_options(body: ChatRequest, template: ChatTemplate) -> TemplateOptions:
     """The template's other arguments. Raises `ApiError` for those that it does not take."""
     open_ended = bool(body.continue_final_message)
     if open_ended and body.add_generation_prompt:
@@ -40,7 +37,6 @@ def template_options(body: ChatRequest, template: ChatTemplate, tools: Tools | N
         "add_generation_prompt": body.add_generation_prompt is not False and not open_ended,
         "continue_final_message": open_ended,
         "documents": body.documents or None,
-        "tools": tools.for_template() if tools else None,
         "variables": {**_effort(body, template), **_verbosity(body, template), **_variables(body, template)},
     }
 
@@ -136,7 +132,7 @@ def _effort(body: ChatRequest, template: ChatTemplate) -> Mapping[str, object]:
         return {}
     if template.uses("reasoning_effort") and effort != "none":
         return {"reasoning_effort": effort}
-    switches = {name: effort != "none" for name in _SWITCHES if template.uses(name)}
+    switches = switched(template, thinking=effort != "none")
     if not switches and effort != "none":
         raise unsupported("reasoning_effort", ["'none' (this model's chat template takes no other)"], repr(effort))
     return switches

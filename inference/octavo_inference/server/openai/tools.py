@@ -102,7 +102,7 @@ def tools_of(body: ChatRequest) -> Tools | None:
 
 
 def _functions(body: ChatRequest) -> Tools | None:
-    """The functions of a request in the older form: the answer calls at most one."""
+    """The functions of a request in the older form: the answer shows the first call only."""
     if body.tools or body.tool_choice not in (None, "none", "auto"):
         raise invalid("functions: an older form of tools; use one of them.", "functions")
     specs = [function.spec() for function in body.functions or []]
@@ -115,7 +115,7 @@ def _functions(body: ChatRequest) -> Tools | None:
         specs,
         "named" if isinstance(choice, FunctionName) else "auto",
         [choice.name] if isinstance(choice, FunctionName) else None,
-        parallel=False,
+        parallel=True,
         place=lambda number: f"functions[{number}]",
         choice_place="function_call",
     )

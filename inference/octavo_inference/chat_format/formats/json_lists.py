@@ -1,0 +1,44 @@
+"""A list of JSON objects behind a marker: Granite 3 and Phi-4.
+
+Sources: vLLM's tests/tool_parsers/test_granite_tool_parser.py (`<|tool_call|>` of Granite 3.0, `<tool_call>` of 3.1),
+examples/tool_chat_template_phi4_mini.jinja (`functools[...]`); the model card of microsoft/Phi-4-mini-instruct
+(`<|tool_call|>[...]<|/tool_call|>`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo_inference.chat_format.calls import Calls
+from octavo_inference.chat_format.formats.json_calls import calls_in_json, named_object
+from octavo_inference.chat_format.readers import NotACallError, Reader, literal, space
+from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+
+_TOKEN, _TOKEN_END = "<|tool_call|>", "<|/tool_call|>"
+_TEXT, _TEXT_END = "<tool_call>", "</tool_call>"
+_FUNCTOOLS = "functools"
+_ENDS = {_TOKEN: _TOKEN_END, _TEXT: _TEXT_END}
+
+
+def _block(calls: Calls, marker: str) -> Reader[str]:
+    """The end marker may be left out."""
+    at = yield from space((yield))
+    if at != "[":
+        raise NotACallError
+    at = yield from calls_in_json(calls, at)
+    return (yield from literal(_ENDS[marker], at)) if at == "<" and marker in _ENDS else at
+
+
+def _granite_layout(special: Mapping[str, int]) -> Layout:
+    start = _TOKEN if _TOKEN in special else _TEXT
+    return Layout(f"{start}[", ", ", "]", trigger=start)
+
+
+def _phi4_layout(special: Mapping[str, int]) -> Layout:
+    if _TOKEN in special:
+        return Layout(f"{_TOKEN}[", ", ", f"]{_TOKEN_END}", trigger=_TOKEN)
+    return Layout(f"{_FUNCTOOLS}[", ", ", "]", trigger=f"{_FUNCTOOLS}[")
+
+
+GRANITE = ToolFormat("granite", (_TOKEN,), blocks(_block, (_TOKEN, _TEXT)), _granite_layout, named_object)
+PHI4 = ToolFormat("phi4", (_TOKEN, _TOKEN_END), blocks(_block, (_TOKEN, _FUNCTOOLS)), _phi4_layout, named_object)

@@ -1,0 +1,65 @@
+"""Kimi K2: a section of calls, each with an id of the form `functions.NAME:NUMBER`.
+
+Source: the template of moonshotai/Kimi-K2-Instruct (its copy in llama.cpp's models/templates/moonshotai-Kimi-K2.jinja);
+vLLM's tests/tool_parsers/test_kimi_k2_tool_parser.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo_inference.chat_format.calls import Calls
+from octavo_inference.chat_format.formats.json_calls import json_arguments
+from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.readers import NotACallError, Reader, literal, one_of, space
+from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tools import ToolSpec
+
+_ALL, _ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_ONE, _ONE_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+_ARGUMENTS = "<|tool_call_argument_begin|>"
+_SPACE_NAME = "functions."
+_COLON = frozenset(":")
+_DIGITS = frozenset("0123456789")
+
+
+def _block(calls: Calls, _: str) -> Reader[str]:
+    at = yield
+    while True:
+        at = yield from space(at)
+        marker, at = yield from one_of((_ONE, _ALL_END), at)
+        if marker == _ALL_END:
+            return at
+        at = yield from space(at)
+        at = yield from literal(_SPACE_NAME, at)
+        name, at = yield from calls.names.read(_COLON, at)
+        number, at = yield from _number((yield))
+        at = yield from space(at)
+        at = yield from literal(_ARGUMENTS, at)
+        at = yield from json_arguments(calls, name, at, f"{_SPACE_NAME}{name}:{number}")
+        at = yield from space(at)
+        at = yield from literal(_ONE_END, at)
+
+
+def _number(at: str) -> Reader[tuple[str, str]]:
+    read = ""
+    while at in _DIGITS and len(read) < 10:
+        read += at
+        at = yield
+    if not read:
+        raise NotACallError
+    return read, at
+
+
+def _layout(_: Mapping[str, int]) -> Layout:
+    opening = f"{_ONE}{_SPACE_NAME}"
+    return Layout(f"{_ALL}{opening}", f"{_ONE_END}{opening}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
+
+
+def _call(rules: Rules, tool: ToolSpec) -> str:
+    name, arguments = rules.literal(f"{tool.name}:"), rules.literal(_ARGUMENTS)
+    return f"{name} /[0-9]{{1,3}}/ {arguments} {rules.json(tool.parameters)}"
+
+
+_MARKERS = (_ALL, _ALL_END, _ONE, _ONE_END, _ARGUMENTS)
+KIMI_K2 = ToolFormat("kimi_k2", _MARKERS, blocks(_block, (_ALL,)), _layout, _call)

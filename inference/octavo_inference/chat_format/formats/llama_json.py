@@ -1,0 +1,38 @@
+"""Llama 3: a JSON object `{"name": ..., "parameters": ...}` as the whole answer, or behind `<|python_tag|>`.
+
+Sources: the template of meta-llama/Llama-3.1-8B-Instruct; vLLM's examples/tool_chat_template_llama3.1_json.jinja and
+tests/tool_parsers/test_llama3_json_tool_parser.py (several calls with `; ` between them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo_inference.chat_format.calls import Calls
+from octavo_inference.chat_format.formats.json_calls import call_object, named_object
+from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.readers import Reader, space
+from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tools import ToolSpec
+
+_TAG = "<|python_tag|>"
+
+
+def _block(calls: Calls, marker: str) -> Reader[str]:
+    at = "{" if marker == "{" else (yield from space((yield)))
+    at = yield from call_object(calls, at)
+    while at == ";":
+        at = yield from space((yield))
+        at = yield from call_object(calls, at)
+    return at
+
+
+def _layout(_: Mapping[str, int]) -> Layout:
+    return Layout("", "; ", "", no_call=r"/(\s*[^{\s](.|\n)*)?/")
+
+
+def _call(rules: Rules, tool: ToolSpec) -> str:
+    return named_object(rules, tool, "parameters")
+
+
+LLAMA_JSON = ToolFormat("llama3_json", (_TAG,), blocks(_block, (_TAG,), bare="{"), _layout, _call)

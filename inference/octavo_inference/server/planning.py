@@ -1,0 +1,53 @@
+"""Prompts of conversations with tools and thinking, and the plan of their answers; the same for every API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from starlette.requests import Request as HttpRequest
+
+from octavo_inference.answers.history import for_template
+from octavo_inference.answers.plan import AnswerPlan, begin_thinking
+from octavo_inference.answers.tools import Tools
+from octavo_inference.server.prompts import tenant_of
+from octavo_inference.server.service import Loaded, Service
+
+if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
+    from octavo_inference.tokenizer.chat_template import ChatTemplate, Message, TemplateOptions
+
+# Variables by which templates switch thinking on or off.
+SWITCHES = ("enable_thinking", "thinking")
+
+
+def prompt_tokens(
+    loaded: Loaded,
+    messages: Sequence[Message],
+    tools: Tools | None,
+    *,
+    bounded: bool = True,
+    guided: bool = False,
+    **options: Unpack[TemplateOptions],
+) -> list[int]:
+    """Prompt tokens of a conversation, whose messages are those of the OpenAI API. Slow for a long one.
+
+    `guided`: a grammar or a bound of the thinking needs to know whether the answer begins with thinking. Raises
+    `RequestError` and `ApiError`.
+    """
+    template, formats = loaded.template("messages"), loaded.text.formats
+    options["tools"] = tools.for_template() if tools else None
+    tokens = loaded.chat_tokens(for_template(messages, template, formats, tools), bounded=bounded, **options)
+    if not guided and tools is None:
+        return tokens
+    return begin_thinking(tokens, loaded.text.tokenizer, formats, template, options.get("variables"))
+
+
+async def check_grammar(service: Service, request: HttpRequest, plan: AnswerPlan, param: str) -> None:
+    """Try the grammar of a plan. Raises `ApiError` 400 about `param` for one that is too complex."""
+    if plan.guidance is not None and plan.guidance.grammar:
+        await service.grammars.check(plan.guidance.grammar, tenant_of(service, request), param)
+
+
+def switched(template: ChatTemplate, *, thinking: bool) -> dict[str, object]:
+    """The template's variables that switch thinking on or off."""
+    return {name: thinking for name in SWITCHES if template.uses(name)}

@@ -50,7 +50,7 @@ def answers_have_a_type(base_url: str, model: str) -> None:
 
 def several_calls_come_in_one_answer(base_url: str, model: str) -> None:
     """Parallel tool calls."""
-    found = list(ask(base_url, model, instructor.Mode.PARALLEL_TOOLS, Iterable[Report]))
+    found = list(ask(base_url, model, instructor.Mode.PARALLEL_TOOLS, Iterable[Report], tool_choice="required"))
     assert all(isinstance(one, Report) for one in found)
 
 

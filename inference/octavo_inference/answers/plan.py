@@ -14,7 +14,9 @@ from octavo_inference.answers.tools import Tools
 from octavo_inference.chat_format.answer import answer_parser
 from octavo_inference.chat_format.reasoning import ReasoningFormat
 from octavo_inference.chat_format.tool_format import ToolFormat, special_tokens
+from octavo_inference.common.errors import RequestError
 from octavo_inference.core.request import Guidance
+from octavo_inference.grammar.structured_outputs import Constraint
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
     from octavo_inference.tokenizer.chat_template import ChatTemplate
@@ -36,6 +38,8 @@ class AnswerPlan:
     thinking: bool
     guidance: Guidance | None
     special: Mapping[str, int]
+    param: str = "tools"
+    """The field of the request that the grammar comes from."""
 
     @property
     def is_plain(self) -> bool:
@@ -77,17 +81,18 @@ def plan(
     tokenizer: Tokenizer,
     formats: AnswerFormats,
     tools: Tools | None,
+    constraint: Constraint | None = None,
     *,
-    grammar: str | None = None,
-    answer: str | None = None,
     thinking_budget: int | None = None,
 ) -> AnswerPlan:
-    """The plan of a prompt. `grammar` is that of the whole answer; with tools, `answer` that of its text (Lark)."""
+    """The plan of a prompt. With tools, the constraint is that of an answer without a call. Raises `RequestError`."""
     reasoning = formats.reasoning
     thinking = reasoning is not None and _state(tokens, tokenizer, reasoning) == "open"
     special = special_tokens(reasoning.markers if reasoning else (), tokenizer)
+    grammar = constraint.grammar if constraint else None
     found = None
     if tools is not None:
+        answer = _expression(constraint) if constraint else None
         form = formats.enforced_tools
         marks = special_tokens(form.markers, tokenizer)
         grammar = form.grammar(tools.specs, tools.choice, parallel=tools.parallel, answer=answer, special=marks)
@@ -97,7 +102,18 @@ def plan(
     guidance = None
     if grammar or (thinking_budget is not None and after):
         guidance = Guidance(grammar=grammar or "", after=after, thinking_budget=thinking_budget if after else None)
-    return AnswerPlan(tools, found, reasoning, thinking, guidance, special)
+    param = "tools" if tools is not None or constraint is None else constraint.param
+    return AnswerPlan(tools, found, reasoning, thinking, guidance, special, param)
+
+
+def _expression(constraint: Constraint) -> str:
+    if constraint.expression is None:
+        raise RequestError(
+            f"{constraint.param}: a grammar cannot be combined with tools; give a schema, a regular expression or a "
+            "choice, or leave out the tools.",
+            constraint.param,
+        )
+    return constraint.expression
 
 
 def can_bound_thinking(tokens: Sequence[int], tokenizer: Tokenizer, formats: AnswerFormats) -> bool:

@@ -34,6 +34,11 @@ class Tools:
         """The tools whose schema the answer must match."""
         return tuple(spec for spec in self.callable if spec.strict or self.choice.mode != "auto")
 
+    @property
+    def is_enforced(self) -> bool:
+        """True if a grammar enforces something of the calls."""
+        return bool(self.enforced) or not self.parallel or len(self.callable) < len(self.specs)
+
     def for_template(self) -> list[dict[str, object]]:
         """The tools as chat templates take them."""
         return [_template_tool(spec) for spec in self.specs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote
 
 from octavo_inference.grammar.pattern_size import check_pattern
@@ -167,7 +167,7 @@ class _Check:
                 self._refuse(f"$ref {reference[:128]!r} names no place in the schema", place)
         return found
 
-    def _refuse(self, problem: str, place: str) -> Any:
+    def _refuse(self, problem: str, place: str) -> NoReturn:
         raise refusal(self._param, f"{problem} (at {place[:128]})" if place else problem)
 
 

@@ -116,6 +116,7 @@ async def _main(
     for server in servers:
         server.should_exit = True
     await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)
+    await service.grammars.close()
     await client.close()
     service.texts.close()
     if cause is not None:

@@ -37,15 +37,15 @@ def prompt_tokens(
     template, formats = loaded.template("messages"), loaded.text.formats
     options["tools"] = tools.for_template() if tools else None
     tokens = loaded.chat_tokens(for_template(messages, template, formats, tools), bounded=bounded, **options)
-    if not guided and tools is None:
+    if not guided and (tools is None or not tools.is_enforced):
         return tokens
     return begin_thinking(tokens, loaded.text.tokenizer, formats, template, options.get("variables"))
 
 
-async def check_grammar(service: Service, request: HttpRequest, plan: AnswerPlan, param: str) -> None:
-    """Try the grammar of a plan. Raises `ApiError` 400 about `param` for one that is too complex."""
+async def check_grammar(service: Service, request: HttpRequest, plan: AnswerPlan) -> None:
+    """Try the grammar of a plan. Raises `ApiError` 400 about its field for one that is too complex."""
     if plan.guidance is not None and plan.guidance.grammar:
-        await service.grammars.check(plan.guidance.grammar, tenant_of(service, request), param)
+        await service.grammars.check(plan.guidance.grammar, tenant_of(service, request), plan.param)
 
 
 def switched(template: ChatTemplate, *, thinking: bool) -> dict[str, object]:

@@ -34,6 +34,7 @@ class _ServerCollector(Collector):
         stored = self._service.responses
         yield self._gauge("response_store_entries", "Responses kept for later requests", len(stored))
         yield self._gauge("response_store_bytes", "Memory counted for them", stored.bytes)
+        yield from self._grammars()
         settings = self._service.settings()
         if settings:
             info = GaugeMetricFamily("octavo:engine_info", "Settings in effect, as labels", labels=list(settings))
@@ -124,6 +125,24 @@ class _ServerCollector(Collector):
         )
         info.add_metric([self._model, *labels.values()], 1)
         return info
+
+    def _grammars(self) -> Iterator[Metric]:
+        m = self._service.grammars.metrics
+        text = "Compiling a grammar and its first masks, in the grammar process"
+        family = HistogramMetricFamily("octavo:grammar_compile_seconds", text, labels=["model_name"])
+        buckets, total = m.compile_seconds.cumulative()
+        family.add_metric([self._model], buckets, total)
+        yield family
+        yield self._counter("octavo:grammar_cache_hits", "Grammars that had been compiled before", m.cache_hits)
+        yield self._counter(
+            "octavo:grammar_process_restarts", "Ends of the grammar process by a grammar that cost too much", m.restarts
+        )
+        refused = CounterMetricFamily(
+            "octavo:grammar_refusals", "Grammars refused: with 400, or with 503", labels=["model_name", "reason"]
+        )
+        for reason, count in m.refused.items():
+            refused.add_metric([self._model, reason], count)
+        yield refused
 
     def _memory(self) -> Iterator[Metric]:
         budget = self._service.memory()

@@ -35,6 +35,8 @@ from octavo_inference.server.errors import (
     not_ready,
 )
 from octavo_inference.server.generation import Generation
+from octavo_inference.server.grammars.checks import PLANNED_BYTES, GrammarChecks
+from octavo_inference.server.grammars.messages import Begin
 from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
 from octavo_inference.server.intake import BodyReservation, Intake
 from octavo_inference.server.metrics import ServerMetrics
@@ -106,12 +108,15 @@ class Service:
     replica: str = ""
     """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
+    grammars: GrammarChecks = field(init=False)
+    """Tries the grammars of requests before the engine gets them."""
     _sequence: int = 0
     _trim: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         self.intake = Intake(on_refusal=self._count_refused_body, on_large=self._trim_later)
         self.router.on_step = self.metrics.step
+        self.grammars = GrammarChecks(self._grammar_tokens)
 
     def require(self, model: str) -> Loaded:
         """The loaded model, if it has this name. Raises `ApiError` for another name, or if no requests are accepted."""
@@ -200,7 +205,7 @@ class Service:
         plan = None if self.loaded is None else self.loaded.info.memory
         if plan is None:
             return {}
-        processes = plan.process + self.own_memory + self.responses.planned_bytes
+        processes = plan.process + self.own_memory + self.responses.planned_bytes + PLANNED_BYTES
         return {
             "weights": plan.weights,
             "kv_pool": plan.kv_pool,
@@ -214,6 +219,8 @@ class Service:
     def memory_in_use(self) -> dict[str, int]:
         """Current resident memory in bytes, by process."""
         found = {"api": resident_memory(os.getpid())}
+        if self.grammars.resident:
+            found["grammars"] = self.grammars.resident
         if self.loaded is not None:
             info = self.loaded.info
             found["engine"] = resident_memory(info.pid)
@@ -272,6 +279,13 @@ class Service:
             return await self.texts.run(client, steps)
         except RequestError as error:
             raise invalid(str(error), error.field) from None
+
+    def _grammar_tokens(self) -> Begin:
+        if self.loaded is None:
+            raise RuntimeError("no model is loaded")
+        text, size = self.loaded.text, self.loaded.info.vocab_size
+        end = text.tokenizer.token_to_id(text.special_tokens.get("eos_token", ""))
+        return Begin(tokenizer=text.tokenizer.to_str(), size=size, ends=(size - 1 if end is None else end,))
 
     def _count_refused_body(self) -> None:
         self.metrics.rejected["intake_full"] += 1

@@ -22,6 +22,7 @@ def tag(begin: str, content: dict, end: str) -> dict:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
+TAG = "structured_outputs.structural_tag"
 DIGITS = {"type": "regex", "pattern": "[0-9]+"}
 
 
@@ -56,7 +57,8 @@ DIGITS = {"type": "regex", "pattern": "[0-9]+"}
             ["", "a<f>12</f>", "<f>12</f>a", "<f>12</f><f>1</f>"],
         ),
         (
-            {"structural_tag": formatted(type="tags_with_separator", separator=", ", tags=[tag("<f>", DIGITS, "</f>")])},
+            {"structural_tag": formatted(type="tags_with_separator", separator=", ",
+                                         tags=[tag("<f>", DIGITS, "</f>")])},
             ["", "<f>1</f>", "<f>1</f>, <f>2</f>"],
             ["<f>1</f>, ", "<f>1</f><f>2</f>"],
         ),
@@ -105,8 +107,8 @@ def test_an_expression_can_stand_in_a_larger_grammar(accepts):
             "structured_outputs.structural_tag.format.json_schema",
             "keyword 'if'",
         ),
-        ({"structural_tag": formatted(type="or", elements=[])}, "structured_outputs.structural_tag.format.elements", "list"),
-        ({"structural_tag": formatted(type="any_text", max=3)}, "structured_outputs.structural_tag.format", "field 'max'"),
+        ({"structural_tag": formatted(type="or", elements=[])}, f"{TAG}.format.elements", "list"),
+        ({"structural_tag": formatted(type="any_text", max=3)}, f"{TAG}.format", "field 'max'"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_field(outputs, field, message):

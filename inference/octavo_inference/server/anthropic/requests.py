@@ -1,14 +1,12 @@
 """The request bodies of the Anthropic API: types and bounds of every supported field.
 
-Accepted without effect: `cache_control`, `metadata.user_id`, `service_tier`, `speed` standard, `thinking` disabled,
-empty `tools`, `tool_choice` auto or none, `mcp_servers` and `citations` empty, and null for what is not supported.
+Accepted without effect: `cache_control`, `metadata.user_id`, `service_tier`, `speed` standard, `mcp_servers` and
+`citations` empty, and null for what is not supported.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from itertools import groupby
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -16,48 +14,30 @@ from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
 from octavo_inference.core.request import SamplingParams
+from octavo_inference.grammar.structured_outputs import Constraint, schema_constraint
 from octavo_inference.server import json_body
+from octavo_inference.server.anthropic.blocks import CacheControl, Content, Empty, Texts
+from octavo_inference.server.anthropic.tools import ToolChoice, ToolList
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.prompts import SchedulingFields
 
 MAX_MESSAGES = 4096
-MAX_BLOCKS = 4096
 MAX_STOP_SEQUENCES = 64
 
-Empty = Annotated[list[Any], Meta(max_length=0)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 
 # Field -> the values that are supported.
 _SUPPORTED = {
     "system[].type": "'text'",
-    "messages[].content[].type": "'text'",
-    "thinking.type": "'disabled'",
-    "tools": "an empty list",
-    "tool_choice.type": "'auto' and 'none', without tools",
+    "messages[].content[].type": "'text', 'tool_use', 'tool_result' and 'thinking'",
+    "messages[].content[].content[].type": "'text'",
+    "thinking.type": "'disabled', 'enabled' and 'adaptive'",
+    "tools[].type": "'custom'",
+    "tool_choice.type": "'auto', 'any', 'tool' and 'none'",
     "mcp_servers": "an empty list",
 }
 _INDEX = re.compile(r"\[[^\]]*\]")
 _FOUND = re.compile(r": (?:invalid (?:enum )?value )?('.*?')", re.DOTALL)
-
-
-class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
-    """A cache breakpoint. Without effect: every prompt is looked up in, and kept by, the prefix cache."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-# A tag would be optional here: msgspec requires tags in unions only.
-class TextBlock(msgspec.Struct, forbid_unknown_fields=True):
-    """A block of text. `citations` is null in answers of this server that a client sends back."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    citations: Empty | None = None
-
-
-Content = str | Annotated[list[TextBlock], Meta(max_length=MAX_BLOCKS)]
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,24 +53,35 @@ class RequestMetadata(msgspec.Struct, forbid_unknown_fields=True):
     user_id: Annotated[str, Meta(max_length=512)] | None = None
 
 
-class ThinkingDisabled(msgspec.Struct, forbid_unknown_fields=True):
-    """The only supported kind of thinking."""
-
-    type: Literal["disabled"]
+class ThinkingDisabled(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="disabled"):
+    """The answer shows no thinking. A chat template that has a switch for thinking turns it off."""
 
 
-class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """The model may call tools, of which there are none, or it may not."""
+class ThinkingEnabled(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
+    """The model thinks, for at most `budget_tokens` tokens, if its chat template begins the thinking."""
 
-    type: Literal["auto", "none"]
-    disable_parallel_tool_use: bool | None = None
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    display: Literal["summarized"] | None = None
+
+
+class ThinkingAdaptive(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="adaptive"):
+    """The model thinks as long as it wants."""
+
+    display: Literal["summarized"] | None = None
+
+
+class JsonOutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON schema that the answer satisfies."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """Neither field is supported."""
+    """The form of the answer. An effort is not supported."""
 
     effort: None = None
-    format: None = None
+    format: JsonOutputFormat | None = None
 
 
 class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
@@ -98,9 +89,9 @@ class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    system: Content | None = None
-    thinking: ThinkingDisabled | None = None
-    tools: Empty | None = None
+    system: Texts | None = None
+    thinking: ThinkingDisabled | ThinkingEnabled | ThinkingAdaptive | None = None
+    tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
@@ -111,17 +102,14 @@ class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
     workspace_id: None = None
 
     @property
-    def turns(self) -> list[tuple[str, str]]:
-        """Role and text of each turn: roles alternate, and the system prompt is the first turn."""
-        given = [(message.role, _texts(message.content)) for message in self.messages]
-        if self.system is not None:
-            given.insert(0, ("system", _texts(self.system)))
-        turns = []
-        for role, group in groupby(given, key=lambda message: message[0]):
-            texts = [text for _, found in group for text in found]
-            # The blocks of an answer are pieces of one text; those of other roles are texts of their own.
-            turns.append((role, ("" if role == "assistant" else "\n").join(texts)))
-        return turns
+    def thinks(self) -> bool:
+        """True if the request asks for thinking."""
+        return isinstance(self.thinking, ThinkingEnabled | ThinkingAdaptive)
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of thinking, None without a bound."""
+        return self.thinking.budget_tokens if isinstance(self.thinking, ThinkingEnabled) else None
 
 
 class CountTokensRequest(Conversation):
@@ -170,6 +158,12 @@ def _with_supported(error: ApiError) -> ApiError:
     return error
 
 
+def constraint(body: MessagesRequest) -> Constraint | None:
+    """What the answer must be; None for any text. For a text thread. Raises `RequestError`."""
+    wanted = None if body.output_config is None else body.output_config.format
+    return None if wanted is None else schema_constraint(wanted.schema, "output_config.format.schema")
+
+
 def sampling(body: MessagesRequest, *, max_tokens: int, vocab_size: int) -> SamplingParams:
     """The engine's parameters."""
     return SamplingParams(
@@ -179,7 +173,3 @@ def sampling(body: MessagesRequest, *, max_tokens: int, vocab_size: int) -> Samp
         stop=tuple(body.stop_sequences or ()),
         max_tokens=max_tokens,
     )
-
-
-def _texts(content: str | Iterable[TextBlock]) -> list[str]:
-    return [content] if isinstance(content, str) else [block.text for block in content]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,7 +10,9 @@ from octavo_inference.core.request import DEADLINE
 from octavo_inference.server.generation import TokenCounts
 from octavo_inference.tokenizer.detokenizer import Delta
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+# Clients send it back with the thinking; nothing is derived from it.
+SIGNATURE = "octavo"
 
 
 class MessageUsage(msgspec.Struct, frozen=True):
@@ -38,12 +40,30 @@ class AnswerBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     citations: None = None
 
 
+class ThinkingAnswerBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """Thinking before the answer. `signature` is always the same."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseAnswerBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    """A call of a tool. `input` is empty if a limit ended the answer within the call."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnyAnswerBlock = AnswerBlock | ThinkingAnswerBlock | ToolUseAnswerBlock
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """POST /v1/messages without `stream`. `content` is empty if the answer has no text."""
 
     id: str
     model: str
-    content: list[AnswerBlock]
+    content: list[AnyAnswerBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -64,10 +84,10 @@ class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_s
 
 
 class ContentBlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
-    """A block begins, with empty text."""
+    """A block begins, without content."""
 
     index: int
-    content_block: AnswerBlock
+    content_block: AnyAnswerBlock
 
 
 class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
@@ -80,11 +100,29 @@ class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta")
     text: str
 
 
+class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
+    """More thinking of a block."""
+
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
+    """The end of a block of thinking."""
+
+    signature: str
+
+
+class InputJsonDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
+    """More of a call's input: all parts together are a JSON object."""
+
+    partial_json: str
+
+
 class ContentBlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
     """A block grows."""
 
     index: int
-    delta: TextDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class ContentBlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_stop"):
@@ -138,11 +176,16 @@ Event = (
 )
 
 
-def ending(answer: Delta, *, shortened: bool) -> StopDelta:
-    """Why an answer ended. `shortened`: the model's context had no room for all of `max_tokens`."""
+def ending(answer: Delta, *, shortened: bool, calls: bool = False) -> StopDelta:
+    """Why an answer ended.
+
+    `shortened`: the model's context had no room for all of `max_tokens`. `calls`: the answer calls tools.
+    """
     if answer.finish_reason == "length":
         at_context = shortened and answer.stop_reason != DEADLINE
         return StopDelta("model_context_window_exceeded" if at_context else "max_tokens", None)
     if isinstance(answer.stop_reason, str):
         return StopDelta("stop_sequence", answer.stop_reason)
+    if calls:
+        return StopDelta("tool_use", None)
     return StopDelta("end_turn", None)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from octavo_inference.answers.plan import AnswerPlan, can_bound_thinking, plan
 from octavo_inference.answers.tools import Tools
 from octavo_inference.core.request import SamplingParams
+from octavo_inference.grammar.structured_outputs import Constraint
 from octavo_inference.server import json_body
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.generation import Generation, Piece
@@ -27,6 +28,7 @@ from octavo_inference.server.planning import check_grammar, prompt_tokens
 from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.refusals import unsupported
 from octavo_inference.server.service import Loaded, Service
+from octavo_inference.server.structured_output import requested
 
 _encode = msgspec.json.Encoder().encode
 
@@ -44,7 +46,7 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
     loaded = service.require(body.model)
     style = ChatStyle(echoed(body), bool(body.functions), body.include_reasoning is not False)
     [prepared] = await service.tokenise(request, [lambda: _prepared(body, loaded)])
-    await check_grammar(service, request, prepared.plan, "tools")
+    await check_grammar(service, request, prepared.plan)
     reply = Reply.new(
         "chatcmpl",
         body.model,
@@ -71,14 +73,15 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
     wanted, logprobs = body.answer_tokens, _logprobs(body)
     requests.check(body)
     tools = tools_of(body)
-    tokens = chat_prompt(body, loaded, tools)
+    constraint = requested(body.response_format, body.structured_outputs)
+    tokens = chat_prompt(body, loaded, tools, constraint)
     tokens = loaded.truncated(tokens, body.truncate_prompt_tokens, wanted)
     requests.check_prompt_logprobs([len(tokens)], body.prompt_logprobs, "prompt_logprobs")
     tokenizer, formats, budget = loaded.text.tokenizer, loaded.text.formats, body.thinking_token_budget
     if budget is not None and not can_bound_thinking(tokens, tokenizer, formats):
         supported = "null (leave it out: this model's chat template does not begin any thinking)"
         raise unsupported("thinking_token_budget", [supported])
-    planned = plan(tokens, tokenizer, formats, tools, thinking_budget=budget)
+    planned = plan(tokens, tokenizer, formats, tools, constraint, thinking_budget=budget)
     sampling = requests.sampling(
         body,
         max_tokens=loaded.answer_length(len(tokens), wanted, None, "messages"),
@@ -90,14 +93,16 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
     return _Prepared(tokens, sampling, planned)
 
 
-def chat_prompt(body: ChatRequest, loaded: Loaded, tools: Tools | None) -> list[int]:
+def chat_prompt(
+    body: ChatRequest, loaded: Loaded, tools: Tools | None, constraint: Constraint | None = None
+) -> list[int]:
     """The prompt's tokens. Slow for a long conversation."""
     return prompt_tokens(
         loaded,
         template_messages(body.messages),
         tools,
         bounded=body.truncate_prompt_tokens is None,
-        guided=body.thinking_token_budget is not None,
+        guided=constraint is not None or body.thinking_token_budget is not None,
         **template_options(body, loaded.template("messages")),
     )
 

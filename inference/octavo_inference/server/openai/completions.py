@@ -13,7 +13,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo_inference.core.request import Request, SamplingParams, TokenLogprobs
-from octavo_inference.server import json_body
+from octavo_inference.grammar.structured_outputs import Constraint
+from octavo_inference.server import json_body, structured_output
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import KEEP_ALIVE_SECONDS, EventStream, json_unless_gone
@@ -44,11 +45,15 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Prompts, sampling parameters and, with `echo`, the texts that precede the answers; one each per prompt."""
+    """Prompts, sampling parameters and, with `echo`, the texts that precede the answers; one each per prompt.
+
+    `constraint` is what every answer must be.
+    """
 
     tokens: list[list[int]]
     sampling: list[SamplingParams]
     heads: list[str]
+    constraint: Constraint | None
 
 
 async def completions(service: Service, request: HttpRequest) -> Response:
@@ -62,6 +67,7 @@ async def completions(service: Service, request: HttpRequest) -> Response:
         loaded.check_prompts(asked)
     tokens = await service.tokenise(request, [partial(_tokens, body, loaded, prompt) for prompt in asked])
     prepared = await service.work(lambda: _prepared(body, loaded, tokens))
+    guidance = await structured_output.guidance(service, request, prepared.constraint)
     reply = Reply.new(
         "cmpl",
         body.model,
@@ -70,7 +76,7 @@ async def completions(service: Service, request: HttpRequest) -> Response:
         token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
-    prompts = engine_requests(service, request, body, reply.id, prepared.tokens, prepared.sampling)
+    prompts = engine_requests(service, request, body, reply.id, prepared.tokens, prepared.sampling, guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     generation = service.generate(request, loaded, prompts)
     heads = [head for head in prepared.heads for _ in range(prepared.sampling[0].n)]
@@ -116,7 +122,8 @@ def _prepared(body: CompletionRequest, loaded: Loaded, tokens: list[list[int]]) 
             prompt if isinstance(prompt, str) and limit is None else decode(ids, skip_special_tokens=False)
             for prompt, ids in zip(asked, tokens, strict=True)
         ]
-    return _Prepared(tokens, sampling, heads)
+    constraint = structured_output.requested(body.response_format, body.structured_outputs)
+    return _Prepared(tokens, sampling, heads, constraint)
 
 
 def _check(body: CompletionRequest, wanted: int | None) -> None:

@@ -21,10 +21,12 @@ from octavo_inference.core.request import (
     MAX_PROMPT_LOGPROBS,
     SamplingParams,
 )
+from octavo_inference.grammar.structured_outputs import StructuredOutputs
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.openai.accepted import AcceptedFields, Label
 from octavo_inference.server.openai.messages import Message
 from octavo_inference.server.openai.tools import FunctionList, FunctionName, ToolChoiceOption, ToolList
+from octavo_inference.server.structured_output import ResponseFormat
 from octavo_inference.tokenizer.bad_words import token_sequences
 
 MAX_PROMPTS = 128
@@ -49,13 +51,6 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """The only supported response format."""
-
-    type: Literal["text"]
-    json_schema: None = None
 
 
 class Common(AcceptedFields, forbid_unknown_fields=True, kw_only=True):
@@ -89,6 +84,8 @@ class Common(AcceptedFields, forbid_unknown_fields=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     echo: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -118,7 +115,6 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
-    response_format: TextFormat | None = None
     tools: ToolList | None = None
     tool_choice: ToolChoiceOption | None = None
     parallel_tool_calls: bool | None = None

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo_inference.core.request import SamplingParams
-from octavo_inference.server import json_body
+from octavo_inference.server import json_body, structured_output
 from octavo_inference.server.errors import RETRY_AFTER_SECONDS, ApiError, internal, invalid
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.http import (
@@ -34,6 +34,7 @@ from octavo_inference.server.openai_responses.items import MessageItem, new_item
 from octavo_inference.server.openai_responses.request_body import INCLUDE_LOGPROBS, CreateResponseBody
 from octavo_inference.server.openai_responses.resource import ReasoningSettings, ResponseObject
 from octavo_inference.server.openai_responses.store import ResponseStore, StoredResponse
+from octavo_inference.server.openai_responses.text_format import requested_format, text_settings
 from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
 from octavo_inference.server.service import Loaded, Service
 from octavo_inference.tokenizer.detokenizer import Delta
@@ -75,7 +76,10 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
     tenant = tenant_of(service, request)
     items = await conversation(body, service.responses, tenant)
     room = room_for(body, loaded.info.max_model_len, body.max_output_tokens)
-    [tokens] = await service.tokenise(request, [lambda: prompt(loaded, body.instructions, items, room)])
+    [(tokens, constraint)] = await service.tokenise(
+        request, [lambda: (prompt(loaded, body.instructions, items, room), requested_format(body.text))]
+    )
+    guidance = await structured_output.guidance(service, request, constraint)
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -83,7 +87,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
     )
     draft = _draft(body, response_id(service.replica, uuid.uuid4().hex), store=_stores(body, service.responses))
-    prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling])
+    prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling], guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     answer = Answer(draft, new_item_id())
     exchange = _Exchange(
@@ -217,6 +221,7 @@ def _draft(body: CreateResponseBody, name: str, *, store: bool) -> ResponseObjec
         safety_identifier=body.safety_identifier,
         store=store,
         temperature=1.0 if body.temperature is None else body.temperature,
+        text=text_settings(body.text),
         tool_choice=body.tool_choice or "auto",
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,

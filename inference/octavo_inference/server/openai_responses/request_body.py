@@ -14,6 +14,7 @@ from msgspec import Meta
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.server.openai_responses.items import MAX_ITEMS, InputItem
 from octavo_inference.server.prompts import SchedulingFields
+from octavo_inference.server.structured_output import FormatName
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -35,14 +36,21 @@ Includable = Literal[
 ]
 
 
-class TextFormatOption(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The only supported form of the answer."""
+class TextFormatOption(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The form of the answer. The other fields belong to `json_schema`, which needs `name` and `schema`.
 
-    type: Literal["text"]
+    A schema is enforced in full with `strict` false, too. Name and description have no effect.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: FormatName | None = None
+    schema: dict[str, Any] | None = None
+    description: Annotated[str, Meta(max_length=4096)] | None = None
+    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The form of the answer. Structured formats are not supported."""
+    """The form of the answer."""
 
     format: TextFormatOption | None = None
     verbosity: Literal["medium"] | None = None

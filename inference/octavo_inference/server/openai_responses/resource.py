@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from octavo_inference.server.generation import TokenCounts
 from octavo_inference.server.openai_responses.items import MessageItem
@@ -64,7 +64,11 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 class TextFormatObject(msgspec.Struct, frozen=True):
     """The form of the answer."""
 
-    type: Literal["text"] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    strict: bool | UnsetType = UNSET
 
 
 class TextSettings(msgspec.Struct, frozen=True):

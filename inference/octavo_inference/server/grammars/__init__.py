@@ -1,0 +1,1 @@
+"""Tries every grammar of a request in a process of its own, before the engine gets it."""

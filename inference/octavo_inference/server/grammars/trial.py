@@ -1,0 +1,70 @@
+"""Tries a grammar: compiles it, and computes the masks of a few tokens. Pure, apart from the clock passed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.common.errors import RequestError
+from octavo_inference.grammar.matcher import Vocabulary
+
+STEPS = 8
+MASK_SECONDS = 0.5
+"""Most CPU time for one token. Usual are 0.1 ms, and `matcher.LIMITS` aims at 15 ms."""
+
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+# The excerpt of the grammar, and the state of the parser.
+_REST = re.compile(r'\n +\d+ \| |\n?<non-verbose|<state>| \(at "')
+_COMPILING = "failed to compile JSON schema: "
+_SENTENCES = {
+    "oneOf constraints are not supported": "the alternatives of oneOf may overlap; give each a required property with "
+    "a const of its own, or use anyOf",
+    "NoExtensionBias": "the grammar accepts no text at all",
+    "Schema intersection stack level exceeded": "the schema combines too many others by allOf, anyOf and $ref",
+}
+
+
+def trial(vocabulary: Vocabulary, size: int, grammar: str, cpu_time: Callable[[], float]) -> str | None:
+    """Why a grammar cannot be used, or None. `cpu_time` is this thread's, in seconds."""
+    mask = np.zeros((size + 31) // 32, np.int32)
+    try:
+        matcher = vocabulary.compile(grammar)
+        for step in range(STEPS):
+            if matcher.is_complete:
+                return None
+            begun = cpu_time()
+            matcher.fill(mask)
+            if cpu_time() - begun > MASK_SECONDS:
+                return f"computing one token took longer than {MASK_SECONDS:g} s; simplify the grammar"
+            token = _allowed(mask, step)
+            if token is None:
+                return _SENTENCES["NoExtensionBias"] if step == 0 else None
+            matcher.consume(token)
+    except RequestError as error:
+        return explained(str(error))
+    except MemoryError:
+        return "compiling needs too much memory; simplify the grammar"
+    return None
+
+
+def explained(message: str) -> str:
+    """The matcher's message without what its reader cannot know: the text around a schema, options, libraries."""
+    message = _REST.split(message, maxsplit=1)[0].strip()
+    for found, sentence in _SENTENCES.items():
+        if found in message:
+            return sentence
+    place = _PLACE.match(message)
+    message = _PLACE.sub("", message)
+    if message.startswith(_COMPILING):
+        return " ".join(message.removeprefix(_COMPILING).split())[:400]
+    where = f"line {place[1]}, column {place[2]}: " if place else ""
+    return where + " ".join(message.split())[:400]
+
+
+def _allowed(mask: NDArray[np.int32], step: int) -> int | None:
+    """One of the allowed ids: over the steps, from all parts of the vocabulary. None if there is none."""
+    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return int(ids[(step * 7919 + 101) % len(ids)]) if len(ids) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import instructor
@@ -48,12 +47,6 @@ def answers_have_a_type(base_url: str, model: str) -> None:
         assert isinstance(ask(base_url, model, mode, Reports), Reports)
 
 
-def several_calls_come_in_one_answer(base_url: str, model: str) -> None:
-    """Parallel tool calls."""
-    found = list(ask(base_url, model, instructor.Mode.PARALLEL_TOOLS, Iterable[Report], tool_choice="required"))
-    assert all(isinstance(one, Report) for one in found)
-
-
 def a_partial_answer_grows(base_url: str, model: str) -> None:
     """Streamed arguments are the object of the whole answer in the end."""
     stream = client(base_url, instructor.Mode.TOOLS).create_partial(
@@ -67,4 +60,4 @@ def a_partial_answer_grows(base_url: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    run([answers_have_a_type, several_calls_come_in_one_answer, a_partial_answer_grows])
+    run([answers_have_a_type, a_partial_answer_grows])

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 # Else each of the hundreds of processes that tests start compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-all check lint types unit kernels integration integration-engine integration-cluster kill-points e2e test-scale bench calibrate bench-gateway generate docs images tools deps lock simulate
+.PHONY: help demo demo-down test test-all check lint types unit kernels integration integration-engine integration-cluster kill-points e2e test-clients test-scale bench calibrate bench-gateway generate docs images tools deps lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -52,7 +52,7 @@ test: .venv/.ready deps ## Before a change lands: check and what needs a cluster
 
 test-all: .venv/.ready deps ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours
 	@TIER=full PYTHONPATH=tools $(PY) -m stages
-	@$(MAKE) --no-print-directory kill-points
+	@$(MAKE) --no-print-directory test-clients kill-points
 
 lint: .venv/.ready
 	@$(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
@@ -90,6 +90,9 @@ kill-points: .venv/.ready deps ## Kill the operator before and after each write 
 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
 	@OCTAVO_TEST_TIER=$(TIER) PYTHONPATH=tools $(PY) -m tests.e2e
+
+test-clients: .venv/.ready ## Agent frameworks, unchanged, with a server and a gateway; an environment each, outside the clone
+	@$(PYTEST) tests/clients
 
 test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,000 pods that kwok plays, 15 minutes (SCALE=0.05: a quick look)
 	@PYTHONPATH=tools $(PY) -m tests.scale --scale $(SCALE)

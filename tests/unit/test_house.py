@@ -73,7 +73,7 @@ def test_server_imports_no_tensor_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").rglob("*.txt")), ids=lambda path: path.name)
 def test_locks_name_no_address(path: Path) -> None:
     assert "://" not in path.read_text()
 

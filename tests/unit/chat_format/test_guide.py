@@ -1,0 +1,37 @@
+"""The guide names every format of tool calls and of thinking, and every keyword of JSON schemas."""
+
+import re
+
+from tests.support.documents import ROOT, text
+
+from octavo_inference.chat_format.formats.known import REASONING_FORMATS, TOOL_FORMATS
+from octavo_inference.grammar.json_schema import FORMATS, SUPPORTED
+
+GUIDE = text(ROOT / "docs/guides/tools-and-structured-output.md")
+
+
+def rows(heading: str) -> str:
+    """The rows of the table with this head."""
+    return GUIDE.partition(heading)[2].partition("\n\n")[0]
+
+
+def first_cells(heading: str) -> set[str]:
+    """The code in the first cells of a table."""
+    return {
+        span
+        for cell in re.findall(r"^\|([^|]*)\|", rows(heading), re.MULTILINE)
+        for span in re.findall("`(.*?)`", cell)
+    }
+
+
+def test_formats_of_tool_calls_are_all_named() -> None:
+    assert first_cells("| format | models |") == set(TOOL_FORMATS)
+
+
+def test_formats_of_thinking_are_all_named() -> None:
+    assert first_cells("| format | thinking is |") == set(REASONING_FORMATS)
+
+
+def test_keywords_of_schemas_are_all_named() -> None:
+    assert set(re.findall("`(.*?)`", rows("| | keywords |"))) == set(SUPPORTED)
+    assert set(re.findall("`(.*?)`", GUIDE.partition("Values of `format` are")[2].partition(".\n")[0])) == set(FORMATS)

@@ -77,6 +77,10 @@ class ReferenceBackend:
         """Gather a step and run it."""
         return CompletedStep(self.step(gather(step)))
 
+    def part_seconds(self) -> dict[str, float]:
+        """Not measured."""
+        return {}
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

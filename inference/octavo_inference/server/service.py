@@ -42,6 +42,7 @@ from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within, 
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
+    from octavo_inference.server.profile import Profiler
     from octavo_inference.server.sleep import Sleeper
     from octavo_inference.tokenizer.chat_template import ChatTemplate, Message, TemplateOptions
 
@@ -99,6 +100,8 @@ class Service:
     loaded: Loaded | None = None
     sleeper: Sleeper | None = None
     """Gives the engine's memory back and loads it again; None if the engine has no process of its own."""
+    profiler: Profiler | None = None
+    """Profiles the engine; None if the engine has no process of its own."""
     replica: str = ""
     """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))

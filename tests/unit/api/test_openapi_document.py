@@ -166,13 +166,13 @@ BODIES = [endpoint for endpoint in (*PUBLIC, *ADMIN) if endpoint.body is not Non
 
 @pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoint.path)
 def test_every_body_has_an_example_that_is_valid(endpoint):
-    found = document()
+    found = document(ADMIN if endpoint in ADMIN else PUBLIC)
     body = found["paths"][endpoint.url]["post"]["requestBody"]["content"]["application/json"]
     validate(found, body["schema"], body["example"])
     msgspec.convert(example(endpoint, "m"), endpoint.body)
 
 
-@pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize("endpoint", [each for each in BODIES if each in PUBLIC], ids=lambda endpoint: endpoint.path)
 async def test_every_example_is_answered_as_described(serve, endpoint):
     async with serve() as server:
         response = await server.api.post(endpoint.path, json=example(endpoint, "m"))

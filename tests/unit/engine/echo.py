@@ -84,6 +84,9 @@ class EchoBackend:
     def launch(self, step: RowStep) -> StepHandle:
         return CompletedStep(self.step(gather(step)))
 
+    def part_seconds(self) -> dict[str, float]:
+        return {}
+
     def idle(self) -> bool:
         return False
 

@@ -188,6 +188,10 @@ class CpuBackend:
         """Gather a step and run it."""
         return CompletedStep(self.step(gather(step)))
 
+    def part_seconds(self) -> dict[str, float]:
+        """The sums in `profile`, by part."""
+        return {name: getattr(self.profile, name) for name, _ in self.profile._fields_}
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

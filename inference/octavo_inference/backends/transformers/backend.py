@@ -56,6 +56,10 @@ class TransformersBackend:
         """Gather a step and run it."""
         return CompletedStep(self.step(gather(step)))
 
+    def part_seconds(self) -> dict[str, float]:
+        """Not measured."""
+        return {}
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

@@ -2,7 +2,7 @@
 
 The API process sends `Start` once and then lists of `ToEngine` messages. The engine process replies `Ready` and then
 an `EngineStep` per step, or sends `EngineFailure` and exits. It replies `Asleep` to `SleepEngine`, and `Ready` to
-`WakeEngine`, and `PartSeconds` to `ReadPartSeconds`.
+`WakeEngine`, and `StepTimes` to `ReadStepTimes`.
 """
 
 from __future__ import annotations
@@ -89,19 +89,19 @@ class Asleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
     resident: int
 
 
-class ReadPartSeconds(msgspec.Struct, frozen=True, tag="read_part_seconds"):
-    """Ask for `PartSeconds`."""
+class ReadStepTimes(msgspec.Struct, frozen=True, tag="read_step_times"):
+    """Ask for `StepTimes`."""
 
 
-class PartSeconds(msgspec.Struct, frozen=True, kw_only=True, tag="part_seconds"):
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag="step_times"):
     """Sums over the steps so far, and the seconds of each part of the model in them; see `Backend.part_seconds`."""
 
     parts: dict[str, float]
     steps: StepSums
 
 
-FromEngine = Ready | EngineStep | EngineFailure | Asleep | PartSeconds
-ToEngine = Request | Abort | ResetCache | SleepEngine | WakeEngine | ReadPartSeconds
+FromEngine = Ready | EngineStep | EngineFailure | Asleep | StepTimes
+ToEngine = Request | Abort | ResetCache | SleepEngine | WakeEngine | ReadStepTimes
 
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

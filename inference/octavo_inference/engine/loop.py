@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo_inference.common.errors import OctavoError
 from octavo_inference.core.request import REFUSED, Abort, Output, Request, ResetCache
-from octavo_inference.engine.ipc import EngineStep, PartSeconds, ToEngine
+from octavo_inference.engine.ipc import EngineStep, StepTimes, ToEngine
 
 if TYPE_CHECKING:  # the API process imports this module too, and does not import numpy
     from octavo_inference.core.engine import Engine
@@ -30,9 +30,9 @@ class EngineLoop:
         """
         return self._engine.on_idle()
 
-    def part_seconds(self) -> PartSeconds:
+    def step_times(self) -> StepTimes:
         """Sums over the steps so far, and the seconds of each part of the model in them."""
-        return PartSeconds(parts=self._engine.backend.part_seconds(), steps=self._engine.counters.steps())
+        return StepTimes(parts=self._engine.backend.part_seconds(), steps=self._engine.counters.steps())
 
     def run_once(self, messages: Iterable[ToEngine]) -> EngineStep:
         """Apply `messages` in order, then run one step. A rejected request ends with an error output."""

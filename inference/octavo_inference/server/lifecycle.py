@@ -97,7 +97,7 @@ async def _main(
     )
     process = _Process(service, settings.drain_timeout)
     service.sleeper = Sleeper(service, client, settings.drain_timeout)
-    service.profiler = Profiler(service, client.part_seconds)
+    service.profiler = Profiler(service, client.step_times)
     release = version("octavo")
     servers = [
         HttpServer(public_app(service, keys, release), sockets.api),

@@ -12,7 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_inference.engine.ipc import PartSeconds
+from octavo_inference.engine.ipc import StepTimes
 from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.server import errors, json_body
 from octavo_inference.server.endpoint import HttpEndpoint
@@ -55,7 +55,7 @@ class Profile(msgspec.Struct, frozen=True):
 class Profiler:
     """Profiles the engine of a server; one profile at a time. `read` returns the sums over all steps so far."""
 
-    def __init__(self, service: Service, read: Callable[[], Awaitable[PartSeconds]]) -> None:
+    def __init__(self, service: Service, read: Callable[[], Awaitable[StepTimes]]) -> None:
         self._service = service
         self._read = read
         self._running = asyncio.Lock()
@@ -77,7 +77,7 @@ class Profiler:
                 raise ApiError(409, "The server slept and woke up during the profile; try again.", code="busy")
             return difference(before, after, time.monotonic() - begin)
 
-    async def _sums(self) -> PartSeconds:
+    async def _sums(self) -> StepTimes:
         if self._service.loaded is None:
             raise not_ready()
         if self._service.sleeping:
@@ -88,7 +88,7 @@ class Profiler:
             raise errors.engine_gone(error.for_clients) from None
 
 
-def difference(before: PartSeconds, after: PartSeconds, seconds: float) -> Profile:
+def difference(before: StepTimes, after: StepTimes, seconds: float) -> Profile:
     """The profile of an interval of so many seconds, from the sums at its ends."""
     first, last = before.steps, after.steps
     parts = {name: value - before.parts[name] for name, value in after.parts.items()}

@@ -7,30 +7,30 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo_inference.engine.ipc import PartSeconds
+from octavo_inference.engine.ipc import StepTimes
 from octavo_inference.engine.output_router import EngineDiedError
 from octavo_inference.server.profile import Profile, Profiler
 from octavo_protocol.load import StepSums
 
-BEFORE = PartSeconds(
+BEFORE = StepTimes(
     parts={"attention": 1.0, "linears": 2.0},
     steps=StepSums(count=10, seconds=4.0, prefill=100, rows=20, context=3000),
 )
-AFTER = PartSeconds(
+AFTER = StepTimes(
     parts={"attention": 1.25, "linears": 2.5},
     steps=StepSums(count=13, seconds=5.0, prefill=164, rows=25, context=4000),
 )
 
 
 @pytest.fixture
-def sums() -> list[PartSeconds | EngineDiedError]:
+def sums() -> list[StepTimes | EngineDiedError]:
     """What the engine answers next."""
     return [BEFORE, AFTER]
 
 
 @pytest.fixture
 def profiling(serve, sums) -> Callable:
-    async def read() -> PartSeconds:
+    async def read() -> StepTimes:
         found = sums.pop(0)
         if isinstance(found, EngineDiedError):
             raise found

@@ -189,6 +189,7 @@ class Engine:
         if len(sequences) > 1:
             self.scheduler.add_forks(sequences[0], sequences[1:])
         self.counters.requests += 1
+        self.counters.pooled_requests += request.pooling is not None
         self.counters.prompt_tokens += len(prompt)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -229,6 +230,7 @@ class Engine:
             recomputed=scheduler.recomputed,
             deferred=scheduler.pending_forks,
             requests=counters.requests,
+            pooled_requests=counters.pooled_requests,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             prefix_hit_tokens=scheduler.hit_tokens,

@@ -30,14 +30,14 @@ from octavo_inference.server.openai_responses.answer import Answer
 from octavo_inference.server.openai_responses.background import BackgroundRun
 from octavo_inference.server.openai_responses.conversation import conversation, prompt, room_for
 from octavo_inference.server.openai_responses.events import EventWriter, failure, fragment
-from octavo_inference.server.openai_responses.items import MessageItem, new_item_id
+from octavo_inference.server.openai_responses.items import MessageItem
 from octavo_inference.server.openai_responses.request_body import INCLUDE_LOGPROBS, CreateResponseBody
 from octavo_inference.server.openai_responses.resource import ReasoningSettings, ResponseObject
 from octavo_inference.server.openai_responses.store import ResponseStore, StoredResponse
 from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
 from octavo_inference.server.service import Loaded, Service
 from octavo_inference.tokenizer.detokenizer import Delta
-from octavo_protocol.response_id import response_id
+from octavo_protocol.response_id import message_id, response_id
 
 log = logging.getLogger("octavo.http")
 _encode = msgspec.json.Encoder().encode
@@ -85,7 +85,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
     draft = _draft(body, response_id(service.replica, uuid.uuid4().hex), store=_stores(body, service.responses))
     prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling])
     headers = await prompt_headers(service, request, loaded, prompts)
-    answer = Answer(draft, new_item_id())
+    answer = Answer(draft, message_id(draft.id))
     exchange = _Exchange(
         answer, items, tenant, service.responses, loaded, body.wants_logprobs, request.scope[REQUEST_ID]
     )

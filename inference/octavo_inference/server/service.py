@@ -227,13 +227,13 @@ class Service:
             if count > self.loaded.info.max_model_len:
                 raise context_overflow(count, 1, self.loaded.info.max_model_len, found[1].decode())
 
-    def check_sequences(self, count: int) -> None:
+    def check_sequences(self, count: int, field: str = "n") -> None:
         """Reject a request with more sequences than an empty server accepts, before its prompts are tokenised.
 
-        Raises `ApiError` 400.
+        Raises `ApiError` 400 for `field`, the one that says how many sequences a prompt has.
         """
         try:
-            self.router.check_fits(count)
+            self.router.check_fits(count, field)
         except RequestError as error:
             raise invalid(str(error), error.field) from None
 

@@ -20,6 +20,7 @@ from octavo_inference.server.openapi.document import Document, operation_ids
 from octavo_inference.server.openapi.legacy import as_openapi_30
 from octavo_inference.server.openapi.operations import ERRORS, example
 from octavo_inference.server.openapi.pages import ASSETS, documentation
+from octavo_inference.server.openapi.schemas import schemas
 from octavo_inference.server.public import public_endpoints
 
 PUBLIC = public_endpoints("1.2.3")
@@ -159,6 +160,19 @@ def test_parameters_of_path_query_and_headers_are_described():
         "^[0-9]{1,18}$",
     )
     assert [parameter["$ref"].rpartition("/")[2] for parameter in headers] == ["RequestId", "Timeout"]
+
+
+def test_every_field_of_a_request_has_a_description():
+    found = document()
+    bodies = {endpoint.body for endpoint in PUBLIC if endpoint.body is not None}
+    _, _, components = schemas(list(bodies), [])
+    missing = [
+        f"{name}.{field}"
+        for name in components
+        for field, schema in found["components"]["schemas"][name]["properties"].items()
+        if "description" not in schema and field != "type"
+    ]
+    assert not missing, "write a docstring below the field, or its meaning in server/openapi/meanings.py"
 
 
 BODIES = [endpoint for endpoint in (*PUBLIC, *ADMIN) if endpoint.body is not None]

@@ -65,6 +65,10 @@ class NullDevice:
         self.sent.append(sum(len(array) for array in arrays) + sum(len(change.values) for change in step.changes))
         return NullStep(self, len(step.sample.row), self.free_at)
 
+    def part_seconds(self) -> dict[str, float]:
+        """Not measured."""
+        return {}
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

@@ -98,6 +98,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens computed again after preemption."""
     deferred: int = 0
     """Those of the waiting sequences that wait for a sibling to compute their common prompt, not for capacity."""
+    pooled_requests: int = 0
+    """Those of `requests` that ask for an embedding: they generate no token."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
 
     @property

@@ -58,6 +58,7 @@ PATH_DRAIN: Final = "/v1/octavo/drain"
 PATH_CACHE_RESET: Final = "/v1/octavo/cache/reset"
 PATH_SLEEP: Final = "/v1/octavo/sleep"
 PATH_WAKE_UP: Final = "/v1/octavo/wake_up"
+PATH_PROFILE: Final = "/v1/octavo/profile"
 PATH_WAKE: Final = "/v1/octavo/wake"
 # Between gateways.
 PATH_PEERS: Final = "/v1/octavo/peers"

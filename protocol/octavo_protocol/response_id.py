@@ -25,6 +25,17 @@ def response_id(replica: str, unique: str) -> str:
     return f"resp_{replica_tag(replica)}{unique}"
 
 
+def message_id(response: str) -> str:
+    """The id of the message in this response: a reference to the message leads to the response."""
+    return f"msg_{response.removeprefix('resp_')}"
+
+
+def response_of_message(given: str) -> str | None:
+    """The response that has the message of this id; None for an id that `message_id` has not made."""
+    response = f"resp_{given.removeprefix('msg_')}"
+    return response if given.startswith("msg_") and _ID.fullmatch(response) else None
+
+
 def tag_of(given: str) -> str | None:
     """The replica's tag in a response id; None for a text that is no such id."""
     match = _ID.fullmatch(given)

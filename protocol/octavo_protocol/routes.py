@@ -67,8 +67,8 @@ class Route:
 
     `path` has parameters in braces: `{id}` is one segment, `{id:path}` the rest of the path. `body_limit` is in bytes;
     0 if the route takes no body. `prompt`: the body's fields with prompt text, in the order in which the model reads
-    them. `streams`: `"stream": true` in the body asks for an event stream. `continues`: `previous_response_id` in the
-    body names a stored response.
+    them. `streams`: `"stream": true` in the body asks for an event stream. `continues`: the body may refer to a stored
+    response.
     """
 
     method: str

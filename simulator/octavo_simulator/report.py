@@ -169,7 +169,7 @@ def for_all(found: Sequence[Single]) -> str:
     theirs = min((one for one in found if one.family in BASELINES), key=lambda one: (-one.kept, by_ours(one)))
     return (
         f"**With one setting for all, each scaler's best:** Octavo ({ours.setting}) keeps {LEVELS[-1]:.0%} on "
-        f"{ours.kept} of {len(ours.points)} workloads; of the baselines {_TITLES[theirs.family]} ({theirs.setting}) "
+        f"{ours.kept} of {len(ours.points)} workloads. Of the baselines {_TITLES[theirs.family]} ({theirs.setting}) "
         f"does best: on {theirs.kept}, with {by_ours(theirs):.2f} times Octavo's GPU-hours (mean over workloads)."
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo_gateway.api.errors import ApiError
+from octavo_protocol.response_id import response_of_message
 from octavo_protocol.routes import ModelIn, Route, Work
 
 # Upper bound of a request's output tokens, larger than any pool.
@@ -56,8 +57,37 @@ class RequestHead(msgspec.Struct, frozen=True):
         given = self.prompt_cache_key
         return given.encode() if isinstance(given, str) and 0 < len(given) <= MAX_CACHE_KEY else b""
 
+    def earlier_response(self) -> object:
+        """The id of the response that this request continues; None if it continues none.
+
+        It is named by `previous_response_id`, or by the first `item_reference` of `input` to a message of a response.
+        """
+        if self.previous_response_id is not None or b'"msg_' not in bytes(self.input):
+            return self.previous_response_id
+        try:
+            items = _items.decode(self.input)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None  # the replica refuses it
+        found = (response_of_message(item.id) for item in items if item.is_reference and isinstance(item.id, str))
+        return next((response for response in found if response is not None), None)
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """An item of `input`: a message, or a reference to one with its id and nothing else."""
+
+    id: Any = None
+    type: Any = None
+    role: msgspec.Raw = _NOTHING
+    content: msgspec.Raw = _NOTHING
+
+    @property
+    def is_reference(self) -> bool:
+        alone = not bytes(self.role) and not bytes(self.content)
+        return bool(self.type == "item_reference" or (self.type is None and alone))
+
 
 NO_BODY = RequestHead()
+_items = msgspec.json.Decoder(list[_Item])
 _decoder = msgspec.json.Decoder(RequestHead)
 
 

@@ -17,13 +17,15 @@ This module refuses the cases that the parser accepts or leaves open, with error
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from random import getrandbits
 
 from aiohttp import HttpVersion10, HttpVersion11, StreamReader, http_exceptions, web
 
-from octavo_gateway.api.errors import ApiError
+from octavo_gateway.api.errors import ApiError, ErrorForm, error_form
 from octavo_gateway.http.client_response import error_response
+from octavo_protocol.routes import surface_of
 
 # Longer than the minute after which common load balancers close an idle connection: the balancer must close it first.
 IDLE_SECONDS = 75.0
@@ -32,6 +34,9 @@ HEAD_SECONDS = 10.0
 LINGER_SECONDS = 2.0
 MAX_HEADERS = 100
 MAX_HEAD = 32 * 1024
+# Bytes of a head that are kept: method and path of every route with errors of its own.
+MAX_START = 64
+_PATH = re.compile(rb"[A-Z]{1,16} (/[A-Za-z0-9_/]*)(?=[ ?])")
 # Bytes of the request line, and of one header.
 MAX_LINE = 8190
 # Framing of a chunked body may take so many bytes plus this share of the received bytes: so chunks of 16 bytes pass.
@@ -42,7 +47,18 @@ FRAMING_SHARE = 0.5
 class HttpConnection(web.RequestHandler):
     """One client's connection. `malformed` is called for every request that cannot be parsed."""
 
-    __slots__ = ("_body", "_busy", "_head_seconds", "_malformed", "_silent", "_timer", "_wire")
+    __slots__ = (
+        "_body",
+        "_busy",
+        "_head",
+        "_head_seconds",
+        "_malformed",
+        "_oversized",
+        "_silent",
+        "_start",
+        "_timer",
+        "_wire",
+    )
 
     def __init__(
         self,
@@ -67,6 +83,10 @@ class HttpConnection(web.RequestHandler):
         self._busy = False
         self._silent = True
         self._wire = 0
+        # Bytes of the head that is not complete yet, and the first ones of the newest head.
+        self._head = 0
+        self._start = b""
+        self._oversized = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, request: web.BaseRequest) -> None:
@@ -97,7 +117,7 @@ class HttpConnection(web.RequestHandler):
             # aiohttp calls this without data when it continues with data that it had buffered.
             if data and self._timer is None:
                 self._start_timer()
-            super().data_received(data)
+            self._parse_head(data)
             return
         self._wire += len(data)
         super().data_received(data)
@@ -106,6 +126,25 @@ class HttpConnection(web.RequestHandler):
             body.set_exception(web.RequestPayloadError())
         elif self._wire - body.total_bytes > FRAMING_BYTES + FRAMING_SHARE * self._wire:
             body.set_exception(ApiError(400, "the body comes in too small chunks; send larger ones", close=True))
+
+    def _parse_head(self, data: bytes) -> None:
+        """Parse bytes outside of a body, and refuse a head that is too long before it is complete.
+
+        A queued request, or one that has not begun, may have a body: its bytes are not counted.
+        """
+        waiter = self._waiter
+        counts = not self._messages and (self._busy or (waiter is not None and not waiter.done()))
+        if counts:
+            self._start = (self._start if self._head else b"") + data[: MAX_START - min(self._head, MAX_START)]
+        before = self._request_count
+        super().data_received(data)
+        if not counts or self._request_count != before:
+            self._head = 0
+            return
+        self._head += len(data)
+        if self._head > MAX_HEAD and not self._oversized:
+            self._oversized = True
+            super().data_received(b"\0")  # the parser refuses it anywhere in a head
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is closed."""
@@ -123,7 +162,13 @@ class HttpConnection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has already begun")
         self._malformed()
-        return error_response(refusal(status, exc), f"{getrandbits(128):032x}")
+        error = _too_long() if self._oversized else refusal(status, exc)
+        return error_response(error, f"{getrandbits(128):032x}", self._error_form())
+
+    def _error_form(self) -> ErrorForm:
+        """The form of errors by the path of the newest head, as far as it is known."""
+        found = _PATH.match(self._start)
+        return error_form(surface_of(found[1].decode("ascii") if found else "", anthropic_version=False))
 
     def _start_timer(self) -> None:
         loop = asyncio.get_running_loop()
@@ -145,8 +190,10 @@ class HttpConnection(web.RequestHandler):
         elif self.transport is not None:
             self._malformed()
             error = ApiError(408, f"the request's head was not complete within {self._head_seconds:g} s")
-            body = error.body()
+            form, request_id = self._error_form(), f"{getrandbits(128):032x}"
+            body = form.body(error, request_id)
             head = "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            head += "".join(f"{name}: {value}\r\n" for name, value in form.headers(request_id).items())
             self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             self.force_close()
 

@@ -132,8 +132,8 @@ class Forwarding:
                     404, f"Response with id {shown!r} not found.", code="response_not_found", param="response_id"
                 )
             return found
-        if route.continues and head.previous_response_id is not None:
-            found = await self.finder.find(pools, tenant, head.previous_response_id, request[ID])
+        if route.continues and (earlier := head.earlier_response()) is not None:
+            found = await self.finder.find(pools, tenant, earlier, request[ID])
             if found is not None:
                 return found
         return pools[0], None

@@ -80,7 +80,9 @@ class ReportIntake:
 
         `before`: number of the earlier report.
         """
-        tokens, ended = report.generation_tokens - last.generation_tokens, report.requests - last.requests
+        tokens = report.generation_tokens - last.generation_tokens
+        # Embeddings have no answer: they would make answers look shorter.
+        ended = report.requests - last.requests - (report.pooled_requests - last.pooled_requests)
         there = ended + last.running + last.waiting + report.running
         if self.lengths.generated(tokens, ended, there, report.blocks_total * report.block_size):
             replica.load.grew(tokens / max(1, last.running, report.running), before)

@@ -79,6 +79,10 @@ class ReferenceBackend:
         result = self._compute(batch)
         return ComputedStep(result) if step.guided else CompletedStep(result())
 
+    def part_seconds(self) -> dict[str, float]:
+        """Not measured."""
+        return {}
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

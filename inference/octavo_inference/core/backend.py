@@ -92,6 +92,10 @@ class Backend(Protocol):
         """
         ...
 
+    def part_seconds(self) -> dict[str, float]:
+        """Seconds that the steps so far spent in each part of the model; empty if the backend does not measure them."""
+        ...
+
     def idle(self) -> bool:
         """Use an idle moment of at most 0.2 s to prepare later steps. Returns whether more is left to prepare."""
         ...

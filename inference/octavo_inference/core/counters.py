@@ -10,6 +10,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.requests = 0
+        self.pooled_requests = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.checks = 0

@@ -209,6 +209,7 @@ class Engine:
             )
         self._live.add(sequences, now)
         self.counters.requests += 1
+        self.counters.pooled_requests += request.pooling is not None
         self.counters.prompt_tokens += len(prompt)
         grammar = "" if request.guidance is None else request.guidance.grammar
         matcher = self.grammars.cached(grammar) if self.grammars is not None and grammar else None
@@ -261,6 +262,7 @@ class Engine:
             recomputed=scheduler.recomputed,
             deferred=scheduler.pending_forks,
             requests=counters.requests,
+            pooled_requests=counters.pooled_requests,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             prefix_hit_tokens=scheduler.hit_tokens,

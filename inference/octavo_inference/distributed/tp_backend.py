@@ -64,6 +64,10 @@ class TensorParallel:
         with self._ranks.in_step():
             self._own.clear_blocks(blocks)
 
+    def part_seconds(self) -> dict[str, float]:
+        """Those of rank 0."""
+        return self._own.part_seconds()
+
     def idle(self) -> bool:
         """Let every rank prepare the same later steps. Returns whether more is left to prepare."""
         self._ranks.send_all(Idle())

@@ -19,7 +19,9 @@ from octavo_inference.engine.ipc import (
     EngineFailure,
     EngineInfo,
     EngineStep,
+    ReadStepTimes,
     Ready,
+    StepTimes,
     ToEngine,
     decode_from_engine,
 )
@@ -48,6 +50,7 @@ class ProcessClient(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._asleep: asyncio.Future[Asleep] | None = None
+        self._parts: asyncio.Future[StepTimes] | None = None
         self._reported: EngineFailure | None = None
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +74,12 @@ class ProcessClient(asyncio.Protocol):
         self._ready = asyncio.get_running_loop().create_future()
         self._send(WakeEngine())
         return await self._unless_failed(self._ready)
+
+    async def step_times(self) -> StepTimes:
+        """Sums over the steps so far, by part. One call at a time, not asleep. Raises `EngineDiedError`."""
+        self._parts = asyncio.get_running_loop().create_future()
+        self._send(ReadStepTimes())
+        return await self._unless_failed(self._parts)
 
     async def close(self) -> None:
         """Close the socket, which ends the child, and wait for it. Kill the child if it does not exit."""
@@ -103,6 +112,9 @@ class ProcessClient(asyncio.Protocol):
             elif isinstance(message, Asleep):
                 if self._asleep is not None and not self._asleep.done():
                     self._asleep.set_result(message)
+            elif isinstance(message, StepTimes):
+                if self._parts is not None and not self._parts.done():
+                    self._parts.set_result(message)
             elif isinstance(message, EngineFailure):
                 self._reported = message
 

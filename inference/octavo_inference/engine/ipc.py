@@ -2,7 +2,7 @@
 
 The API process sends `Start` once and then lists of `ToEngine` messages. The engine process replies `Ready` and then
 an `EngineStep` per step, or sends `EngineFailure` and exits. It replies `Asleep` to `SleepEngine`, and `Ready` to
-`WakeEngine`.
+`WakeEngine`, and `StepTimes` to `ReadStepTimes`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
 from octavo_inference.core.request import Abort, Output, Request, ResetCache, SleepEngine, WakeEngine
-from octavo_protocol.load import EngineStats
+from octavo_protocol.load import EngineStats, StepSums
 from octavo_protocol.server_settings import ServerSettings
 
 
@@ -89,8 +89,19 @@ class Asleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
     resident: int
 
 
-FromEngine = Ready | EngineStep | EngineFailure | Asleep
-ToEngine = Request | Abort | ResetCache | SleepEngine | WakeEngine
+class ReadStepTimes(msgspec.Struct, frozen=True, tag="read_step_times"):
+    """Ask for `StepTimes`."""
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag="step_times"):
+    """Sums over the steps so far, and the seconds of each part of the model in them; see `Backend.part_seconds`."""
+
+    parts: dict[str, float]
+    steps: StepSums
+
+
+FromEngine = Ready | EngineStep | EngineFailure | Asleep | StepTimes
+ToEngine = Request | Abort | ResetCache | SleepEngine | WakeEngine | ReadStepTimes
 
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

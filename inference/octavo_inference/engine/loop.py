@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo_inference.common.errors import OctavoError
 from octavo_inference.core.request import REFUSED, Abort, Output, Request, ResetCache
-from octavo_inference.engine.ipc import EngineStep, ToEngine
+from octavo_inference.engine.ipc import EngineStep, StepTimes, ToEngine
 
 if TYPE_CHECKING:  # the API process imports this module too, and does not import numpy
     from octavo_inference.core.engine import Engine
@@ -31,6 +31,10 @@ class EngineLoop:
         Raises `PoolError` if the accounting check of the block pool fails.
         """
         return self._engine.on_idle()
+
+    def step_times(self) -> StepTimes:
+        """Sums over the steps so far, and the seconds of each part of the model in them."""
+        return StepTimes(parts=self._engine.backend.part_seconds(), steps=self._engine.counters.steps())
 
     def run_once(self, messages: Iterable[ToEngine]) -> EngineStep:
         """Apply `messages` in order, then run one step. A rejected request ends with an error output."""

@@ -96,15 +96,18 @@ class OutputRouter:
             else:
                 self._end(request.id, self.failure.for_clients)
 
-    def check_fits(self, count: int) -> None:
-        """Raises `RequestError` for a request of `count` sequences that even an empty server could not accept."""
+    def check_fits(self, count: int, field: str = "n") -> None:
+        """Raises `RequestError` for a request of `count` sequences that even an empty server could not accept.
+
+        `field` is the one that says how many sequences a prompt has.
+        """
         stats = self.stats
         most = stats.max_running + stats.max_waiting
         if count > most:
             raise RequestError(
-                f"n: prompts times n are {count} sequences; this server accepts {most} at once "
+                f"{field}: prompts times {field} are {count} sequences; this server accepts {most} at once "
                 f"({stats.max_running} running and {stats.max_waiting} waiting); send fewer in one request",
-                "n",
+                field,
             )
 
     def abort(self, request_id: str, index: int | None = None) -> None:

@@ -40,6 +40,7 @@ from octavo_inference.engine.ipc import (
     Asleep,
     EngineFailure,
     EngineInfo,
+    ReadStepTimes,
     Ready,
     ToEngine,
     decode_start,
@@ -207,6 +208,8 @@ def _run(loop: EngineLoop, channel: Channel, frames: list[bytes]) -> list[bytes]
     """Run until the peer closes, which raises, or sends `SleepEngine`. Returns the frames after that one."""
     while True:
         messages: list[ToEngine] = [message for frame in frames for message in decode_to_engine(frame)]
+        if any(isinstance(message, ReadStepTimes) for message in messages):
+            channel.send(encode_frame(loop.step_times()))
         if any(isinstance(message, SleepEngine) for message in messages):
             # Readers of the load report learn that the cache is empty.
             channel.send(encode_frame(loop.run_once([ResetCache()])))

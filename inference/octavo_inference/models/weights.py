@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -74,6 +74,13 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     lm_head: Tensor
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors, those of the layers first."""
+        for layer in self.layers:
+            found = (getattr(layer, field.name) for field in fields(layer))
+            yield from (tensor for tensor in found if tensor is not None)
+        yield from (self.embedding, self.final_norm, self.lm_head)
 
 
 def layer_of(config: ModelConfig, matrix: Callable[[int, int], Tensor], norm: Callable[[int], Tensor]) -> LayerWeights:

@@ -19,6 +19,7 @@ from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.errors import invalid, not_ready
 from octavo_inference.server.http import json_response
+from octavo_inference.server.profile import ENDPOINTS as PROFILE_ENDPOINTS
 from octavo_inference.server.service import Service
 from octavo_inference.server.sleep import ENDPOINTS as SLEEP_ENDPOINTS
 from octavo_protocol import load, names
@@ -47,7 +48,7 @@ class LoadQuery(msgspec.Struct, frozen=True):
 
 
 def admin_app(service: Service, keys: Keys | None, version: str, drain: Callable[[], None]) -> ASGIApp:
-    """The app of the admin port: metrics, load report, drain, sleep and prefix cache.
+    """The app of the admin port: metrics, load report, drain, sleep, profile and prefix cache.
 
     For the cluster, not for clients. Without `keys`, anyone with network access may use it, so a NetworkPolicy must
     restrict access.
@@ -81,6 +82,7 @@ def admin_endpoints(drain: Callable[[], None]) -> tuple[HttpEndpoint, ...]:
         HttpEndpoint("POST", names.PATH_DRAIN, post_drain, answer=Draining, status=202),
         HttpEndpoint("POST", names.PATH_CACHE_RESET, reset_cache, answer=CacheReset, errors=(503,)),
         *SLEEP_ENDPOINTS,
+        *PROFILE_ENDPOINTS,
     )
 
 

@@ -10,12 +10,14 @@ counted before they are parsed, so a header without end costs no more than readi
 from __future__ import annotations
 
 import logging
+import uuid
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo_inference.server.error_format import OPENAI_FORMAT, ErrorFormat, error_format
 from octavo_inference.server.errors import ApiError, head_too_large, head_too_slow, malformed
 
 log = logging.getLogger("octavo.http")
@@ -160,9 +162,19 @@ class ClientConnection(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.close()
                 return
+        format_, request_id = self._error_format(), uuid.uuid4().hex
+        body = format_.body(error, request_id)
         head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
         head += [name + b": " + value for name, value in self.server_state.default_headers]
-        head += [b"content-type: application/json", b"content-length: %d" % len(error.body), b"connection: close"]
-        self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + error.body)
+        head += [name + b": " + request_id.encode() for name in format_.id_headers]
+        head += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
+        self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
         self.transport.write_eof()
         self.flow.resume_reading()
+
+    def _error_format(self) -> ErrorFormat:
+        """The format of errors by what has been read of the head: its path, and its complete headers."""
+        if self.headers is None:
+            return OPENAI_FORMAT
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        return error_format(path, {name.decode("latin-1"): "" for name, _ in self.headers})

@@ -69,7 +69,7 @@ class HttpEndpoint:
     def statuses(self) -> tuple[int, ...]:
         """Statuses of all error responses, without that of a missing key."""
         found = {500, *self.errors}
-        if self.error is ErrorObject:  # before the path is known, the format is this one
+        if self.error is ErrorObject:  # in any format; this one if the request line was not complete
             found.add(431)
         if self.body is not None:
             found.update(_BODY_ERRORS)

@@ -36,6 +36,7 @@ from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.connection import HEAD_SECONDS, ClientConnection
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits, expire_regularly
+from octavo_inference.server.profile import Profiler
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.server.sleep import Sleeper, warm_up
@@ -97,6 +98,7 @@ async def _main(
     )
     process = _Process(service, settings.drain_timeout)
     service.sleeper = Sleeper(service, client, settings.drain_timeout)
+    service.profiler = Profiler(service, client.step_times)
     release = version("octavo")
     servers = [
         HttpServer(public_app(service, keys, release), sockets.api),

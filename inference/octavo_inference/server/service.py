@@ -46,6 +46,7 @@ from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within, 
 from octavo_protocol.load import LoadReport
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
+    from octavo_inference.server.profile import Profiler
     from octavo_inference.server.sleep import Sleeper
     from octavo_inference.tokenizer.chat_template import ChatTemplate, Message, TemplateOptions
 
@@ -105,6 +106,8 @@ class Service:
     loaded: Loaded | None = None
     sleeper: Sleeper | None = None
     """Gives the engine's memory back and loads it again; None if the engine has no process of its own."""
+    profiler: Profiler | None = None
+    """Profiles the engine; None if the engine has no process of its own."""
     replica: str = ""
     """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
@@ -241,13 +244,13 @@ class Service:
             if count > self.loaded.info.max_model_len:
                 raise context_overflow(count, 1, self.loaded.info.max_model_len, found[1].decode())
 
-    def check_sequences(self, count: int) -> None:
+    def check_sequences(self, count: int, field: str = "n") -> None:
         """Reject a request with more sequences than an empty server accepts, before its prompts are tokenised.
 
-        Raises `ApiError` 400.
+        Raises `ApiError` 400 for `field`, the one that says how many sequences a prompt has.
         """
         try:
-            self.router.check_fits(count)
+            self.router.check_fits(count, field)
         except RequestError as error:
             raise invalid(str(error), error.field) from None
 

@@ -47,8 +47,8 @@ def test_memory_in_use_is_what_was_planned(full_server):
     in_use = sum(measured(full_server, "process_resident_bytes", "process").values())
     assert "memory of the host: weights " in full_server.log
     assert planned["in_all"] == sum(planned[p] for p in ("weights", "kv_pool", "activations", "swap", "processes"))
-    # More would end a pod. Less is room that nothing uses: partial blocks are used again where requests end early.
-    assert 0.93 * planned["in_all"] < in_use < 1.05 * planned["in_all"]
+    # More would end a pod. Less is room that nothing uses, such as logits of rows that never sample in one step.
+    assert 0.96 * planned["in_all"] < in_use < 1.05 * planned["in_all"]
 
 
 def test_requests_mistakes_and_lost_clients_leave_nothing_behind(full_server):

@@ -83,6 +83,27 @@ def test_the_likelier_of_two_continuations_has_the_higher_sum(server, tokenizer)
     assert score(" Paris.") > score(" Berlin.") > score(" banana.")
 
 
+def test_best_of_returns_the_likeliest_answers(server):
+    prompts = [PROMPT, "Bread is made of"]
+    fields = {"temperature": 1, "seed": 7, "max_tokens": 6, "echo": True}
+    drawn = complete(server, prompts, n=4, logprobs=0, **fields)
+    expected = []
+    for first in (0, 4):
+        group = drawn["choices"][first : first + 4]
+        expected += [choice["text"] for choice in sorted(group, key=mean_of_answer, reverse=True)[:2]]
+    found = complete(server, prompts, n=2, best_of=4, **fields)
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in found["choices"]] == expected
+    assert len(set(expected)) > 2, "the draws differ"
+    assert {choice["logprobs"] for choice in found["choices"]} == {None}
+    assert found["usage"]["completion_tokens"] == drawn["usage"]["completion_tokens"], "all that were generated"
+
+
+def mean_of_answer(choice: dict) -> float:
+    answer = choice["logprobs"]["token_logprobs"][-6:]
+    return sum(answer) / len(answer)
+
+
 def test_logprobs_of_prompts_are_those_of_echo(server, tokenizer):
     echoed = complete(server, echo=True, logprobs=2, max_tokens=1)["choices"][0]["logprobs"]
     scored = complete(server, prompt_logprobs=2, max_tokens=1)["choices"][0]["prompt_logprobs"]

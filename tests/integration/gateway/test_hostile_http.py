@@ -191,6 +191,15 @@ def test_heads_are_bounded(gateway: Gateway, pod: RecordingPod, name: str) -> No
     assert (pod.seen, pod.junk) == ([], [])
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_a_head_is_refused_before_it_is_complete(gateway: Gateway, pod: RecordingPod, path: str) -> None:
+    lines = b"".join(b"X-%d: %s\r\n" % (index, b"a" * 8000) for index in range(9))
+    answer = exchange(gateway, f"POST {path} HTTP/1.1\r\nHost: h\r\n".encode(), lines)
+    assert statuses(answer) == [431]
+    assert (b'"type":"error"' in answer) == (path == "/v1/messages")
+    assert (pod.seen, pod.junk) == ([], [])
+
+
 def test_as_much_as_is_allowed_passes(gateway: Gateway, pod: RecordingPod) -> None:
     lines = [b"X-%d: " % index + b"a" * 300 for index in range(95)]
     assert statuses(exchange(gateway, plain(*lines, b"Connection: close"))) == [200]

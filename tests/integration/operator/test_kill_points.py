@@ -25,9 +25,9 @@ MakeWorld = Callable[[], Awaitable[World]]
 TABLE = os.environ.get("OCTAVO_KILL_POINTS", "")
 HEAD = """# Kill points
 
-The operator is killed before and after each of its writes to the API server (a write that is refused has no after), one
-kill in each life of a resource, and started again; then everything is compared with a life without a kill. Written by
-`make kill-points`.
+The operator is killed before and after each of its writes to the API server; a write that is refused has no after.
+There is one kill in each life of a resource. Then the operator starts again, and everything is compared with a life
+without a kill. Written by `make kill-points`.
 
 | what happens | writes | kills | came to the same end |
 |---|---|---|---|

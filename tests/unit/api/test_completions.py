@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from octavo_inference.core.request import TokenLogprobs
+from octavo_inference.server.openai.completions import mean_logprob
+from octavo_inference.tokenizer.detokenizer import Delta
+
 ANSWER = "The capital of France is Paris. \N{CAT FACE} It lies on the Seine."
 
 
@@ -57,3 +61,47 @@ async def test_stream_of_several_prompts(serve):
         assert "".join(choice["text"] for choice in mine) == head + ANSWER
         assert sum(choice["finish_reason"] is not None for choice in mine) == 1
     assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_best_of_generates_more_than_it_returns(serve):
+    async with serve() as server:
+        response = await server.complete(
+            prompt=["a", "b"], n=2, best_of=3, max_tokens=5, echo=True, return_token_ids=True
+        )
+        answer = response.json()
+    assert [request.sampling.n for request in server.engine.seen] == [3, 3]
+    assert [(choice["index"], choice["text"][0]) for choice in answer["choices"]] == [
+        (0, "a"),
+        (1, "a"),
+        (2, "b"),
+        (3, "b"),
+    ]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 2 * 3 * 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of: 1 is less than n (2)."),
+        ({"best_of": 2, "stream": True}, "best_of: 2 is not supported; supported: 1 (the value of n) with stream."),
+        ({"best_of": 128, "prompt": ["a"] * 2}, "best_of: prompts times best_of are 256 sequences"),
+    ],
+)
+async def test_best_of_is_bounded(serve, fields, message):
+    async with serve() as server:
+        response = await server.complete(**fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "best_of"
+    assert error["message"].startswith(message)
+    assert server.engine.seen == []
+
+
+def test_the_mean_of_an_answer_counts_its_tokens():
+    def answer(*values: float) -> Delta:
+        return Delta("", [1] * len(values), [TokenLogprobs(value, 1, [], []) for value in values])
+
+    assert mean_logprob(answer(-1.0, -3.0)) == -2.0
+    assert mean_logprob(answer(-2.5)) < mean_logprob(answer(-1.0, -3.0, -1.0)) < mean_logprob(answer(-0.5))
+    assert mean_logprob(answer()) < mean_logprob(answer(-1e9))

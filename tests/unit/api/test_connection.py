@@ -115,6 +115,28 @@ async def test_a_head_that_is_too_large_is_431_and_reaches_no_application(name):
     assert app.seen == []
 
 
+ANTHROPIC = {
+    "too large": (431, [b"POST /v1/messages?beta=true HTTP/1.1\r\nX-A: ", b"a" * MAX_HEAD]),
+    "the request line": (431, [b"POST /v1/messages?" + b"a" * MAX_HEAD]),
+    "malformed": (400, [b"POST /v1/messages/count_tokens HTTP/1.1\r\nX A\r\n\r\n"]),
+    "too slow": (408, [b"POST /v1/messages HTTP/1.1\r\nX-A: a"]),
+    "by header": (431, [GET + b"Anthropic-Version: 2023-06-01\r\nX-A: ", b"a" * MAX_HEAD]),
+    "two lengths": (400, [b"POST /v1/messages HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"]),
+}
+
+
+@pytest.mark.parametrize("name", ANTHROPIC)
+async def test_a_refused_head_of_the_messages_api_gets_an_error_of_that_api(name):
+    wanted, pieces = ANTHROPIC[name]
+    async with listening(Echo()) as connect:
+        answer = await exchange(connect, *pieces)
+    assert status(answer) == wanted
+    head, _, body = answer.partition(b"\r\n\r\n")
+    found = json.loads(body)
+    assert (found["type"], set(found["error"])) == ("error", {"type", "message"})
+    assert b"request-id: " + found["request_id"].encode() in head
+
+
 async def test_a_head_of_just_the_size_allowed_passes():
     app = Echo()
     lines = b"Connection: close\r\n" + b"".join(b"X-%d: a\r\n" % index for index in range(MAX_HEADERS - 3))

@@ -139,7 +139,6 @@ COMPLETIONS = [
     ("prompt", [49152]),
     ("prompt", ""),
     ("prompt", None),
-    ("best_of", 2),
     ("suffix", "x"),
     ("logprobs", 21),
     ("messages", []),

@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from octavo_inference.server.text_pool import TextPool
+
 
 def vector(tokens: list[int]) -> list[float]:
     return [1 + tokens[0] % 7, 2, 2, len(tokens)]
@@ -45,6 +47,22 @@ async def test_pairs_of_two_lists(serve, ids):
         answer = (await post(server, "/score", text_1=["Paris", "Rome"], text_2=["a cat", "dogs bark"])).json()
     expected = [cosine(ids("Paris"), ids("a cat")), cosine(ids("Rome"), ids("dogs bark"))]
     assert [entry["score"] for entry in answer["data"]] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("relevance", "steps"), [("embedding", 5), ("answer", 4)])
+async def test_each_text_or_pair_is_a_step_of_its_own(serve, relevance, steps, monkeypatch):
+    async with serve(relevance=relevance) as server:
+        counts = []
+        run = server.service.texts.run
+
+        async def counted(client, given):
+            given = list(given)
+            counts.append(len(given))
+            return await run(client, given)
+
+        monkeypatch.setattr(TextPool, "run", lambda _, client, given: counted(client, given))
+        await post(server, "/rerank", query="Paris", documents=DOCUMENTS)
+    assert max(counts) == steps, "so requests of other clients get their turn in between"
 
 
 async def test_a_text_in_several_pairs_is_computed_once(serve):

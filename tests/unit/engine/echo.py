@@ -96,6 +96,9 @@ class EchoBackend:
             return ComputedStep(lambda: self.step(gather(step)))
         return CompletedStep(self.step(gather(step)))
 
+    def part_seconds(self) -> dict[str, float]:
+        return {}
+
     def idle(self) -> bool:
         return False
 

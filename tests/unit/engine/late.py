@@ -42,6 +42,9 @@ class LateBackend(EchoBackend):
         self.most_in_flight = max(self.most_in_flight, len(self._queue))
         return late
 
+    def part_seconds(self) -> dict[str, float]:
+        return {}
+
     def idle(self) -> bool:
         self.idled += 1
         return self.idled < 3

@@ -80,6 +80,8 @@ def test_each_of_a_mix_of_embeddings_and_answers_is_what_it_is_alone(
             assert run.embedding(str(i)).tobytes() == embedding_of(prompt, pooling).tobytes()
     report = run.engine.stats()
     assert (report.running, report.waiting, report.blocks_pinned) == (0, 0, 0)
+    embeddings = sum(pooling is not None for _, _, pooling in requests)
+    assert (report.requests, report.pooled_requests) == (len(requests), embeddings)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

@@ -8,6 +8,7 @@ import pytest
 
 from octavo_gateway.api.errors import ApiError
 from octavo_gateway.api.request_head import MOST_OUTPUT, most_output, read_head
+from octavo_protocol.response_id import message_id, response_id
 from octavo_protocol.routes import Work, route
 
 CHAT = route("POST", "/v1/chat/completions")
@@ -58,3 +59,29 @@ def test_a_malformed_body_is_refused_on_every_route(body):
         with pytest.raises(ApiError) as refused:
             read_head(body, one)
         assert refused.value.status == 400
+
+
+MADE = response_id("chat-0", "0123456789abcdef" * 2)
+REFERENCE = {"type": "item_reference", "id": message_id(MADE)}
+ASKED = {"role": "user", "content": "Why?"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "earlier"),
+    [
+        ({}, None),
+        ({"input": "msg_ of a text"}, None),
+        ({"input": [REFERENCE, ASKED]}, MADE),
+        ({"input": [ASKED, {"id": message_id(MADE)}]}, MADE),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}, REFERENCE]}, MADE),
+        ({"input": [REFERENCE], "previous_response_id": "resp_1"}, "resp_1"),
+        ({"input": [REFERENCE | ASKED | {"type": "message"}]}, None),
+        ({"input": [{"id": message_id(MADE)} | ASKED]}, None),
+        ({"input": [REFERENCE | {"id": ["msg_1"]}]}, None),
+        ({"input": [REFERENCE, "msg_"]}, None),
+        ({"input": '"msg_'}, None),
+    ],
+)
+def test_a_reference_leads_to_the_response_of_its_message(fields, earlier):
+    head = read_head(json.dumps({"model": "m"} | fields).encode(), route("POST", "/v1/responses"))
+    assert head.earlier_response() == earlier

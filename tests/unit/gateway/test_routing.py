@@ -446,6 +446,17 @@ def test_before_an_answer_ends_it_is_not_all_that_was_generated():
     assert gateway.pool.lengths.usual <= BLOCKS * BLOCK / 4
 
 
+def test_embeddings_do_not_make_answers_look_shorter():
+    gateway = Gateway("a")
+    for second in range(60):
+        answered, embedded = 4 * second, 400 * second
+        gateway.report(
+            "a", running=5, requests=answered + embedded, pooled_requests=embedded, generation_tokens=500 * answered
+        )
+    assert gateway.pool.lengths.usual == pytest.approx(500, rel=0.1)
+    assert not gateway.pool.reports.rejected
+
+
 def test_no_single_report_says_how_long_answers_are():
     gateway = Gateway("a")
     for second in range(20):

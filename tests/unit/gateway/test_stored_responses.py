@@ -15,7 +15,7 @@ from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.http.response_finder import AT_A_TIME
 from octavo_gateway.pool.replica_selector import ReplicaSelector
 from octavo_gateway.pool.stored_responses import StoredAt, StoredResponses, is_response_id
-from octavo_protocol.response_id import response_id
+from octavo_protocol.response_id import message_id, response_id
 
 PATH = "/v1/responses"
 
@@ -71,6 +71,14 @@ async def test_the_next_turn_reaches_the_replica_of_the_first(world, pods):
         second = await create(world, previous_response_id=first)
         await create(world, previous_response_id=second)
         assert list((served(pods) - before).values()) == [3]
+
+
+async def test_a_reference_to_an_answer_reaches_the_replica_that_has_it(world, pods):
+    for _ in range(8):
+        before = served(pods)
+        first = await create(world)
+        await create(world, input=[{"type": "item_reference", "id": message_id(first)}])
+        assert list((served(pods) - before).values()) == [2]
 
 
 async def test_tokens_of_a_next_turn_are_counted_where_the_first_is(world, pods):

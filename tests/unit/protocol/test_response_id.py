@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_protocol.response_id import replica_tag, response_id, tag_of
+from octavo_protocol.response_id import message_id, replica_tag, response_id, response_of_message, tag_of
 
 UNIQUE = "0123456789abcdef" * 2
 
@@ -23,3 +23,14 @@ def test_a_name_longer_than_a_host_name_has_the_tag_of_the_host_name() -> None:
 )
 def test_other_texts_have_none(given: str) -> None:
     assert tag_of(given) is None
+
+
+def test_the_id_of_a_message_leads_to_its_response() -> None:
+    response = response_id("chat-0", UNIQUE)
+    assert message_id(response).startswith("msg_")
+    assert response_of_message(message_id(response)) == response
+
+
+@pytest.mark.parametrize("given", ["", "msg_", f"msg_{UNIQUE}", f"resp_01234567{UNIQUE}", f"msg_resp_01234567{UNIQUE}"])
+def test_other_ids_lead_to_none(given: str) -> None:
+    assert response_of_message(given) is None

@@ -194,6 +194,10 @@ class CpuBackend:
         self._run(batch, sampling.structure, choose=False)
         return ComputedStep(partial(self._choose, batch, sampling))
 
+    def part_seconds(self) -> dict[str, float]:
+        """The sums in `profile`, by part."""
+        return {name: getattr(self.profile, name) for name, _ in self.profile._fields_}
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

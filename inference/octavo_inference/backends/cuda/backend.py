@@ -258,6 +258,10 @@ class CudaBackend:
             logits: Float32 = self._decoder.logits(size.samples).cpu().numpy().copy()
             return logits
 
+    def part_seconds(self) -> dict[str, float]:
+        """Not measured."""
+        return {}
+
     def idle(self) -> bool:
         """Capture one more missing graph; True while others are missing."""
         with watched(self._synchronize):

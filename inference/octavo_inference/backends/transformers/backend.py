@@ -57,6 +57,10 @@ class TransformersBackend:
         result = self._compute(gather(step))
         return ComputedStep(result) if step.guided else CompletedStep(result())
 
+    def part_seconds(self) -> dict[str, float]:
+        """Not measured."""
+        return {}
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

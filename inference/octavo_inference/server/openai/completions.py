@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +63,7 @@ async def completions(service: Service, request: HttpRequest) -> Response:
     loaded = service.require(body.model)
     _check(body, body.answer_tokens)
     asked = body.prompts
-    service.check_sequences(len(asked) * (body.n or 1))
+    service.check_sequences(len(asked) * _generated(body), "best_of" if _chooses(body) else "n")
     if body.truncate_prompt_tokens is None:
         loaded.check_prompts(asked)
     tokens = await service.tokenise(request, [partial(_tokens, body, loaded, prompt) for prompt in asked])
@@ -108,13 +109,14 @@ def _prepared(body: CompletionRequest, loaded: Loaded, tokens: list[list[int]]) 
         requests.sampling(
             body,
             max_tokens=loaded.answer_length(len(prompt), least, DEFAULT_TOKENS, "prompt"),
-            logprobs=body.logprobs,
+            logprobs=0 if body.logprobs is None and _chooses(body) else body.logprobs,
             vocab_size=loaded.info.vocab_size,
             bad_words=bad_words,
             prompt_logprobs=scored,
         )
         for prompt in tokens
     ]
+    sampling = [msgspec.structs.replace(params, n=_generated(body)) for params in sampling]
     decode = loaded.text.tokenizer.decode
     heads = [""] * len(asked)
     if body.echo:
@@ -128,10 +130,22 @@ def _prepared(body: CompletionRequest, loaded: Loaded, tokens: list[list[int]]) 
 
 def _check(body: CompletionRequest, wanted: int | None) -> None:
     requests.check(body)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", [f"{body.n or 1} (the value of n)"], body.best_of)
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise invalid(f"best_of: {body.best_of} is less than n ({body.n}).", "best_of")
+    if body.stream and _chooses(body):
+        raise unsupported("best_of", [f"{body.n or 1} (the value of n) with stream"], body.best_of)
     if wanted == 0 and not body.echo and body.prompt_logprobs is None:
         raise invalid("max_tokens: 0 needs echo or prompt_logprobs; without them, give at least 1.", "max_tokens")
+
+
+def _generated(body: CompletionRequest) -> int:
+    """How many answers are generated for each prompt."""
+    return body.best_of or body.n or 1
+
+
+def _chooses(body: CompletionRequest) -> bool:
+    """True if more answers are generated than returned."""
+    return _generated(body) > (body.n or 1)
 
 
 def _prompt_alternatives(body: CompletionRequest) -> int | None:
@@ -154,6 +168,7 @@ class _Answer:
         self.opens = bool(body.echo or reply.token_ids or body.prompt_logprobs is not None)
         """True if choices begin with a part for the prompt."""
         self._n = len(heads) // len(generation.prompts)
+        self._returned = body.n or 1
         self._echo = bool(body.echo)
         self._logprobs = body.logprobs
         self._prompt_logprobs = body.prompt_logprobs
@@ -169,6 +184,16 @@ class _Answer:
         if not self._silent:
             return usage
         return Usage(usage.prompt_tokens, 0, usage.prompt_tokens, usage.prompt_tokens_details)
+
+    def chosen(self, pieces: Sequence[Delta]) -> list[int]:
+        """The generated answers to return: with `best_of` the likeliest of each prompt, the best first."""
+        if self._returned == self._n:
+            return list(range(len(pieces)))
+        found: list[int] = []
+        for first in range(0, len(pieces), self._n):
+            group = range(first, first + self._n)
+            found += sorted(group, key=lambda index: -mean_logprob(pieces[index]))[: self._returned]
+        return found
 
     def shown(self, piece: Delta) -> Delta:
         """A piece, without its text if only the prompt was asked for."""
@@ -219,17 +244,24 @@ class _Answer:
         return prompt_logprobs(self.reply.labels, prompt.tokens, trimmed(scores, self._prompt_logprobs))
 
 
+def mean_logprob(piece: Delta) -> float:
+    """The mean log-probability of an answer's tokens; lower than any other for an answer without tokens."""
+    if not piece.logprobs:
+        return -math.inf
+    return sum(entry.logprob for entry in piece.logprobs) / len(piece.logprobs)
+
+
 async def _whole(answer: _Answer) -> bytes:
     generation, reply = answer.generation, answer.reply
     with generation:
         pieces = await generation.answers()
     choices = []
-    for index, piece in enumerate(pieces):
-        shown = answer.shown(piece)
+    for number, index in enumerate(answer.chosen(pieces)):
+        shown = answer.shown(pieces[index])
         head, rest = answer.first(index), answer.rest(index, shown)
         choices.append(
             TextChoice(
-                index,
+                number,
                 head.text + rest.text,
                 _joined(head.logprobs, rest.logprobs),
                 shown.finish_reason,

@@ -136,6 +136,7 @@ class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Logprobs | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    """How many answers to generate per prompt; the `n` with the highest mean log-probability are returned."""
     suffix: None = None
 
     @property

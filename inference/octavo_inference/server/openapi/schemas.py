@@ -3,7 +3,7 @@ r"""JSON Schemas of message types, with the structs among them as components.
 msgspec writes the schemas from the types that decode requests, so bounds cannot differ. Added here:
 
 - names of components that depend on the classes alone, see `component_names`;
-- descriptions of fields, from the docstrings in the source;
+- descriptions of fields, from the docstrings in the source, or else by their names (`openapi.meanings`);
 - fields that are always present in an answer, which msgspec counts as optional because they have a default;
 - `$` for the `\Z` at the end of a pattern. In Python, `$` also matches before a last line break; in JSON Schema only
   at the end, where `\Z` has no meaning.
@@ -20,6 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from octavo_inference.server.openapi.docstrings import class_description, field_descriptions
+from octavo_inference.server.openapi.meanings import MEANINGS
 
 Schema = dict[str, Any]
 
@@ -115,7 +116,7 @@ def _finished(schema: Schema, kind: Any, info: inspect.StructType, is_input: boo
     if info.array_like:
         return schema
     origin = getattr(kind, "__origin__", kind)
-    descriptions = field_descriptions(origin)
+    descriptions = {**(_meanings(origin, info) if is_input else {}), **field_descriptions(origin)}
     properties = dict(schema["properties"])
     for field in info.fields:
         described = dict(properties[field.encode_name])
@@ -134,6 +135,17 @@ def _finished(schema: Schema, kind: Any, info: inspect.StructType, is_input: boo
         required = [name for name in required if name != info.tag_field]
     finished = {**schema, "description": class_description(origin), "properties": properties, "required": required}
     return {key: value for key, value in finished.items() if key != "title" and (key != "required" or value)}
+
+
+def _meanings(kind: Any, info: inspect.StructType) -> dict[str, str]:
+    """Descriptions of fields by their names, without those of fields that are not supported."""
+    found = {}
+    for field in info.fields:
+        name = field.encode_name
+        meaning = MEANINGS.get(f"{kind.__name__}.{name}", MEANINGS.get(name))
+        if meaning is not None and not isinstance(field.type, inspect.NoneType):
+            found[field.name] = meaning
+    return found
 
 
 def _in_unions(structs: dict[Any, inspect.StructType]) -> set[Any]:

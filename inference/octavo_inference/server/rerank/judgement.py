@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request as HttpRequest
@@ -30,9 +31,9 @@ INSTRUCTION = "Given a web search query, retrieve relevant passages that answer 
 ANSWERS = ("yes", "no")
 
 
-def prompts(loaded: Loaded, pairs: Sequence[Pair], limits: Limits) -> list[list[int]]:
-    """The tokens of one conversation for each pair. Raises `ApiError`."""
-    return [_prompt(loaded, pair, limits) for pair in pairs]
+def prompts(loaded: Loaded, pairs: Sequence[Pair], limits: Limits) -> list[Callable[[], list[int]]]:
+    """Functions of the tokens of one conversation for each pair, which raise `ApiError`."""
+    return [partial(_prompt, loaded, pair, limits) for pair in pairs]
 
 
 def requests(

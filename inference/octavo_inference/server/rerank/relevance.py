@@ -24,8 +24,7 @@ class Relevance:
     async def batch(self, request: HttpRequest, body: SchedulingFields) -> PromptBatch:
         """The prompts to compute. Raises `ApiError`."""
         rule, loaded = self._rule, self._loaded
-        steps = [lambda: rule.prompts(loaded, self._pairs, self._limits)]
-        [tokens] = await self._service.tokenise(request, steps)
+        tokens = await self._service.tokenise(request, rule.prompts(loaded, self._pairs, self._limits))
         return prompt_batch(self._service, request, rule.requests(self._service, request, body, loaded, tokens))
 
     async def scores(self, batch: PromptBatch) -> list[float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from octavo_inference.common.vectors import dot, vector_of
 from octavo_inference.core.request import Output
@@ -13,15 +14,13 @@ from octavo_inference.server.service import Loaded
 __all__ = ["prompts", "requests", "scores"]
 
 
-def prompts(loaded: Loaded, pairs: Sequence[Pair], limits: Limits) -> list[list[int]]:
-    """The tokens of each text; one that occurs in several pairs is computed once. Raises `ApiError`."""
-    found: dict[tuple[str, str], list[int]] = {}
+def prompts(loaded: Loaded, pairs: Sequence[Pair], limits: Limits) -> list[Callable[[], list[int]]]:
+    """Functions of the tokens of each text, which raise `ApiError`. A text in several pairs is computed once."""
+    found: dict[tuple[str, str], Callable[[], list[int]]] = {}
     for pair in pairs:
         query, document = _places(pair)
-        if query not in found:
-            found[query] = limits.query(loaded, pair)
-        if document not in found:
-            found[document] = limits.document(loaded, pair)
+        found.setdefault(query, partial(limits.query, loaded, pair))
+        found.setdefault(document, partial(limits.document, loaded, pair))
     return list(found.values())
 
 

@@ -1,7 +1,7 @@
-// A device plugin whose devices are names: what a node with GPUs looks like to Kubernetes, on a node without any.
+// A device plugin whose devices are only names. Kubernetes treats a node with it as a node with GPUs.
 //
-// It speaks the kubelet's device plugin API v1beta1, so scheduling, admission and allocation are the real ones. Each
-// container gets its devices in NVIDIA_VISIBLE_DEVICES, as from NVIDIA's plugin.
+// It implements the kubelet's device plugin API v1beta1, so scheduling, admission and allocation are the real ones.
+// Each container gets its devices in NVIDIA_VISIBLE_DEVICES, as from NVIDIA's plugin.
 package main
 
 import (
@@ -34,7 +34,7 @@ func (p *plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.Devic
 	return &api.DevicePluginOptions{}, nil
 }
 
-// All devices, once: they never change. The kubelet takes them away when the stream ends.
+// Sends all devices once, because they never change. The kubelet removes them when the stream ends.
 func (p *plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatchServer) error {
 	if err := stream.Send(&api.ListAndWatchResponse{Devices: p.devices}); err != nil {
 		return err
@@ -62,8 +62,8 @@ func main() {
 	log.Fatal(run(*resource, *count, *folder))
 }
 
-// Serves until something ends it. A kubelet that starts anew forgets its plugins and empties the folder: then this
-// ends too, and whoever started it starts it again.
+// Serves until it fails. A kubelet that restarts forgets its plugins and empties the folder. Then this fails too, so
+// that the pod restarts it.
 func run(resource string, count int, folder string) error {
 	devices := &plugin{}
 	for number := range count {
@@ -92,7 +92,7 @@ func run(resource string, count int, folder string) error {
 			return err
 		case <-time.After(time.Second):
 			if _, err := os.Stat(socket); err != nil {
-				return fmt.Errorf("the kubelet started anew: %w", err)
+				return fmt.Errorf("the kubelet restarted: %w", err)
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-/* Holds a pod's namespaces: sleeps until told to end. As PID 1 of shared PID namespaces it also reaps. */
+/* Keeps a pod's namespaces open until SIGINT or SIGTERM. As PID 1 of a shared PID namespace it also reaps zombies. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// What this machine can do at most: bytes read per second from memory, multiply-adds per second from registers.
-// roofline THREADS, one JSON object on standard output.
+// Roofline of this machine: peak memory read bandwidth, and peak throughput of fp32 multiply-adds from registers.
+// Usage: roofline THREADS. Prints one JSON object on standard output.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -27,7 +27,7 @@ constexpr int kChains = 12;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// The fastest of some runs of `work(thread)` on all threads, in seconds.
+// Seconds of the fastest of five runs of `work(thread)` on all threads.
 template <class F>
 double fastest(int threads, F work) {
   double best = 1e9;
@@ -42,7 +42,7 @@ double fastest(int threads, F work) {
   return best;
 }
 
-// Keeps the compiler from dropping or merging what led to `value`.
+// Keeps the compiler from removing or merging the computation of `value`.
 template <class T>
 void use(T& value) { asm volatile("" : "+m"(value)); }
 

@@ -1,11 +1,11 @@
-// The plain-C structures shared with Python; abi.py mirrors them field by field.
+// Plain C structs shared with Python. abi.py mirrors them field by field.
 #pragma once
 
 #include <cstdint>
 
 namespace octavo {
 
-// Formats of stored tensors (models/weights.py), and of packed matrices: the first two and those of panels.h.
+// Formats of stored tensors (models/weights.py). Packed matrices have the first two and the last three (panels.h).
 enum Format : int32_t {
   FORMAT_F32 = 0,
   FORMAT_BF16 = 1,
@@ -26,15 +26,15 @@ struct Info {
   int32_t abi_version, vector_floats, panel, max_rows, activation_bytes, quantized_block_bytes;
 };
 
-// A tensor as the file has it: rows of `cols` elements, `row_bytes` apart.
+// A tensor as stored in the file: rows of `cols` elements with a stride of `row_bytes`.
 struct Source {
   const void* data;
   int64_t rows, cols, row_bytes;
   int32_t format;
 };
 
-// A packed matrix: panels of PANEL output columns; `rows` is padded to PANEL. Floats stand as
-// [rows/PANEL][cols/GROUP][PANEL][GROUP], quantised weights as panels.h says.
+// A packed matrix: panels of PANEL output columns; `rows` is padded to a multiple of PANEL. The layout of floats is
+// [rows/PANEL][cols/GROUP][PANEL][GROUP]; panels.h has those of quantized weights.
 struct Matrix {
   void* data;
   const float* bias;  // [rows] or null
@@ -44,17 +44,17 @@ struct Matrix {
 
 enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
 
-// Pointers are null where the model has no such thing.
+// A pointer is null if the model does not have that tensor.
 struct Layer {
   const float *input_norm, *post_norm;                  // [hidden]
   const float *q_norm, *k_norm;                         // [head_dim]
   const float *attention_output_norm, *mlp_output_norm; // [hidden]
-  const float* rope;  // [max_positions][rotary_dim]: cosines of the first half, then sines
+  const float* rope;  // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
   Matrix qkv, output, gate_up, down;
-  int32_t window;  // tokens a token sees, itself included; 0: all before it
+  int32_t window;  // tokens that a token attends to, itself included; 0: all before it
 };
 
-// Row strides of the scratch buffers are the padded row counts of the matrices that write them.
+// The row stride of a scratch buffer is the padded row count of the matrix that writes it.
 struct Model {
   const Layer* layers;
   const float* final_norm;
@@ -63,8 +63,8 @@ struct Model {
   void* kv;  // [layers][num_blocks] blocks; a block is [kv_heads][K [dim/G][block][G], V [block/G][dim][G]]
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
-  void* quantized;                      // rows of Int8Block: the input of a quantised linear
-  float* scratch;                       // per thread: scratch_floats
+  void* quantized;                      // rows of Int8Block: the input of a quantized linear
+  float* scratch;                       // scratch_floats per thread
   int64_t num_blocks, scratch_floats;
   int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
   float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
@@ -76,19 +76,20 @@ struct Batch {
   int32_t num_tokens, num_seqs, table_width;
 };
 
-// Changes to one row of logits before sampling; empty and neutral (repetition 1) where a row has none.
+// Changes to one row of logits before sampling. A row without changes has empty arrays and neutral penalties
+// (repetition 1, presence and frequency 0).
 struct Adjust {
   const int32_t *prompt, *output, *banned;
   int64_t prompt_len, output_len, banned_len;
   // Bad word i is word_tokens[word_ends[i - 1] .. word_ends[i]).
   const int32_t *bias_ids, *word_ends, *word_tokens;
   const float* bias;
-  const uint32_t* mask;  // bit n of word n / 32: id n is allowed; null: all are
+  const uint32_t* mask;  // bit n % 32 of word n / 32 is 1 if id n is allowed; null: all ids are
   int64_t bias_len, words;
   float presence, frequency, repetition;
 };
 
-// How to choose from each of the `count` rows of logits, and where the choices go; see core/model_input.py.
+// Sampling parameters of `count` rows of logits, and the output arrays; see core/model_input.py.
 struct Sampling {
   const int32_t *row, *position;
   const uint64_t* seed;
@@ -96,8 +97,8 @@ struct Sampling {
   const int32_t* top_k;
   const float* min_p;
   const int32_t* logprobs;
-  const Adjust* adjust;  // null when no row has any
-  const int32_t* const* report_ids;  // by row: ids to report instead of the best, or null; null when no row has any
+  const Adjust* adjust;  // null if no row has changes
+  const int32_t* const* report_ids;  // per row: ids to report instead of the best, or null; null if no row has any
   int32_t* tokens;
   float* logprob;
   int32_t *rank, *top_ids;  // top_ids, top_logprobs: [count][top_width]
@@ -105,15 +106,15 @@ struct Sampling {
   int32_t count, top_width;
 };
 
-// Hidden states to sum, in fp32 and in order: those of query tokens first[i] to end[i], into row[i] of
-// sums [rows][hidden]; from zero where fresh[i]. See core/model_input.py.
+// Sums of hidden states, in fp32 and in token order: those of query tokens [first[i], end[i]) are added to row[i] of
+// sums [rows][hidden]. The sum starts from zero if fresh[i]. See core/model_input.py.
 struct Pooling {
   const int32_t *row, *first, *end, *fresh;
   float* sums;
   int32_t count;
 };
 
-// Seconds per part, summed over steps; on the calling thread, barriers included.
+// Seconds per part, summed over steps: measured on the calling thread, waits for other threads included.
 struct Profile {
   double linears, attention, lm_head, elementwise, sampling;
 };

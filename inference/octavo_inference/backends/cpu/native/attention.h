@@ -1,7 +1,7 @@
-// Paged attention with online softmax; one code for prefill chunks and decode.
+// Paged attention with online softmax, for prefill chunks and decode alike.
 //
-// A work item is up to MAX_ROWS (query token, head) rows that share a kv head of one sequence. Keys pass by in chunks of
-// 32; scores and output accumulators stay in the L1 cache, each product runs through dot_tile.
+// A work item is up to MAX_ROWS rows, (query token, head) pairs that share a KV head of one sequence. It iterates over
+// keys in chunks of 32. Scores and output accumulators stay in the L1 cache; dot_tile computes both products.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@ constexpr int CHUNK = 32;           // keys per iteration; block sizes are multi
 constexpr float MASKED = -1e30f;
 
 struct AttentionItem {
-  int32_t seq, kv_head, first_row, rows;  // rows count (token, head in group) pairs, heads fastest
-  int32_t keys;                           // the longest row's context
+  int32_t seq, kv_head, first_row, rows;  // rows are (token, head in group) pairs, heads fastest
+  int32_t keys;                           // context of the last row, the longest
 };
 
-// Long contexts first, so that no thread starts one when the others are done.
+// Longest contexts first, so that no thread starts a long item when the other threads are done.
 inline std::vector<AttentionItem> attention_items(const Model& m, const Batch& b) {
   std::vector<AttentionItem> items;
   const int group = m.heads / m.kv_heads;
@@ -37,7 +37,7 @@ inline std::vector<AttentionItem> attention_items(const Model& m, const Batch& b
   return items;
 }
 
-// Floats of scratch one item needs: q and p (activation type, at most 4 bytes), scores, accumulators.
+// Scratch floats of one item: q and p (activation type, at most 4 bytes), scores, accumulators.
 inline i64 attention_scratch(int dim) { return MAX_ROWS * (2 * i64(dim) + 2 * CHUNK); }
 
 template <class P, int R, int NV>
@@ -64,8 +64,8 @@ static OCTAVO_INLINE void add_values(const typename P::Act* p, const typename P:
     }
 }
 
-// Base-2 softmax of one row of scores against the running maximum; returns the factor for what was summed before.
-// Keys outside [from, to) of the chunk count as absent; WHOLE says that there are none.
+// One step of online softmax in base 2, for one row of scores. Returns the factor that rescales the previous sums.
+// Keys outside [from, to) of the chunk are masked. WHOLE: no key of the chunk is.
 template <bool WHOLE, class Act>
 static OCTAVO_INLINE float soften(const float* scores, int from, int to, float& running_max, Vec& running_sum, Act* p) {
   constexpr int VECS = CHUNK / W;
@@ -107,7 +107,7 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, int win
   Act* q = reinterpret_cast<Act*>(scores + 2 * MAX_ROWS * CHUNK);
 
   const float scale = m.score_scale * LOG2_E, cap = m.attention_softcap * LOG2_E;
-  int first[R], limit[R];  // the keys a row sees are [first, limit)
+  int first[R], limit[R];  // row r attends to keys [first[r], limit[r])
   i64 token[R], head[R];
   float running_max[R], rescale[R];
   Vec running_sum[R] = {};
@@ -125,9 +125,9 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, int win
     }
   }
 
-  // Few rows take twice the columns, so that enough independent sums are in flight to hide the latency.
+  // Tiles of few rows have twice the columns, so that enough independent sums are in flight to hide the FMA latency.
   constexpr int NARROW = 16 / W, WIDE = W == 16 || R <= 2 ? 32 / W : NARROW;
-  // Rows are in the order of their tokens, so first and limit grow with them.
+  // Rows are in token order, so first[r] and limit[r] never decrease with r.
   for (int start = first[0] / CHUNK * CHUNK; start < item.keys; start += CHUNK) {
     const i64 offset = start % m.block_size;
     const auto* keys = kv.keys(table[start / m.block_size], item.kv_head) + offset * P::GROUP;

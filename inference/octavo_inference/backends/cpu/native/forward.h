@@ -1,5 +1,5 @@
-// One step of the decoder: embedding, layers, logits of the sampled rows, sampling. One job; every part of it is cut
-// into pieces that any thread may do.
+// One step of the decoder: embedding, layers, logits of the sampled rows, sampling. A step is one job. Each part of it
+// is split into pieces that any thread may run.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace octavo {
 
-// Books the time since the last call on rank 0's clock.
+// Adds the time since the previous lap to a total. Enabled on rank 0 only.
 class Stopwatch {
  public:
   explicit Stopwatch(bool enabled) : enabled_(enabled), last_(now()) {}
@@ -40,7 +40,7 @@ class Forward final : public Job {
   using Act = typename P::Act;
 
  public:
-  // `profile` is written by the caller's thread only; a thread that comes late finds all pieces taken.
+  // Only the calling thread writes `profile`. A thread that starts late finds all pieces taken.
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : m_(m), b_(b), s_(s), p_(p), task_(task), team_size_(team_size), profile_(profile),
@@ -98,7 +98,7 @@ class Forward final : public Job {
     return tokens;
   }
 
-  // The states of pooled tokens are normed in place: no later part reads them.
+  // Normalizes the hidden states of pooled tokens in place, because no later part reads them.
   void pool(Stopwatch& watch) {
     rows(pool_norm_, i64(pooled_.size()), [&](i64 i) {
       float* x = state(pooled_[size_t(i)]);
@@ -143,7 +143,7 @@ class Forward final : public Job {
     add_linear(layer.down, activated, layer.mlp_output_norm, parts.down, parts.down_norm, watch);
   }
 
-  // A linear onto the residual stream. A norm behind it needs whole rows first, so they pass through `projected`.
+  // A linear added to the residual stream. An output norm needs complete rows, so they are stored in `projected` first.
   void add_linear(const Matrix& matrix, const Act* input, const float* norm, LinearParts& parts, Part& norm_part,
                   Stopwatch& watch) {
     const i64 stride = matrix.rows;
@@ -167,7 +167,7 @@ class Forward final : public Job {
       for (i64 i = 0; i < width; i += W) store(row + i, softcap(load(row + i), m_.logit_softcap));
   }
 
-  // A quantised linear first rounds its rows to bytes.
+  // A quantized linear first quantizes its input rows to int8.
   template <class Epilogue>
   void linear(const Matrix& matrix, const Act* input, i64 count, const Epilogue& epilogue, LinearParts& parts) {
     const void* a = input;
@@ -180,7 +180,7 @@ class Forward final : public Job {
     gemm<P>(matrix, a, count, epilogue, parts.product, team_size_);
   }
 
-  // Work on single rows, in pieces of a few.
+  // Calls row(r) for each of `count` rows, in up to four pieces per thread.
   template <class F>
   void rows(Part& part, i64 count, F&& row) {
     const i64 pieces = std::min<i64>(count, team_size_ * 4);
@@ -191,7 +191,7 @@ class Forward final : public Job {
 
   float* state(i64 token) const { return m_.hidden_state + token * layers_[0].output.rows; }
 
-  // Copies: a late thread may look at sizes when the caller's structures are gone.
+  // Copies, because a late thread may read sizes after the caller has freed its structs.
   const Model m_;
   const Batch b_;
   const Sampling s_;

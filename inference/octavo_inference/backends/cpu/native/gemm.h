@@ -1,4 +1,4 @@
-// Linear layers: activations [rows, inner] times a packed matrix, shared among the team by runs of panels.
+// Linear layers: GEMM of activations [rows, inner] and a packed matrix, split among threads by runs of panels.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// What happens to a finished row of a tile: the sums of the PANEL columns from `col` on.
+// Epilogues: called for each finished row of a tile with the sums of the PANEL columns from `col` on.
 struct StoreFloats {
   float* out;
   i64 stride;
@@ -23,7 +23,7 @@ struct StoreFloats {
   }
 };
 
-// The residual stream stays in fp32: five times closer to an fp32 model than a bf16 residual.
+// The residual stream is fp32. With a bf16 residual stream the error against an fp32 model is five times as large.
 struct AddToResidual {
   float* out;
   i64 stride;
@@ -39,7 +39,7 @@ struct AddToResidual {
   }
 };
 
-// Each panel holds PANEL/2 rows of gate, then the same rows of up; so does the bias.
+// Each panel holds PANEL/2 rows of gate, then the same rows of up. The bias has the same order.
 template <class Act>
 struct Gated {
   Act* out;
@@ -56,9 +56,8 @@ struct Gated {
   }
 };
 
-// A function of its own: inlined into the choice among row counts, GCC keeps part of the accumulators in memory and the
-// tile loses up to a third of its speed. What happens to the sums is none of its business: through a buffer in the L1
-// cache all epilogues share it, which costs nothing measurable and compiles it once.
+// Not inlined: inside with_rows GCC spills accumulators, and the tile loses up to a third of its speed. The sums go to
+// a buffer in the L1 cache, so that the tile is compiled once for all epilogues. That costs nothing measurable.
 template <class Kernel, int R>
 static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a, i64 cols, const uint8_t* panel,
                                                 float* sums, Prefetch prefetch) {
@@ -70,10 +69,10 @@ static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a,
     for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
 }
 
-// Rows of activations that stay in the L2 cache while the panels pass by.
+// Size of a block of activation rows, which stays in the L2 cache while a run of panels is read.
 constexpr i64 ACTIVATION_BLOCK_BYTES = 256 * 1024;
 
-// Cuts a product into pieces: a run of panels for one block of rows.
+// Splits a product into pieces: a run of panels times one block of rows.
 template <class Kernel, class Epilogue>
 struct Gemm {
   using Input = typename Kernel::Input;
@@ -106,7 +105,7 @@ struct Gemm {
   void panel(i64 index, i64 start, i64 count) const {
     const uint8_t* weights = static_cast<const uint8_t*>(matrix.data) + index * panel_bytes;
     const i64 tiles = (count + Kernel::MAX_TILE - 1) / Kernel::MAX_TILE;
-    // One tile streams its own panel ahead; several share the next panel among them.
+    // A single tile prefetches its own panel. Several tiles prefetch a part of the next panel each.
     const i64 stride = tiles == 1 ? Kernel::STEP_BYTES : Kernel::STEP_BYTES / tiles;
     alignas(64) float sums[Kernel::MAX_TILE * PANEL];
     for (i64 tile = 0; tile < tiles; tile++) {
@@ -122,7 +121,7 @@ struct Gemm {
   }
 };
 
-// Calls f.template operator()<Kernel>() for the kernel of a packed matrix; `P` is the one for floats.
+// Calls f.template operator()<Kernel>() with the kernel for the matrix's format; FloatKernel<P> is the one for floats.
 template <class P, class F>
 static void with_kernel(const Matrix& matrix, F&& f) {
   switch (matrix.format) {

@@ -1,24 +1,24 @@
-// Eight-bit arithmetic: rows of activations rounded to bytes, and sums of products of bytes.
+// Int8 arithmetic: quantization of activation rows, and dot products of bytes.
 //
-// Weights come as unsigned bytes where their size allows it, because that is what the instructions of x86 multiply:
-// pairs of products are summed to 16 bits (vpmaddubsw) or four of them to 32 (VNNI's vpdpbusd).
+// Weights are unsigned bytes where their range allows it, because x86 multiplies unsigned by signed bytes: vpmaddubsw
+// sums two products in 16 bits, VNNI's vpdpbusd four products in 32 bits.
 #pragma once
 
 #include "simd.h"
 
 namespace octavo {
 
-constexpr int BLOCK = 32;  // activations, and weights of a column, that share a scale
+constexpr int BLOCK = 32;  // activations of a row, or weights of a column, that share a scale
 
-// A block of one row. The sums, of the first half, the second and both, are those of q times the scale: a minimum that
-// all weights of a block have in common is multiplied with them once.
+// A block of one activation row. half_sum and sum are the sums of scale * q over each half and over the block. The
+// minimum that a block or half of weights shares is multiplied by them once.
 struct Int8Block {
   int8_t q[BLOCK];
   float scale, half_sum[2], sum;
 };
 
-// As GGML's Q8_1: the largest element becomes ±127; below 1e-36, where 127 / peak is
-// hardly a float any more, all become 0. What is not finite makes the block's scale NaN, and so its products.
+// As in GGML's Q8_1, the element of largest magnitude becomes ±127. If it is below 1e-36, where 127 / peak is close to
+// overflow, all become 0. Elements that are not finite make the block's scale NaN, and so its products.
 template <class Act>
 static void quantize_row(const Act* x, i64 cols, Int8Block* out) {
   constexpr int VECS = BLOCK / W;
@@ -45,7 +45,7 @@ static void quantize_row(const Act* x, i64 cols, Int8Block* out) {
   }
 }
 
-// Bytes of a vector: each lane holds four consecutive elements of the inner dimension.
+// In a vector of bytes each lane holds four consecutive elements of the inner dimension; here all lanes are the same.
 OCTAVO_INLINE UVec broadcast4(const int8_t* p) {
   uint32_t four;
   std::memcpy(&four, p, sizeof four);
@@ -55,7 +55,7 @@ OCTAVO_INLINE UVec broadcast4(const int8_t* p) {
 #if defined(__AVX512VNNI__) || defined(OCTAVO_EMULATE_BYTE_DOT)
 #define OCTAVO_BYTE_DOT
 
-// acc + the four products of unsigned bytes of u and signed bytes of s.
+// Per lane: acc plus the four products of unsigned bytes of u and signed bytes of s.
 OCTAVO_INLINE IVec add_products(IVec acc, UVec u, UVec s) {
 #if defined(__AVX512VNNI__)
   return (IVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
@@ -69,7 +69,7 @@ OCTAVO_INLINE IVec add_products(IVec acc, UVec u, UVec s) {
 
 typedef int16_t Words __attribute__((vector_size(4 * W), may_alias));
 
-// Sums of two neighbouring products in 16 bits: u unsigned, s signed; the caller sees to it that they fit.
+// Sums of two adjacent products in 16 bits: u unsigned, s signed. The caller guarantees that the sums fit.
 OCTAVO_INLINE Words multiply_pairs(UVec u, UVec s) {
 #if defined(__AVX512BW__)
   return (Words)_mm512_maddubs_epi16((__m512i)u, (__m512i)s);
@@ -81,7 +81,7 @@ OCTAVO_INLINE Words multiply_pairs(UVec u, UVec s) {
 #endif
 }
 
-// The same with both signed.
+// The same with both operands signed.
 OCTAVO_INLINE Words multiply_signed_pairs(UVec w, UVec s) {
 #if defined(__AVX512BW__)
   const __m512i negated = _mm512_mask_sub_epi8((__m512i)s, _mm512_movepi8_mask((__m512i)w), __m512i{}, (__m512i)s);
@@ -95,7 +95,7 @@ OCTAVO_INLINE Words multiply_signed_pairs(UVec w, UVec s) {
 #endif
 }
 
-// Neighbouring words summed to 32 bits.
+// Sums of two adjacent 16-bit words, in 32 bits.
 OCTAVO_INLINE IVec add_pairs(Words w) {
 #if defined(__AVX512BW__)
   return (IVec)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi16(1));

@@ -1,7 +1,9 @@
-// The two ways to multiply rows by a panel: floats by floats, and bytes by quantised weights.
+// The two microkernels that multiply rows by a panel: floats by floats, and int8 activations by quantized weights.
 //
-// Each gives Gemm the type of its rows, how many of it make a row, how many bytes of a panel one step along the inner
-// dimension takes, and tile(): acc[r][c] = sum over the row of a[r, :] * panel[:, c].
+// Both have the interface that Gemm uses:
+//   Input, row_length()    element type of a row, and elements per row
+//   STEP_BYTES, steps()    bytes of a panel per step along the inner dimension, and number of steps
+//   MAX_TILE, tile()       most rows of a tile; acc[r][c] += sum over the inner dimension of a[r, :] * panel[:, c]
 #pragma once
 
 #include "operands.h"
@@ -25,8 +27,8 @@ struct FloatKernel {
   }
 };
 
-// One path for any number of rows, and each element summed in the same order: blocks first to last, exact integers
-// within a block. What a token sees does not depend on the batch it is computed in.
+// Batch-invariant: any number of rows takes the same path, and each element is summed in the same order. Blocks are
+// added first to last, and sums within a block are exact integers. So a token's result does not depend on its batch.
 template <class Q>
 struct Int8Kernel {
   using Input = Int8Block;
@@ -70,7 +72,7 @@ struct Int8Kernel {
   }
 
 #if defined(OCTAVO_BYTE_DOT)
-  static constexpr int OFFSET = Q::SIGNED ? 128 : 0;  // makes signed bytes unsigned
+  static constexpr int OFFSET = Q::SIGNED ? 128 : 0;  // added to signed bytes to make them unsigned
   template <int V, int LAST, int R>
   static OCTAVO_INLINE void add_vectors(const Input* a, i64 stride, const uint8_t* block, IVec (&sums)[R][PANEL_VECS]) {
     UVec w[PANEL_VECS];

@@ -1,4 +1,4 @@
-// The native CPU backend: exported functions. Built once per instruction set; see build.py.
+// Exported functions of the native CPU backend. Built once per instruction set; see build.py.
 #include "abi.h"
 #include "forward.h"
 #include "pack.h"
@@ -41,7 +41,7 @@ EXPORT void octavo_info(Info* info) {
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
 EXPORT void octavo_team_destroy(Team* team) { delete team; }
 
-// Fills `matrix.data` from stored tensors; the caller allocated its zeroed bytes.
+// Packs stored tensors into `matrix->data`, which the caller allocated and zeroed.
 EXPORT void octavo_pack(Team* team, const Matrix* matrix, const Source* sources, int32_t count, int32_t arrangement) {
   const auto kind = static_cast<Arrangement>(arrangement);
   team->share(matrix->rows / PANEL, [=](i64 panel, int) {
@@ -60,13 +60,13 @@ EXPORT void octavo_pack(Team* team, const Matrix* matrix, const Source* sources,
   });
 }
 
-// Rows of the model's activation type as the input of quantised linears.
+// Quantizes rows of the activation type, as input of quantized linears.
 EXPORT void octavo_quantize(const void* a, int64_t rows, int64_t cols, void* out) {
   for (int64_t r = 0; r < rows; r++)
     quantize_row(static_cast<const Bf16::Act*>(a) + r * cols, cols, static_cast<Int8Block*>(out) + r * (cols / BLOCK));
 }
 
-// One linear on its own, out [rows, matrix.rows] in fp32; `a` is the input type of the matrix's kernel.
+// A single linear: out [rows, matrix->rows] in fp32; `a` has the input type of the matrix's kernel.
 EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64_t rows, float* out) {
   if (matrix->format == FORMAT_F32)
     run_linear<F32>(*team, *matrix, a, rows, out);
@@ -76,8 +76,8 @@ EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64
 
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
 
-// The decoder over a batch. Afterwards model->logits [count, padded vocab] holds the logits of sampling->row; with
-// `choose` they are adjusted and the sampling results filled. No query token is both sampled and pooled.
+// Runs the decoder over a batch. Afterwards model->logits [count, padded vocab] has the logits of sampling->row. With
+// `choose` they are adjusted, and the sampling results are filled. No query token is both sampled and pooled.
 EXPORT void octavo_step(Team* team, const Model* model, const Batch* batch, const Sampling* sampling,
                         const Pooling* pooling, int32_t choose, Profile* profile) {
   run_task(*team, *model, *batch, *sampling, *pooling, choose ? Task::SAMPLE : Task::LOGITS, *profile);
@@ -94,7 +94,7 @@ EXPORT void octavo_score(Team* team, const Model* model, const Sampling* samplin
   run_task(*team, *model, Batch{}, *sampling, Pooling{}, Task::SCORE, *profile);
 }
 
-// Sampling on its own: logits [count, stride] are adjusted in place; stride is a multiple of the vector width.
+// Sampling alone: logits [count, stride] are adjusted in place; stride is a multiple of the vector width.
 EXPORT void octavo_sample(const Sampling* sampling, float* logits, int64_t stride, int64_t vocab) {
   std::vector<float> scratch(static_cast<size_t>(stride));
   for (int64_t row = 0; row < sampling->count; row++)

@@ -1,4 +1,4 @@
-// What stands between the linears: normalisation, rotary positions, the store into the KV pool.
+// The operations between the linears: RMSNorm, RoPE, the store into the KV pool.
 #pragma once
 
 #include "abi.h"
@@ -18,13 +18,13 @@ static inline void scale_row(float* row, float factor, i64 width) {
   for (i64 i = 0; i < width; i += W) store(row + i, load(row + i) * factor);
 }
 
-// Adds a normed row, times `scale`, to the residual stream.
+// residual += scale * rms_norm(row). Overwrites `row`.
 static inline void add_normed(float* row, const float* weight, float* residual, i64 width, float eps, float scale) {
   rms_norm(row, weight, row, width, eps);
   for (i64 i = 0; i < width; i += W) store(residual + i, fma(splat(scale), load(row + i), load(residual + i)));
 }
 
-// Rotates the first `dim` elements of a head in place: pairs are (i, i + dim/2), as in safetensors checkpoints.
+// RoPE of the first `dim` elements of a head, in place. Pairs are (i, i + dim/2), as in safetensors checkpoints.
 static inline void rotate(float* head, const float* rope, int dim) {
   const int half = dim / 2, whole = half / W * W;
   for (int i = 0; i < whole; i += W) {
@@ -39,8 +39,8 @@ static inline void rotate(float* head, const float* rope, int dim) {
   }
 }
 
-// One layer's part of the KV pool. A block holds, for each kv head, K as [dim/G][block][G] and V as [block/G][dim][G]:
-// both products of attention then run over plain columns (keys for Q·K, head dimensions for P·V).
+// One layer's part of the KV pool. A block holds, for each KV head, K as [dim/G][block][G] and V as [block/G][dim][G].
+// So both products of attention read contiguous columns: keys for Q·K, head dimensions for P·V.
 template <class P>
 struct KvLayer {
   using Elem = typename P::Elem;
@@ -59,7 +59,8 @@ static KvLayer<P> kv_layer(const Model& m, i64 layer) {
   return kv;
 }
 
-// Norms and rotates a token's queries and keys and stores its keys and values in slot = block * block_size + offset.
+// Applies QK norm and RoPE to one token's queries and keys, in place. Stores its keys and values in
+// slot = block * block_size + offset.
 template <class P>
 static void rope_and_store(const Model& m, const Layer& layer, const KvLayer<P>& kv, float* qkv, int32_t position,
                            int32_t slot) {

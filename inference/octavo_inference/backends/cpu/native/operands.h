@@ -1,14 +1,14 @@
-// The one inner product: a tile of rows times packed columns, for linears, Q·K and P·V alike.
+// The float microkernel: a tile of rows times packed columns, for linears, Q·K and P·V alike.
 //
-// The right-hand side is stored as [groups][columns][GROUP]: GROUP consecutive elements of the inner dimension stand
-// side by side for each column (2 for bf16, as the bf16 dot instruction wants them; 1 for fp32).
+// The layout of the right-hand side is [groups][columns][GROUP]: GROUP consecutive elements of the inner dimension are
+// adjacent for each column. GROUP is 2 for bf16, as the bf16 dot instruction requires, and 1 for fp32.
 #pragma once
 
 #include "simd.h"
 
 namespace octavo {
 
-// bf16 right-hand side, fp32 left-hand side: each pair is split by a shift and a mask into two fp32 operands.
+// bf16 right-hand side, fp32 left-hand side: a shift and a mask split each bf16 pair into two fp32 operands.
 struct Bf16Fma {
   using Elem = bf16;
   using Act = float;
@@ -75,7 +75,7 @@ struct F32 {
   static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return fma(a, b, acc); }
 };
 
-// What to pull into the caches while a tile is computed: one address per group, `stride` bytes apart.
+// Addresses to prefetch while a tile is computed: one per group, `stride` bytes apart.
 struct Prefetch {
   const char* next;
   i64 stride;
@@ -94,10 +94,10 @@ OCTAVO_INLINE void dot_step(const typename P::Act* a, i64 lda, const typename P:
   }
 }
 
-// acc[r][c] += sum over `groups` groups of a[r, :] * b[:, c]. `a` is row-major with `lda` elements per row; `b` advances
-// `ldb` elements per group. However many rows and columns a tile has, each element is summed in the same order: what a
-// token sees does not depend on the batch it is computed in. (With few rows several sums at once would hide the latency
-// of the multiply-add, but then it is the weights' way from memory that takes the time.)
+// acc[r][c] += sum over `groups` groups of a[r, :] * b[:, c]. `a` is row-major with a row stride of `lda` elements; `b`
+// advances `ldb` elements per group. Batch-invariant: each element is summed in the same order for any number of rows
+// and columns of the tile, so a token's result does not depend on its batch. (With few rows, several partial sums would
+// hide the latency of the multiply-add, but then reading weights from memory takes the time.)
 template <class P, int R, int NV>
 OCTAVO_INLINE void dot_tile(const typename P::Act* a, i64 lda, const typename P::Elem* b, i64 ldb, i64 groups,
                             Vec (&acc)[R][NV], Prefetch prefetch) {
@@ -113,8 +113,8 @@ OCTAVO_INLINE void dot_tile(const typename P::Act* a, i64 lda, const typename P:
   }
 }
 
-// Calls f.template operator()<n>() for the run-time row count n in 1..MAX_ROWS: tiles keep their accumulators in
-// registers only when the count is known to the compiler.
+// Calls f.template operator()<n>() for the run-time row count n in 1..N. The accumulators of a tile stay in registers
+// only if the row count is a compile-time constant.
 template <int N = MAX_ROWS, class F>
 OCTAVO_INLINE void with_rows(int rows, F&& f) {
   if constexpr (N >= 1) {

@@ -1,4 +1,4 @@
-// Stored tensors to packed panels, at load.
+// Packs stored tensors into panels when a model is loaded.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace octavo {
 
-// Which rows of which sources stand in a packed matrix.
+// The order of the sources' rows in a packed matrix.
 enum Arrangement : int32_t {
   CONCATENATED = 0,  // source after source (q, k, v)
   INTERLEAVED = 1,   // each panel: PANEL/2 rows of source 0, then the same rows of source 1 (gate, up)
@@ -57,7 +57,7 @@ static void pack_quantized_panel(const Matrix& matrix, const Source* sources, in
   uint8_t* out = static_cast<uint8_t*>(matrix.data) + panel * blocks * Q::BLOCK_BYTES;
   for (i64 lane = 0; lane < PANEL; lane++) {
     const RowOf from = packed_row(sources, count, arrangement, panel * PANEL + lane);
-    if (!from.source) continue;  // the memory is zero
+    if (!from.source) continue;  // padding: the memory is zeroed
     const uint8_t* row = static_cast<const uint8_t*>(from.source->data) + from.row * from.source->row_bytes;
     WeightBlock block;
     for (i64 b = 0; b < blocks; b++) {

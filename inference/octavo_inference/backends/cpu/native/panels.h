@@ -1,14 +1,15 @@
-// Packed quantised weights: panels of PANEL columns, each a run of blocks of 32 along the inner dimension, so that a
-// tile reads its panel from end to end. In a block, lane n of vector v holds elements 4v..4v+3 of column n.
+// Packed quantized weights: panels of PANEL columns. A panel is a sequence of blocks of 32 along the inner dimension,
+// so that a tile reads its panel sequentially. In a block, lane n of vector v holds elements 4v..4v+3 of column n.
 //
 //   format  for                          bits per weight   block of one panel
 //   INT4    Q4_0, Q4_1, Q4_K             5                 [4][PANEL][4] nibbles: v low, v + 4 high; scale, minimum
-//   INT6    Q5_0, Q5_1, Q5_K, Q6_K       8                 nibbles as above; [2][PANEL][4] pairs of upper bits, those
-//           and what is fused of these                     of v in byte v / 4 at 2 * (v % 4); 2 scales, 2 minima
+//   INT6    Q5_0, Q5_1, Q5_K, Q6_K, and  8                 nibbles as above; [2][PANEL][4] pairs of upper bits, those
+//           these fused with formats of                    of v in byte v / 4 at 2 * (v % 4); 2 scales, 2 minima
+//           INT4
 //   INT8    Q8_0                         8.5               [8][PANEL][4] signed bytes; scale
 //
-// A weight is scale * q + minimum. Scales and minima are halves [PANEL]: exact for the formats that store halves,
-// rounded by up to 2^-11 for Q4_K, Q5_K and Q6_K, which store products.
+// A weight is scale * q + minimum. Scales and minima are fp16 [PANEL]. They are exact for formats that store fp16. For
+// Q4_K, Q5_K and Q6_K they are products, rounded with a relative error of up to 2^-11.
 #pragma once
 
 #include "int8.h"
@@ -24,7 +25,7 @@ inline void put_half(uint8_t* p, float value) {
 OCTAVO_INLINE Vec halves(const uint8_t* p) { return load_half(reinterpret_cast<const uint16_t*>(p)); }
 
 constexpr int NIBBLE_BYTES = PANEL * BLOCK / 2, PAIR_BYTES = PANEL * BLOCK / 4, HALF_BYTES = PANEL * 2;
-constexpr int VECTORS = 8;  // of four elements each, in a block
+constexpr int VECTORS = 8;  // vectors in a block, of four elements per column
 
 template <int V>
 OCTAVO_INLINE UVec nibbles(const uint8_t* block, int c) {
@@ -38,8 +39,8 @@ inline void put_nibbles(uint8_t* block, i64 lane, const int8_t* q) {
 
 struct Int4 {
   static constexpr int BLOCK_BYTES = NIBBLE_BYTES + 2 * HALF_BYTES;
-  static constexpr int SUMS = 1;      // sums per block that have a scale of their own
-  static constexpr int WORD_RUN = 8;  // products of vectors whose pairs add up within 16 bits: 8 * 2 * 15 * 127
+  static constexpr int SUMS = 1;      // sums per block, each with its own scale
+  static constexpr int WORD_RUN = 8;  // vectors whose products add up without 16-bit overflow: 8 * 2 * 15 * 127
   static constexpr bool SIGNED = false;
   template <int V>
   static OCTAVO_INLINE UVec bytes(const uint8_t* block, int c) {

@@ -1,5 +1,5 @@
-// Rows of stored tensors to fp32, and GGUF blocks to 32 integers with scale and minimum (ggml-quants.c of llama.cpp
-// documents the blocks).
+// Dequantizes rows of stored tensors to fp32, and unpacks GGUF blocks to 32 integers with scale and minimum.
+// llama.cpp's ggml-quants.c documents the blocks.
 #pragma once
 
 #include "abi.h"
@@ -17,19 +17,19 @@ inline float half_to_float(const uint8_t* p) {
   return h & 0x8000 ? -value : value;
 }
 
-// To the nearest half, ties to even; beyond its range to the largest one.
+// Rounds to the nearest fp16, ties to even. Beyond the range of fp16: its largest finite value.
 inline uint16_t float_to_half(float value) {
   const float size = std::fabs(value);
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   if (!(size < 65504.0f)) return sign | 0x7bff;
   const int exponent = size < 0x1p-14f ? -14 : std::ilogb(size);
-  // In units of the last place; a carry out of the mantissa moves on into the exponent as it should.
+  // In units of the last place. A carry out of the mantissa correctly increments the exponent.
   const int units = int(std::nearbyint(std::ldexp(size, 10 - exponent)));
   return sign | uint16_t(units + (exponent + 14) * 1024);
 }
 
-// 32 weights: scale[i / 16] * q[i] + minimum[i / 16]. q is 0..15 in the 4-bit formats, 0..31 in those of 5, 0..63 in
-// Q6_K, any byte in Q8_0, which has no minimum.
+// 32 weights: scale[i / 16] * q[i] + minimum[i / 16]. q is 0..15 in 4-bit formats, 0..31 in 5-bit formats, 0..63 in
+// Q6_K and any int8 in Q8_0, which has no minimum.
 struct WeightBlock {
   int8_t q[32];
   float scale[2], minimum[2];
@@ -40,7 +40,7 @@ struct WeightBlock {
   }
 };
 
-// Low nibbles are elements 0..15, high ones 16..31.
+// Low nibbles are elements 0..15, high nibbles 16..31.
 inline void read_nibbles(const uint8_t* p, int8_t* q) {
   for (int i = 0; i < 16; i++) {
     q[i] = int8_t(p[i] & 15);
@@ -52,7 +52,7 @@ inline void read_fifth_bits(const uint8_t* p, int8_t* q) {
   for (int i = 0; i < 32; i++) q[i] = int8_t(q[i] | (p[i / 8] >> (i % 8) & 1) << 4);
 }
 
-// The six-bit scale and minimum of sub-block j out of the 12 bytes that hold eight of each.
+// Unpacks the 6-bit scale and minimum of sub-block j from the 12 bytes that hold eight of each.
 inline void read_scale_min(const uint8_t* p, i64 j, int& scale, int& minimum) {
   if (j < 4) {
     scale = p[j] & 63;
@@ -90,7 +90,7 @@ inline void read_q6_k(const uint8_t* p, i64 j, WeightBlock& out) {
   }
 }
 
-// Block `b` (of 32) of a row that starts at p, in one of the block formats.
+// Unpacks block `b`, 32 elements, of a row that starts at p, in one of the block formats.
 inline void read_block(int32_t format, const uint8_t* p, i64 b, WeightBlock& out) {
   switch (format) {
     case FORMAT_Q4_0:  // d, nibbles, offset 8

@@ -1,4 +1,4 @@
-// Choosing tokens: the rule of core/sampling.py, without a sort of the vocabulary. The step numbers are that module's.
+// Samples tokens by the rule in core/sampling.py, without sorting the vocabulary. Step numbers are those of the rule.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-constexpr i64 STRETCH = 256;  // elements whose sum is taken in fp32 before it is added in fp64
+constexpr i64 STRETCH = 256;  // elements that are summed in fp32 before their sum is added in fp64
 
 inline uint64_t mix(uint64_t z) {  // SplitMix64
   z += 0x9E3779B97F4A7C15u;
@@ -27,7 +27,7 @@ inline void ban(float& logit) {
   if (logit < std::numeric_limits<float>::infinity()) logit = -std::numeric_limits<float>::infinity();
 }
 
-// Bans the last token of each bad word whose tokens before it end the output.
+// Bans the last token of each bad word whose other tokens are the end of the output.
 static void ban_completions(float* logits, const Adjust& a) {
   for (i64 word = 0; word < a.words; word++) {
     const int32_t *begin = a.word_tokens + (word ? a.word_ends[word - 1] : 0), *last = a.word_tokens + a.word_ends[word] - 1;
@@ -45,7 +45,7 @@ static void ban_unmasked(float* logits, const uint32_t* mask, i64 vocab) {
   }
 }
 
-// Step 1, in place. `counts` is all zero before and after.
+// Step 1, in place. `counts` has one element per id and is all zero before and after.
 static void adjust_logits(float* logits, const Adjust& a, i64 vocab, std::vector<int32_t>& counts) {
   for (i64 i = 0; i < a.bias_len; i++) logits[a.bias_ids[i]] += a.bias[i];
   if (a.repetition != 1.0f) {
@@ -72,8 +72,8 @@ static void adjust_logits(float* logits, const Adjust& a, i64 vocab, std::vector
   if (a.mask) ban_unmasked(logits, a.mask, vocab);
 }
 
-// Step 3: the lowest id of the largest value, -1 when a value is NaN or the largest is infinite. `n` is a multiple of W
-// everywhere below.
+// Step 3: the lowest id with the largest value; -1 if a value is NaN or the largest is infinite. From here on, `n` is a
+// multiple of W.
 static i64 argmax(const float* x, i64 n) {
   Vec best = splat(-std::numeric_limits<float>::infinity());
   IVec at = lane_numbers(), best_at = at, unordered = {};
@@ -124,12 +124,12 @@ struct Candidate {
   float value;
   int32_t id;
 };
-// Larger values first; of equals the lower id.
+// Larger values first, ties by lower id.
 inline bool before(const Candidate& a, const Candidate& b) {
   return a.value > b.value || (a.value == b.value && a.id < b.id);
 }
 
-// The `count` first candidates in the order of `before`, unsorted, as a heap with the last of them on top.
+// The first `count` candidates in the order of `before`, unsorted: a heap with the last of them on top.
 static std::vector<Candidate> best_of(const float* x, i64 n, i64 count) {
   std::vector<Candidate> heap;
   heap.reserve(size_t(count));
@@ -154,8 +154,8 @@ static std::vector<Candidate> best_of(const float* x, i64 n, i64 count) {
   return heap;
 }
 
-// Step 7: zero what is outside the nucleus. Ids lighter than `unlikely` weigh less than (1 - p) of the whole even all
-// together, so the nucleus is complete without them and the heap stays small.
+// Step 7: zeroes the weights outside the nucleus. Weights up to `unlikely` have a sum below (1 - p) of the total. So
+// the nucleus is complete without them, and the heap stays small.
 static void keep_nucleus(float* w, i64 n, float p) {
   const double whole = total(w, n), goal = double(p) * whole;
   const float unlikely = float(0.5 * (1.0 - double(p)) * whole / double(n));
@@ -175,7 +175,7 @@ static void keep_nucleus(float* w, i64 n, float p) {
     if (before(last, {w[i], int32_t(i)})) w[i] = 0.0f;
 }
 
-// Step 8.
+// Step 8 for a uniform number u.
 static i64 draw(const float* w, i64 n, double u) {
   const double goal = u * total(w, n);
   double running = 0;
@@ -200,12 +200,12 @@ static i64 draw(const float* w, i64 n, double u) {
   return last;
 }
 
-// A row without a choice: -2 when nothing is left of it, -1 when a value is NaN or the largest is infinite.
+// The token of a row without a choice: -2 if all values are -inf, -1 if a value is NaN or the largest is infinite.
 static int32_t no_choice(const float* x, i64 n) {
   return std::all_of(x, x + n, [](float v) { return v == -std::numeric_limits<float>::infinity(); }) ? -2 : -1;
 }
 
-// Step 2 for the chosen token and the row's alternatives.
+// Step 2 for the row's token and its alternatives.
 static void log_probabilities(const Sampling& s, i64 row, const float* logits, i64 n, i64 vocab, float* scratch) {
   const int32_t token = s.tokens[row];
   const float peak = logits[argmax(logits, n)], chosen = logits[token];
@@ -235,7 +235,7 @@ static void log_probabilities(const Sampling& s, i64 row, const float* logits, i
   }
 }
 
-// One row: adjusts `logits` in place and fills the row's results. `n` is the padded vocabulary.
+// Samples one row: adjusts `logits` in place and fills the row's results. `n` is the padded vocabulary.
 static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 vocab, float* scratch) {
   std::fill(logits + vocab, logits + n, -std::numeric_limits<float>::infinity());
   const float* raw = logits;
@@ -268,7 +268,7 @@ static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 voc
   if (s.logprobs[row] >= 0) log_probabilities(s, row, raw, n, vocab, scratch);
 }
 
-// One row for a token that is given: fills the row's log-probabilities; NaN where the row has no choice.
+// Scores the given token of one row: fills the row's log-probabilities; NaN if the row has no choice.
 static void score_row(const Sampling& s, i64 row, float* logits, i64 n, i64 vocab, float* scratch) {
   std::fill(logits + vocab, logits + n, -std::numeric_limits<float>::infinity());
   if (argmax(logits, n) < 0)

@@ -1,8 +1,8 @@
 // Vectors in the native width of the instruction set this file is compiled for.
 //
-// GCC/Clang vector extensions carry all arithmetic, so every variant (AVX-512, AVX2, SSE2, NEON) runs the same source;
-// intrinsics appear only where the compiler cannot find the instruction (the bf16 dot product, rounding to bf16) or must
-// not choose for itself (the fused multiply-add).
+// Arithmetic uses GCC/Clang vector extensions, so all variants (AVX-512, AVX2, SSE2, NEON) share one source. Intrinsics
+// appear only where the compiler does not find the instruction (bf16 dot product, rounding to bf16) or must not choose
+// by itself (fused multiply-add).
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ namespace octavo {
 using i64 = int64_t;
 
 #if defined(OCTAVO_VECTOR_FLOATS)
-constexpr int W = OCTAVO_VECTOR_FLOATS;  // tests compile the wide layouts on narrow machines
+constexpr int W = OCTAVO_VECTOR_FLOATS;  // tests compile the wide layouts on CPUs with narrow vectors
 #elif defined(__AVX512F__)
 constexpr int W = 16;
 #elif defined(__AVX2__)
@@ -31,9 +31,9 @@ constexpr int W = 8;
 constexpr int W = 4;
 #endif
 
-// Weights stand in panels of this many output columns; a GEMM tile is up to MAX_ROWS rows by one panel. Accumulators,
-// operands, a broadcast and a mask must fit the registers: with 6 rows on AVX2 the compiler keeps one accumulator in
-// memory, and the tile runs at two thirds of the speed of 5.
+// Weights are packed in panels of PANEL output columns; a GEMM tile is up to MAX_ROWS rows by one panel. Accumulators,
+// operands, a broadcast and a mask must fit in registers: with 6 rows on AVX2 the compiler spills one accumulator, and
+// the tile runs at two thirds of the speed of 5 rows.
 constexpr int PANEL = W == 16 ? 32 : 16;
 constexpr int PANEL_VECS = PANEL / W;
 #if defined(__aarch64__)
@@ -51,7 +51,7 @@ typedef int32_t IVec __attribute__((vector_size(4 * W), may_alias));
 typedef uint32_t UVec __attribute__((vector_size(4 * W), may_alias));
 typedef uint16_t HVec __attribute__((vector_size(2 * W), may_alias));
 
-// Has v computed here: else GCC collects the operands of several sums first and runs out of registers for them.
+// Forces v to be computed here. Otherwise GCC loads the operands of several sums first and runs out of registers.
 template <class V>
 OCTAVO_INLINE void compute_now([[maybe_unused]] V& v) {
 #if defined(__AVX512F__) || (defined(__AVX2__) && !defined(OCTAVO_VECTOR_FLOATS))
@@ -83,7 +83,7 @@ OCTAVO_INLINE float to_float(bf16 x) {
 }
 OCTAVO_INLINE float to_float(float x) { return x; }
 
-// Round to nearest even; NaN stays NaN because its quiet bit survives the truncation.
+// Rounds to nearest even. NaN stays NaN after truncation, because the quiet bit is set.
 OCTAVO_INLINE bf16 to_bf16(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, sizeof bits);
@@ -108,7 +108,7 @@ OCTAVO_INLINE void store(bf16* p, Vec v) {
   std::memcpy(p, &half, sizeof half);
 }
 
-// W numbers in IEEE half precision; those outside its range (infinity, NaN) are not told apart from large ones.
+// Converts W fp16 numbers to fp32. Infinity and NaN may become large finite numbers.
 OCTAVO_INLINE Vec load_half(const uint16_t* p) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -118,13 +118,13 @@ OCTAVO_INLINE Vec load_half(const uint16_t* p) {
   HVec half;
   std::memcpy(&half, p, sizeof half);
   UVec bits = __builtin_convertvector(half, UVec);
-  // Rebiases the exponent by a multiplication, which also brings subnormal numbers into place.
+  // The multiplication rebiases the exponent and also normalizes subnormal numbers.
   Vec size = (Vec)((bits & 0x7fff) << 13) * 0x1p112f;
   return (Vec)((UVec)size | ((bits & 0x8000) << 16));
 #endif
 }
 
-// a * b + c: rounded once where the instruction set fuses it, twice elsewhere, in one variant always the same.
+// a * b + c: rounded once if the instruction set has a fused multiply-add, else twice. A variant always does the same.
 OCTAVO_INLINE Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -140,7 +140,7 @@ OCTAVO_INLINE Vec fma(Vec a, Vec b, Vec c) {
 OCTAVO_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 OCTAVO_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
-// The lanes of v, each `distance` (a power of two) from its place.
+// Swaps lanes i and i ^ DISTANCE of v; DISTANCE is a power of two.
 template <int DISTANCE>
 OCTAVO_INLINE Vec swap_lanes(Vec v) {
   return [&]<int... I>(std::integer_sequence<int, I...>) {
@@ -166,7 +166,7 @@ OCTAVO_INLINE IVec lane_numbers() {
   return v;
 }
 
-// 2^t for t <= 127; below -126 the result is 0-ish (2^-126). Relative error < 2e-7.
+// 2^t for t <= 127; for t < -126 the result is 2^-126, approximately 0. Relative error < 2e-7.
 OCTAVO_INLINE Vec exp2(Vec t) {
   t = max(t, splat(-126.0f));
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -194,11 +194,11 @@ OCTAVO_INLINE Vec gelu_tanh(Vec x) {
   return sigmoid_product(x, TWICE_SQRT_2_PI * (x + 0.044715f * x * x * x));
 }
 
-// cap * tanh(x / cap): bounds x by the cap, bends it little near 0.
+// cap * tanh(x / cap): bounds |x| by the cap, and is close to x near 0.
 OCTAVO_INLINE Vec softcap(Vec x, float cap) {
   const Vec e = exp2(min(x * (2.0f * LOG2_E / cap), splat(126.0f)));
   const Vec bent = cap - 2.0f * cap / (e + 1.0f);
-  return x == x ? bent : x;  // NaN must stay visible
+  return x == x ? bent : x;  // NaN must propagate
 }
 
 }  // namespace octavo

@@ -1,7 +1,7 @@
-// A team of persistent threads that share parts of a job, asleep on a futex between jobs.
+// A team of persistent threads that share the parts of a job. They sleep on a futex between jobs.
 //
-// A part is over when its work is done, not when every thread has come by: a thread that lost its core (to a neighbour,
-// or because a container may use fewer cores than it sees) holds the others up only while it carries a ticket.
+// A part ends when all its pieces are done, not when every thread has reached it. A thread may lose its core to another
+// process, or to a container's CPU limit. Then it delays the others only if it has claimed a piece.
 #pragma once
 
 #include <sched.h>
@@ -25,7 +25,7 @@ OCTAVO_INLINE void relax() {
 #endif
 }
 
-// Spins, then gives the core away between looks, perhaps to the very thread that is waited for.
+// Spins, then yields the core between checks, possibly to the thread it waits for.
 template <class Condition>
 OCTAVO_INLINE void spin_until(Condition done) {
   for (int i = 0; !done(); i++) {
@@ -36,10 +36,10 @@ OCTAVO_INLINE void spin_until(Condition done) {
   }
 }
 
-// `count` pieces of work, handed out by number.
+// A part of a job. Threads claim its pieces by number.
 class alignas(64) Part {
  public:
-  // Called by any thread of the team: does pieces until none is left, then waits for those others carry.
+  // Called by any thread of the team: runs pieces until none is left, then waits for those of other threads.
   template <class F>
   OCTAVO_INLINE void share(i64 count, F&& piece) {
     for (i64 i = next_.fetch_add(1, std::memory_order_relaxed); i < count;
@@ -54,8 +54,8 @@ class alignas(64) Part {
   std::atomic<i64> next_{0}, done_{0};
 };
 
-// What a team runs. A thread may come late, even after the caller has gone on: outside of pieces, run() touches only
-// the job itself.
+// Work for a team. A thread may start late, even after the caller has returned. So outside of pieces, run() accesses
+// only the job itself.
 struct Job {
   virtual ~Job() = default;
   virtual void run(int rank) = 0;
@@ -82,13 +82,13 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs the job on the calling thread, as rank 0, with the help of the others.
+  // Runs the job on the calling thread, as rank 0, and on the workers.
   void run(std::shared_ptr<Job> job) {
     if (size_ > 1) publish(job);
     job->run(0);
   }
 
-  // The same for a single part of `count` pieces: piece(i, rank).
+  // Runs a job of a single part: piece(i, rank) for each i below `count`.
   template <class F>
   void share(i64 count, F piece) {
     auto part = std::make_shared<Part>();
@@ -109,7 +109,7 @@ class Team {
   void serve(int rank) {
     uint32_t seen = 0;
     for (;;) {
-      // The next step usually follows within a fraction of a millisecond; a wake-up through the kernel costs ~50 µs.
+      // Spin first: the next step usually follows in less than a millisecond, and a futex wake-up costs ~50 µs.
       for (int i = 0; i < 4096 && epoch_.load(std::memory_order_acquire) == seen; i++) relax();
       epoch_.wait(seen, std::memory_order_acquire);
       std::shared_ptr<Job> job;

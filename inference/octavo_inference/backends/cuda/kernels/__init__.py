@@ -12,5 +12,5 @@ Rules for all kernels, so that CUDA graphs can capture a step and tests can run 
 
 import os
 
-# Fused multiply-add, Triton's default so far: the next version changes the default.
+# Fused multiply-add is Triton's default so far; the next version changes it.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

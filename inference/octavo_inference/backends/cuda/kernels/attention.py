@@ -36,7 +36,7 @@ def _attend(
         return
     context = tl.load(seq_len + seq) - count  # keys before the step's tokens
 
-    # Row m is query token m // GROUP of this program's and head m % GROUP of the group that shares this kv head.
+    # Row m is query token m // GROUP of this program, and head m % GROUP of the group that shares this KV head.
     rows = tl.arange(0, BLOCK_M)
     nth = first + rows // GROUP
     live = (nth < count) & (rows < BLOCK_Q * GROUP)
@@ -52,7 +52,7 @@ def _attend(
         position = context + nth
         earliest = context + first
         high = context + tl.minimum(first + BLOCK_Q, count)
-    else:  # the tree decides which of the step's tokens are seen; in what order they are is in `positions`
+    else:  # the tree decides which of the step's tokens are visible; `positions` has their order
         position = tl.load(positions + token, mask=live, other=0) if WINDOW else context + nth
         earliest = context
         high = context + count
@@ -70,7 +70,7 @@ def _attend(
     table = block_table + tl.load(row + seq).to(tl.int64) * table_stride
     for tile in range(begin + segment * share, tl.minimum(begin + (segment + 1) * share, end)):
         keys = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        stored = keys < high  # what lies behind is arbitrary, NaN included, and must not be read
+        stored = keys < high  # later slots are arbitrary, possibly NaN, and must not be read
         key_row = key_rows(table, keys, stored, kv_head, KV_HEADS, BLOCK_SIZE)
         value_row = key_row + KV_HEADS * BLOCK_SIZE
         key = tl.load(
@@ -99,7 +99,7 @@ def _attend(
         score = tl.where(seen, score * LOG2E, float("-inf"))
 
         higher = tl.maximum(top, tl.max(score, 1))
-        safe = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+        safe = tl.where(higher == float("-inf"), 0.0, higher)  # -inf while all keys of a row are masked
         weight = tl.exp2(score - safe[:, None])
         shrink = tl.exp2(top - safe)
         total = total * shrink + tl.sum(weight, 1)
@@ -142,17 +142,17 @@ def attend(
 ) -> None:
     """Attention of a step's query tokens over their sequences' keys in the pool, the step's own included.
 
-    q, out [T, heads, head_dim] (float32, bfloat16, float16); kv [num_blocks, 2, kv_heads, block_size, head_dim] and
-    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`; block_table [rows, columns], row
+    q, out [T, heads, head_dim] (float32, bfloat16, float16). kv [num_blocks, 2, kv_heads, block_size, head_dim] and
+    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. block_table [rows, columns], row
     [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. The first row of q is token query_start[0], so
     that a subset of a step's sequences can run alone. Rows of `out` for tokens from query_start[B] on stay unchanged.
-    Sequences without query tokens are skipped, whatever their seq_len.
+    Sequences without query tokens are skipped for any seq_len.
 
-    A token sees `window` tokens, itself included (None: all before it). A softcap c maps a score x to c * tanh(x / c).
-    sinks [heads]: a logit per head that adds to the softmax's denominator and has no value. tree [T, width] uint8: 1
-    where the token sees the j-th query token of its own sequence; all tokens see the keys before the step's tokens.
-    With a window, positions [T] int32 give the distances between the tree's tokens. partial: buffers for split-KV
-    results, where the keys are to be split (`segments_for`); reduced before this returns.
+    A token attends to `window` tokens, itself included (None: all before it). A softcap c maps a score x to
+    c * tanh(x / c). sinks [heads]: a logit per head that adds to the softmax's denominator and has no value. tree
+    [T, width] uint8: 1 where the token attends to the j-th query token of its own sequence; all tokens attend to the
+    keys before the step's tokens. With a window, positions [T] int32 give the distances between the tree's tokens.
+    partial: buffers for split-KV results, if keys are split (`segments_for`); they are reduced before this returns.
 
     Sources: PagedAttention (Kwon et al. 2023); FlashAttention-2 (Dao 2023) for the online softmax; one kernel for
     prefill and decode over query blocks of tokens x group: vLLM's unified Triton attention.

@@ -1,7 +1,7 @@
 """Unpacks words of weights and of x in the registers of the thread that loaded them. Helpers of `gemv`.
 
 Tuples hold tensors of the same shape, one for each column of a chunk that a thread holds. Sums over them are chains of
-fused multiply-adds, where a reduction along an axis would multiply first and add in pairs.
+fused multiply-adds. A reduction along an axis would multiply first and add in pairs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from octavo_inference.backends.cuda.kernels.dequantize import e4m3_byte
 
 @triton.jit
 def nothing():
-    """An empty tuple. What is known of its type would else be that nothing is in it."""
+    """An empty tuple. Triton would infer from a literal () that the variable always holds an empty tuple."""
     return ()
 
 
 @triton.jit
 def split4(v):
-    """Tensors [W / 4] of every fourth element of [W], which one thread holds together."""
+    """Split [W] into four tensors [W / 4] of every fourth element. One thread holds each run of four."""
     even, odd = tl.split(v.reshape(v.shape[0] // 4, 2, 2))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -29,7 +29,7 @@ def split4(v):
 
 @triton.jit
 def floats(v):
-    """Int64 of four bfloat16 to four float32."""
+    """Convert int64 of four bfloat16 each to four float32 tensors."""
     low, high = v.to(tl.int32), (v >> 32).to(tl.int32)
     return (
         (low << 16).to(tl.float32, bitcast=True),
@@ -41,9 +41,9 @@ def floats(v):
 
 @triton.jit
 def columns_of(x, quad, limit, QUADS: tl.constexpr):
-    """Columns of a row of x, four for each of `quad`, of which each thread has QUADS together: a tuple of 4 * QUADS.
+    """Load columns of a row of x, four for each element of `quad`: a tuple of 4 * QUADS tensors.
 
-    x points to int64 of four bfloat16, or to floats.
+    Each thread holds QUADS consecutive elements of `quad`. x points to int64 of four bfloat16, or to floats.
     """
     mask = quad < limit
     found = nothing()
@@ -74,7 +74,7 @@ def total_of(values):
 
 @triton.jit
 def scaled(values, FACTOR: tl.constexpr):
-    """Each of a tuple times a factor."""
+    """Multiply each tensor of a tuple by a factor."""
     found = nothing()
     for i in tl.static_range(len(values)):
         found = found + (values[i] * FACTOR,)
@@ -83,13 +83,13 @@ def scaled(values, FACTOR: tl.constexpr):
 
 @triton.jit
 def bytes_of(t):
-    """A word's bytes, each at the top of a mantissa (bits 15 to 22), with others around it."""
+    """Shift each byte of a word to the top of a mantissa (bits 15 to 22). The other bits are not cleared."""
     return t << 15, t << 7, t >> 1, t >> 9
 
 
 @triton.jit
 def unpack_integers(words, mask, base):
-    """The masked bits of each byte of the words, as BASE's value and so many units above it."""
+    """Convert the masked bits of each byte of the words to float32: the value of `base` plus that many units."""
     found = nothing()
     for i in tl.static_range(len(words)):
         moved = bytes_of(words[i])
@@ -100,7 +100,7 @@ def unpack_integers(words, mask, base):
 
 @triton.jit
 def unpack_e4m3(words):
-    """The floats of each byte of the words, 2**-120 too small."""
+    """Convert each byte of the words from float8_e4m3fn to float32, times 2**-120."""
     found = nothing()
     for i in tl.static_range(len(words)):
         for j in tl.static_range(4):
@@ -119,10 +119,10 @@ def dot_of(weights, x):
 
 @triton.jit
 def beside(values):
-    """Tensors [C], a power of two of them, as one [C, 2, ..., 2]: threads can then add all of them up at once."""
+    """Join tensors [C], a power of two of them, to one [C, 2, ..., 2], so that one reduction adds up all of them."""
     if len(values) == 1:
         return values[0]
-    else:  # noqa: RET505  Triton compiles one of two branches, and what follows a return always
+    else:  # noqa: RET505  Triton compiles one of two branches, but always compiles code after a return
         joined = nothing()
         for i in tl.static_range(len(values) // 2):
             joined = joined + (tl.join(values[i], values[i + len(values) // 2]),)

@@ -18,15 +18,15 @@ def _apply_bitmask(logits, masks, rows, logits_stride, mask_stride, vocab, TILE:
     word = tl.load(masks + ids // 32, mask=ids < vocab, other=-1)
     forbidden = (ids < vocab) & (((word >> (ids % 32)) & 1) == 0)
     logit = tl.load(logits + ids, mask=forbidden, other=0.0)
-    # A NaN or +inf stays: it says that the model's output is no distribution.
+    # NaN and +inf stay: they show that the model's output is not a distribution.
     tl.store(logits + ids, float("-inf"), mask=forbidden & (logit < float("inf")))
 
 
 def apply_bitmask(logits: Torch, masks: Torch, rows: Torch) -> None:
     """Set the logits of ids whose bit is 0 to -inf, in some rows; NaN and +inf stay.
 
-    logits [R, vocab] float32, changed in place; masks [N, >= ceil(vocab / 32)] int32, id 0 is bit 0 of word 0 (the
-    layout of llguidance and xgrammar); rows [G, 2] int32: a row of logits, and the row of its mask.
+    logits [R, vocab] float32, changed in place. masks [N, >= ceil(vocab / 32)] int32: id 0 is bit 0 of word 0 (the
+    layout of llguidance and xgrammar). rows [G, 2] int32: a row of logits, and the row of its mask.
     """
     vocab = logits.shape[1]
     if len(rows):

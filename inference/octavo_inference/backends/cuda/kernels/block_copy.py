@@ -29,7 +29,7 @@ def _move(
     NAMED_TARGET: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One tile of one block of one layer. A side that is not named holds the blocks in the order of the ids."""
+    """Copy one tile of one block of one layer. A side that is not NAMED has the blocks in the order of the ids."""
     number = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1).to(tl.int64)
     read = tl.load(source_ids + number * ids_stride).to(tl.int64) if NAMED_SOURCE else number
@@ -58,12 +58,15 @@ def gather_blocks(pool: Torch, ids: Torch, out: Torch) -> None:
 
 
 def scatter_blocks(saved: Torch, ids: Torch, pool: Torch) -> None:
-    """Copy the output of `gather_blocks` into blocks: saved [n, layers, ...], ids [n] distinct, pool as there."""
+    """Copy the output of `gather_blocks` into blocks of the pool.
+
+    saved [n, layers, ...]; ids [n] distinct integers; pool as in `gather_blocks`.
+    """
     _launch(saved.transpose(0, 1), None, pool, ids)
 
 
 def _launch(source: Torch, source_ids: Torch | None, target: Torch, target_ids: Torch | None) -> None:
-    """Both tensors as [layers, blocks, ...]."""
+    """Launch the copy. Both tensors are [layers, blocks, ...]."""
     ids = source_ids if source_ids is not None else target_ids
     if ids is None or not len(ids):
         return

@@ -1,17 +1,18 @@
-"""GEMV: products of very few rows. Each weight is read once, in runs of 16 bytes, and multiplied in float32 at once.
+"""GEMV: products of very few rows. Each weight is read once, in runs of 16 bytes, and multiplied in float32.
 
 The GPU sets the instruction budget per weight. An H200 reads 4.8e12 bytes a second. Its 132 multiprocessors x 4
 schedulers x 1.98e9 issue 33.5e12 instructions per lane: 7 per byte, so 3.5 for a 4-bit weight, 7 for an 8-bit one and
 14 for a 16-bit one. More instructions than that leave memory bandwidth idle. Hence:
 
 - An integer becomes a float in place: shifted to the top of a mantissa, under an exponent that makes it 16 + v or
-  256 + v, in one operation for the mask and the exponent. The sum's excess is the constant times the sum of x, which is
-  subtracted once per group: float32 loses 2**-19 of a sum by it, where bfloat16's x has lost 2**-9.
-- A group's scale multiplies its sum, not its weights; the bits of float8 are read as a float 2**-120 too small.
+  256 + v. One operation applies the mask and the exponent. The sum's excess is the constant times the sum of x, which
+  is subtracted once per group. That loses 2**-19 of a sum in float32; rounding x to bfloat16 has lost 2**-9.
+- A group's scale multiplies its sum, not its weights; the bits of float8 are read as float32, times 2**-120.
 - x is unpacked once for all rows of weights of a program, and weights once for all rows of x.
 
 Each further row of x costs another multiplication per weight, while tensor cores take 16 rows for the price of one:
-`launch_configs` has the limit. A thread adds up its own columns, then threads do: shapes alone decide the order.
+`launch_configs` has the limit. Each thread adds up its own columns, then a reduction adds up the sums of threads. The
+order depends on shapes alone.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 def _gemv(x, w, scales, minimums, bias, y, m, n, words, groups, x_stride, y_stride,
           FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
           ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WORDS: tl.constexpr):
-    # A word is what a thread takes in one piece of a load: 4 columns of fp8, int8 or bfloat16, 8 of int4.
+    # A word is one element of a load: 4 columns of fp8, int8 or bfloat16, 8 of int4.
     EACH: tl.constexpr = 2 if FORM == "dense" else 4
     CHUNKS: tl.constexpr = WORDS // EACH
     first = tl.program_id(0).to(tl.int64) * OUTPUTS
-    # Zero, which compilers cannot know: what they know they copy into a register anew for each use.
+    # Zero, but not a constant for the compiler: it copies constants into a register for each use.
     unknown = tl.minimum(n, 0)
     acc = nothing()
     for _ in tl.static_range(ROWS * OUTPUTS):
@@ -138,8 +139,8 @@ def gemv(
 ) -> None:
     """Write x @ weights.T + bias to `out`, as `linear.linear` does, for few rows of x that `suits` accepts.
 
-    x [M, K], out [M, N], values [N, K] or [N, K / 2], scales, minimums, bias as there. Weights are not rounded to the
-    type of x, products are float32.
+    x [M, K], out [M, N], values [N, K] or [N, K / 2]; scales, minimums and bias as in `linear.linear`. Weights are not
+    rounded to the type of x; products are float32.
     """
     (m, _), n = x.shape, values.shape[0]
     if m == 0:

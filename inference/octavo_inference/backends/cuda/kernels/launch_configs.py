@@ -108,11 +108,11 @@ class GemvTile:
 
 
 def gemv_rows(form: Stored) -> int:
-    """Most rows of x for `gemv.gemv`: beyond, its multiplications cost more than those of tensor cores.
+    """Most rows of x for `gemv.gemv`: above, its multiplications cost more than those of tensor cores.
 
-    By the code compiled for 9.0, instructions per weight at 1 and 2 rows: int4 3.4 and 5.0, int8 4.3 and 5.6, fp8 4.4
-    and 5.5, dense 3.0 and 4.2, at 4 rows 7.5; `linear.linear` has 7.0 to 7.7 for packed weights at up to 16 rows. Not
-    measured on a GPU.
+    Instructions per weight, counted in the code for compute capability 9.0. At 1 and 2 rows: int4 3.4 and 5.0, int8 4.3
+    and 5.6, fp8 4.4 and 5.5, dense 3.0 and 4.2 (at 4 rows 7.5). `linear.linear` has 7.0 to 7.7 for packed weights at up
+    to 16 rows. Not measured on a GPU.
     """
     return 4 if form == "dense" else 2
 

@@ -15,7 +15,7 @@ _REDUCED = 1024
 
 @triton.jit
 def _add_product(acc, x, columns, present, limit, weights, scale, minimum, UNIT: tl.constexpr, DOT: tl.constexpr):
-    """Sums plus x @ weights.T over columns below `limit`. Weights come times 1 / UNIT, and without their scales."""
+    """The sums `acc` + x @ weights.T over columns below `limit`. `weights` are times 1 / UNIT, and not scaled yet."""
     rows = tl.load(x + columns, mask=present & (columns < limit), other=0.0).to(DOT)
     if scale is not None:
         weights *= scale * UNIT
@@ -47,7 +47,7 @@ def _linear(x, x_scales, w, scales, minimums, bias, y, partial, m, n, k, width, 
     for step in range(part * each, tl.minimum(part * each + each, steps)):
         at = step * STEP + tl.arange(0, STEP)[None, :]
         raw = tl.load(w + at, mask=known & (at < width), other=0)
-        # Within the loop: what it changes of outside may not change its type.
+        # Assigned in the loop, because Triton does not let a loop change the type of an outer variable.
         scale, minimum = None, None
         if GROUP > 0:
             group = step * (STEP // SPAN) + tl.arange(0, STEP // SPAN)[None, :]
@@ -59,7 +59,7 @@ def _linear(x, x_scales, w, scales, minimums, bias, y, partial, m, n, k, width, 
             both = raw.to(tl.int32)
             columns = at // SPAN * GROUP + at % SPAN
             acc = _add_product(acc, x, columns, present, k, integers(both & 15, ZERO), scale, minimum, 1.0, DOT)
-            # The high nibble stays where it is: sixteen times the value, with a sixteenth of the scale.
+            # The high nibble is not shifted: 16 times the value, with 1/16 of the scale.
             high = integers(both & 240, 16 * ZERO)
             acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, 0.0625, DOT)
         elif FORM == "int8":
@@ -70,7 +70,7 @@ def _linear(x, x_scales, w, scales, minimums, bias, y, partial, m, n, k, width, 
                 rows, weights = e4m3(rows), e4m3(raw)
             else:
                 rows, weights = rows.to(DOT, bitcast=True), raw.to(DOT, bitcast=True)
-            # Tensor cores of 9.0 keep about 14 bits of a sum of float8: each STEP columns are added to float32 apart.
+            # Tensor cores of 9.0 keep about 14 bits of a sum of float8: sums of STEP columns are added up in float32.
             acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee", max_num_imprecise_acc=STEP)
         elif FORM == "fp8":
             acc = _add_product(acc, x, at, present, k, e4m3(raw), scale, minimum, 1.0, DOT)
@@ -121,12 +121,17 @@ def linear(
 ) -> None:
     """Write x @ weights.T + bias to `out`, for weights of rows [N, K] in the layouts of `backends.cuda.packing`.
 
-    x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any stride; bias [N] float32. Dense
-    `values` [N, K] in a float type. int4: uint8 [N, K / 2], low nibbles of a group before its high ones; int8: uint8
-    [N, K]; weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16. fp8: uint8 [N,
-    K], the bits of float8_e4m3fn, `scales` [N] float32. Weights are rounded to the type of x and multiplied in it, sums
-    are float32. `workspace`: `launch_configs.WORKSPACE` floats for split-K partial sums. A second launch adds them in
-    order: results depend on the shapes alone.
+    x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any stride; bias [N] float32.
+    `values` by form:
+
+    - dense: [N, K] in a float type;
+    - int4: uint8 [N, K / 2], low nibbles of a group before its high ones;
+    - int8: uint8 [N, K];
+    - fp8: uint8 [N, K], the bits of float8_e4m3fn, with `scales` [N] float32.
+
+    int4 and int8: weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16. Weights
+    are rounded to the type of x and multiplied in it; sums are float32. `workspace`: `launch_configs.WORKSPACE` floats
+    for split-K partial sums. A second launch adds them in order: results depend on the shapes alone.
 
     With x_scales [M] float32, x is uint8, the bits of float8_e4m3fn (`quantize`), the weights are fp8, and there is no
     split-K; on a GPU that requires compute capability 8.9.

@@ -30,7 +30,7 @@ def _log_probabilities(
     width,
     TILE: tl.constexpr,
 ):
-    """Without `named` (None at compile time) no row names its alternatives, and `row` and `rules` are not read."""
+    """If `named` is None (at compile time), all rows report the best ids, and `row` and `rules` are not read."""
     number = tl.program_id(0).to(tl.int64)
     logits += number * logits_stride
     integers += number * report_stride
@@ -60,7 +60,7 @@ def _log_probabilities(
                     tl.store(integers + 1 + place, id_)
                     tl.store(floats + 1 + place, (tl.load(logits + id_).to(tl.float64) - total).to(tl.float32))
                 best_count = count * 0
-        # Each alternative is the best of those behind the one before, by logit and then by id.
+        # Each alternative is the next after the previous one, in the order of logit and then id.
         last = peak * 0 + float("inf")
         last_id = token * 0 - 1
         for place in range(1, tl.minimum(1 + best_count, width)):
@@ -104,9 +104,9 @@ def log_probabilities(
     """Report on a token of each row that requests it.
 
     logits [R, vocab] float32, before any change; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for
-    no report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token:
-    first its rank and log-probability, then id and log-probability of `wanted` alternatives, at most W and vocab. These
-    are the best ones, unless a row is `named`.
+    no report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token.
+    Column 0 is the token's rank and log-probability. The next columns are id and log-probability of `wanted`
+    alternatives, at most W and vocab. These are the best ones, unless a row is `named`.
     """
     rows, vocab = logits.shape
     if rows:

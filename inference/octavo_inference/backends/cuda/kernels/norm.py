@@ -12,7 +12,7 @@ from torch import Tensor as Torch
 
 @triton.jit
 def _normed(x, weight, columns, inside, hidden, eps):
-    """One row in float32, zeros behind its end."""
+    """Normalize one row in float32. x is zero past the row's end."""
     scale = tl.rsqrt(tl.sum(x * x) / hidden + eps)
     return x * scale * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
 

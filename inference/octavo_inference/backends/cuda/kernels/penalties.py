@@ -16,7 +16,7 @@ HEADER = 12
 _TILE = 1024
 
 
-# The length of a history row differs between servers, whose kernels are compiled ahead once for all.
+# Not specialized: the length of a history row differs between servers, which share kernels compiled ahead of time.
 @triton.jit(do_not_specialize=["history_stride"])
 def _penalize(
     logits,
@@ -45,7 +45,7 @@ def _penalize(
     presence = tl.load(rows + 9).to(tl.float32, bitcast=True)
     counts += number * counts_stride
     lanes = tl.arange(0, TILE)
-    # The rules' counts are in front of them (core/logit_rules.py). A row without rules has leftovers of others there.
+    # The rules' counts precede them (core/logit_rules.py). In a row without rules, the counts are stale.
     ruled = tl.load(rows + 11) != 0
     biased = tl.load(rules, mask=ruled, other=0)
     words = tl.load(rules + 1, mask=ruled, other=0)
@@ -55,14 +55,14 @@ def _penalize(
         token = tl.load(rules + 4 + first + lanes, mask=inside, other=0)
         bias = tl.load(rules + 4 + biased + first + lanes, mask=inside, other=0).to(tl.float32, bitcast=True)
         tl.store(logits + token, tl.load(logits + token, mask=inside, other=0.0) + bias, mask=inside)
-    # Bit 0 of a count says "in the prompt"; the bits above it are how often the id is in the output.
+    # Bit 0 of a count is 1 if the id is in the prompt. The higher bits count its occurrences in the output.
     for first in range(prompt, output, TILE):
         token = tl.load(history + first + lanes, mask=first + lanes < output, other=-1)
         tl.atomic_or(counts + token, 1, mask=token >= 0)
     for first in range(output, total, TILE):
         token = tl.load(history + first + lanes, mask=first + lanes < total, other=-1)
         tl.atomic_add(counts + token, 2, mask=token >= 0)
-    tl.debug_barrier()  # all is counted, and all biases are added
+    tl.debug_barrier()  # all ids are counted, and all biases are added
     for first in range(prompt, total, TILE):
         token = tl.load(history + first + lanes, mask=first + lanes < total, other=-1)
         count = tl.atomic_xchg(counts + token, 0, mask=token >= 0)
@@ -72,7 +72,7 @@ def _penalize(
         times = (count >> 1).to(tl.float32)
         logit = tl.where(times > 0, logit - frequency * times - presence, logit)
         tl.store(logits + token, logit, mask=mine)
-    tl.debug_barrier()  # a ban is the last word
+    tl.debug_barrier()  # bans are applied last
     end = tl.load(rows + 6)
     for first in range(tl.load(rows + 5), end, TILE):
         known = first + lanes < end
@@ -82,14 +82,14 @@ def _penalize(
 
 @triton.jit
 def _ban(logits, ids, mask):
-    # A NaN or +inf stays: it says that the model's output is no distribution.
+    # NaN and +inf stay: they show that the model's output is not a distribution.
     logit = tl.load(logits + ids, mask=mask, other=0.0)
     tl.store(logits + ids, float("-inf"), mask=mask & (logit < float("inf")))
 
 
 @triton.jit
 def _ban_completions(logits, ends, words, history, output, total, TILE: tl.constexpr):
-    """Ban the last token of each bad word whose tokens before it end the output, a lane for each word."""
+    """Ban the last token of each bad word whose other tokens are the end of the output. One lane per word."""
     lanes = tl.arange(0, TILE)
     for first in range(0, words, TILE):
         word = first + lanes
@@ -110,12 +110,17 @@ def _ban_completions(logits, ends, words, history, output, total, TILE: tl.const
 def penalize(logits: Torch, rows: Torch, history: Torch, rules: Torch, banned: Torch, counts: Torch) -> None:
     """Apply bias, penalties and bans to some rows of logits.
 
-    logits [R, vocab] float32, changed in place. rows [G, `HEADER`] int32, one for each row to change: its row of logits
-    and of history; the offsets in the latter of the prompt's start, the output's start and the output's end; the
-    offsets of its ids' start and end in `banned` [n] int32; the bits of its float32 repetition (neutral: 1), frequency
-    and presence penalties (neutral: 0); the output's end where its penalties ignore the output; 1 if its row of `rules`
-    applies. history [rows, positions] int32 has the tokens; -1 is ignored. rules [rows, `RULES_WIDTH`] int32 as in
-    `core.logit_rules`. counts [>= G, vocab] int32 is scratch, zero before and after.
+    logits [R, vocab] float32, changed in place. history [rows, positions] int32 has the tokens; -1 is ignored. rules
+    [rows, `RULES_WIDTH`] int32 as in `core.logit_rules`. banned [n] int32 has ids. counts [>= G, vocab] int32 is
+    scratch, zero before and after. rows [G, `HEADER`] int32, one for each row to change:
+
+    - 0, 1: its row of logits, and its row of history and rules;
+    - 2, 3, 4: the start of the prompt, the start of the output and the end of the output in history, excluding tokens
+      that its penalties ignore;
+    - 5, 6: the start and end of its ids in `banned`;
+    - 7, 8, 9: the bits of its float32 repetition (neutral: 1), frequency and presence (neutral: 0) penalties;
+    - 10: the end of the output in history, including tokens that its penalties ignore;
+    - 11: 1 if its row of `rules` applies.
     """
     if len(rows):
         _penalize[(len(rows),)](

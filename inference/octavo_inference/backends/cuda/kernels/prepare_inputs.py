@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 _TILE = 128
 
 
-# Arguments that vary between steps are not specialized: they make no variants of the kernel.
+# Arguments that vary between steps are not specialized, so that they create no variants of the kernel.
 @triton.jit(do_not_specialize=["sequences", "count", "history_stride", "table_stride", "steps"])
 def _prepare(
     row,
@@ -29,10 +29,10 @@ def _prepare(
     TILE: tl.constexpr,
 ):
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    # The last sequence that starts at or before the token: one with no token starts where the next one does.
+    # The last sequence that starts at or before the token. A sequence with no token starts where the next one does.
     low = tl.zeros([TILE], tl.int32)
     high = tl.full([TILE], 0, tl.int32) + sequences
-    for _ in range(steps):  # halves the distance from low to high, which ends as 1
+    for _ in range(steps):  # halves the distance from low to high, until it is 1
         middle = (low + high) // 2
         before = tl.load(query_start + middle) <= token
         low = tl.where(before, middle, low)
@@ -41,7 +41,7 @@ def _prepare(
     end = tl.load(query_start + low + 1)
     position = tl.where(real, tl.load(seq_len + low) - (end - token), 0)
     own = tl.load(row + low).to(tl.int64)
-    # A token of -1 stands for logits that were no numbers; the step behind them is on its way already.
+    # A negative token means invalid logits, such as NaN. This step was launched before the host read the token.
     word = tl.maximum(tl.load(history + own * history_stride + position, mask=real, other=0), 0)
     block = tl.load(block_table + own * table_stride + position // block_size, mask=real, other=0)
     slot = tl.where(real, block.to(tl.int64) * block_size + position % block_size, -1)
@@ -63,10 +63,10 @@ def prepare(
 ) -> None:
     """Write token, position and slot of each query token.
 
-    row [B] (of the table), query_start [B+1] and seq_len [B] (tokens after the step) in int32; history [rows,
-    positions] (tokens) and block_table [rows, columns] in int32, the row table; tokens [T] and positions [T] in int32
-    and slots [T] in int64 (block * block_size + offset) are written. Tokens from query_start[B] on are padding: token
-    and position 0, slot -1. A batch has at least one sequence.
+    row [B] (of the table), query_start [B+1] and seq_len [B] (tokens after the step) in int32. The row table: history
+    [rows, positions] (tokens) and block_table [rows, columns] in int32. Written: tokens [T] and positions [T] in int32,
+    slots [T] in int64 (block * block_size + offset). Tokens from query_start[B] on are padding: token and position 0,
+    slot -1. A batch has at least one sequence.
     """
     count, sequences = len(tokens), len(seq_len)
     if count:

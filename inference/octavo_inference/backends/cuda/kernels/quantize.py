@@ -21,7 +21,7 @@ def _quantize(x, values, scales, x_stride, width, COLUMNS: tl.constexpr):
         at = step * COLUMNS + tl.arange(0, COLUMNS)
         value = tl.load(x + at, mask=at < width, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(value))
-        # Not a number has no code: it is kept in the scale, and spoils the row's results as it would have.
+        # NaN and infinity have no code. They make the scale NaN, and with it the row's results.
         spoilt += value * 0.0
     top = tl.max(largest)
     scale = tl.where(top > 0, top / 448.0, 1.0) + tl.sum(spoilt)
@@ -36,8 +36,8 @@ def quantize(x: Torch, values: Torch, scales: Torch) -> None:
     """Write x as bits of float8_e4m3fn to `values`, and its row scales to `scales`.
 
     x [M, K] of a float type, its rows at any stride; values [M, K] uint8, contiguous; scales [M] float32: a row's
-    largest magnitude becomes 448. The relative error of an element is at most a sixteenth; for elements below 2**-6 of
-    1 / 448 of the largest, the error is at most 2**-10 of that.
+    largest magnitude becomes 448. The relative error of an element is at most 1/16. Elements below 2**-6 / 448 of the
+    largest magnitude have an absolute error of at most 2**-10 / 448 of it.
     """
     rows, width = x.shape
     if rows:

@@ -13,7 +13,7 @@ _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 @triton.jit
 def round_even(x):
-    """The nearest integer of |x| < 2**22, ties to even: behind 1.5 * 2**23 float32 has no place for a fraction."""
+    """Round |x| < 2**22 to the nearest integer, ties to even: near 1.5 * 2**23 float32 has no bits for a fraction."""
     return (x + 12582912.0) - 12582912.0
 
 
@@ -21,14 +21,14 @@ def round_even(x):
 def encode_e4m3(x):
     """The bits of float8_e4m3fn for |x| <= 448, ties to even, as uint8.
 
-    Spelled out because Triton's interpreter cuts off where the GPU rounds, and cards before compute capability 8.9
-    have no such instruction. The largest code below NaN is 448, so nothing here overflows.
+    Written out because Triton's interpreter truncates where the GPU rounds, and GPUs before compute capability 8.9 have
+    no such instruction. The largest code below NaN is 448, so nothing overflows.
     """
     size = tl.abs(x)
     bits = size.to(tl.uint32, bitcast=True)
-    # The exponent's bias is 127 there and 7 here; 20 of 23 bits of the fraction go.
+    # The exponent's bias is 127 in float32 and 7 in float8_e4m3fn; 20 of 23 mantissa bits are dropped.
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    # Below 2**-6 codes are multiples of 2**-9, which is the last place of a float32 behind 2**14.
+    # Below 2**-6 codes are multiples of 2**-9, which is the unit in the last place of a float32 from 2**14 on.
     tiny = (size + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
     code = tl.where(size < 0.015625, tiny, normal)
     return (code | ((x.to(tl.uint32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
@@ -54,7 +54,7 @@ def _rope_store(
     mask = real[:, None] & inside[None, :]
     row = qkv + token * row_stride + head[:, None] * DIM
     x = tl.load(row + dims[None, :], mask=mask, other=0.0).to(tl.float32)
-    # The other element of the pair that turns together; elements that do not turn are their own.
+    # The other element of the rotated pair. Elements that are not rotated are their own partner.
     partner = tl.where(dims < HALF, dims + HALF, tl.where(dims < ROTARY, dims - HALF, dims))
     if ROTARY:
         other = tl.load(row + partner[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -86,7 +86,7 @@ def _rope_store(
         tl.store(at_kv, x.to(kv.dtype.element_ty), mask=kv_mask)
     else:
         largest = tl.maximum(tl.max(tl.abs(x), 1), 1e-20)  # a head of zeros is stored as zeros
-        # What is no number stays none, by its scale: 8-bit integers cannot hold it.
+        # NaN and infinity make the scale NaN, because 8-bit integers cannot hold them.
         poison = tl.sum(x * 0.0, 1)
         tl.store(scales + kv_row, largest / LARGEST + poison, mask=is_kv)
         x = x * (LARGEST / largest)[:, None]
@@ -109,7 +109,7 @@ def rope_store(
     """Normalize and rotate the heads of q and k, write q, store k and v in the pool (quantized where it has scales).
 
     qkv [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; positions [T], slots [T] integers: slot = block *
-    block_size + offset, -1 for a padding row, which changes nothing. table [positions, rotary] float32, cosines then
+    block_size + offset, or -1 for a padding row, which is skipped. table [positions, rotary] float32, cosines then
     sines, or None: no rotation; elements i and i + rotary/2 of a head are a pair. q_norm, k_norm [head_dim], both or
     neither: RMSNorm over each head before the rotation. q_out [T, heads, head_dim]; kv [num_blocks, 2, kv_heads,
     block_size, head_dim] and scales [num_blocks, 2, kv_heads, block_size]: a layer of `KvPool`. Float types are

@@ -1,9 +1,9 @@
 """Samples a token per row: steps 3 to 8 of the rule in core/sampling.py, without sorting the vocabulary.
 
-The bits of a positive float32, read as an integer, are in the order of the floats. So a binary search over integers
-finds the k-th largest weight, and the weight at which the nucleus is full, exactly. Each probe counts and sums the
-weights that are not below it, and moves an end of the range to the next existing weight. Ties at the edge of the
-nucleus are cut by id.
+The bits of positive float32 numbers, read as integers, have the same order as the numbers. So a binary search over
+integers finds exactly the k-th largest weight, and the weight at which the nucleus is complete. Each probe counts and
+sums the weights that are not below it, and moves an end of the range to the next existing weight. Ties at the edge of
+the nucleus are cut by id.
 
 Sources: the pivots of FlashInfer's sampler (Ye et al. 2025); SplitMix64 (Steele et al. 2014).
 """
@@ -36,7 +36,7 @@ def _uniform(seed, position):
 
 @triton.jit
 def _weigh(logits, weights, vocab, peak, temperature, floor, TILE: tl.constexpr):
-    """Write the weights; how many are not below `floor`, and their sum."""
+    """Write the weights. Returns the number of weights not below `floor`, and their sum."""
     lanes = tl.arange(0, TILE)
     count = tl.zeros([TILE], tl.int32)
     mass = tl.zeros([TILE], tl.float64)
@@ -53,10 +53,10 @@ def _weigh(logits, weights, vocab, peak, temperature, floor, TILE: tl.constexpr)
 
 @triton.jit
 def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: tl.constexpr):
-    """The largest weight such that the weights not below it are `goal` or more in number, or in sum.
+    """The largest weight such that the weights not below it are `goal` or more in number, or in sum (BY_MASS).
 
-    `count` and `mass` are those of the weights not below `floor`, which reach the goal. Returns that weight, the count
-    and mass of the weights not below it, and the count and mass of those above it.
+    `count` and `mass` are the number and sum of the weights not below `floor`, which reach the goal. Returns the found
+    weight, the count and mass of the weights not below it, and the count and mass of those above it.
     """
     low = floor.to(tl.int32, bitcast=True)  # reaches the goal
     high = count * 0 + 0x3F800001  # does not: the next float after 1.0, the largest weight
@@ -66,7 +66,7 @@ def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: 
         middle = low + (high - low) // 2
         n, s, lightest, heaviest = split(weights, vocab, middle.to(tl.float32, bitcast=True), TILE)
         reached = s >= goal if BY_MASS else n >= goal
-        # On to the next weight there is, so that the range is empty as soon as one value is left in it.
+        # Move to the next existing weight, so that the search ends as soon as one value is left in the range.
         low = tl.where(reached, lightest.to(tl.int32, bitcast=True), low)
         high = tl.where(reached, high, heaviest.to(tl.int32, bitcast=True) + 1)
         count = tl.where(reached, n, count)
@@ -76,7 +76,7 @@ def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: 
     return low.to(tl.float32, bitcast=True), count, mass, count_above, mass_above
 
 
-# The length of a history row differs between servers, whose kernels are compiled ahead once for all.
+# Not specialized: the length of a history row differs between servers, which share kernels compiled ahead of time.
 @triton.jit(do_not_specialize=["history_stride"])
 def _sample(
     logits,
@@ -97,7 +97,7 @@ def _sample(
     weights += number * vocab
     own = tl.load(row + number).to(tl.int64)
     place = tl.load(position + number)
-    sampling += own * sampling_stride  # in the order of run.batch.SAMPLING
+    sampling += own * sampling_stride  # in the order of core.model_input.SAMPLING
     heat = tl.load(sampling + 2).to(tl.float32, bitcast=True)
     peak, token = best(logits, vocab, TILE)
     if tl.abs(peak) < float("inf"):
@@ -111,7 +111,7 @@ def _sample(
             if (k > 0) & (k < count):
                 limit, count, mass, _, _ = edge(weights, vocab, limit, count, mass, k, False, TILE)
             if (p < 1) & (count > 1):
-                # At least one id, whatever the share: more than nothing.
+                # More than zero, so that at least one id stays for any p.
                 goal = tl.maximum(p.to(tl.float64) * mass, 1e-300)
                 limit, count, mass, count_above, mass_above = edge(weights, vocab, limit, count, mass, goal, True, TILE)
                 share = limit.to(tl.float64)
@@ -123,7 +123,7 @@ def _sample(
             high = tl.load(sampling + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
             token = first_past(weights, vocab, limit, last_tie, _uniform((high << 32) | low, place) * mass, False, TILE)
     else:
-        token = tl.where(peak < 0, -2, -1)  # not of a NaN
+        token = tl.where(peak < 0, -2, -1)  # false for a NaN
     tl.store(chosen + number, token)
     tl.store(history + own * history_stride + place, token)
 

@@ -12,8 +12,8 @@ from torch import Tensor as Torch
 class Partial(NamedTuple):
     """Results of segments, float32: `acc` [T, heads, segments, head_dim], `top` and `total` [T, heads, segments].
 
-    `top` is the largest score in powers of two, `total` the sum of 2 ** (score - top), `acc` the sum of the values with
-    these weights. `acc` of a segment with no keys (total 0) is arbitrary.
+    `top` is the largest score times log2(e), `total` the sum of 2 ** (score * log2(e) - top), and `acc` the sum of the
+    values with these weights. `acc` of a segment with no keys (total 0) is arbitrary.
     """
 
     acc: Torch
@@ -27,7 +27,7 @@ def partial_size(*, tokens: int, heads: int, head_dim: int, segments: int) -> in
 
 
 def partial_views(buffer: Torch, *, tokens: int, heads: int, head_dim: int, segments: int) -> Partial:
-    """A `Partial` in the front of a flat float32 buffer of at least `partial_size` elements."""
+    """A `Partial` of views at the start of a flat float32 buffer of at least `partial_size` elements."""
     rows = tokens * heads * segments
     shape = (tokens, heads, segments)
     return Partial(

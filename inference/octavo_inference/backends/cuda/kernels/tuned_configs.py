@@ -1,7 +1,7 @@
 """Tiles measured on a GPU, one file per GPU. `python -m bench.gpu tiles` writes them; a server only reads them.
 
-A shape that the file does not name uses the tile of the rules in `launch_configs`. The tile of a product depends on its
-shape and the GPU alone. It changes with the number of rows where that of the rules does, so that warm-up covers all
+A shape that the file does not contain uses the tile of the rules in `launch_configs`. The tile of a product depends on
+its shape and the GPU alone. It changes at the same row counts as the tile of the rules, so that warm-up covers all
 tiles.
 """
 
@@ -30,7 +30,7 @@ from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 TABLES = Path(__file__).with_name("tables")
 ROW_STEPS = (16, 32, 64, 128)
-"""Row counts up to which products have one tile each; the last is for all larger counts."""
+"""Products with a row count up to one of these share a tile. The last one also covers all larger counts."""
 
 Shape = tuple[str, int, int, int]
 """Layout, rows and width (values, or bytes of two) of the weights, and the most rows of x."""
@@ -38,10 +38,10 @@ Shape = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles on a `card`, "" without measurements.
+    """Tiles for a `card`; "" if there are no measurements.
 
-    `gemv_rows` maps a layout to the most rows of x for `gemv`. Attention's keys are head dim, heads that share keys,
-    and one token per sequence or more.
+    `gemv_rows` maps a layout to the most rows of x for `gemv`. The keys of `attention` are the head dim, the number of
+    query heads per KV head, and True for one token per sequence.
     """
 
     card: str = ""
@@ -74,12 +74,12 @@ class Tiles:
 
 
 def power_of_two(m: int) -> int:
-    """The next of `ROW_STEPS`."""
+    """The smallest power of two that is at least m."""
     return 1 << (m - 1).bit_length()
 
 
 def row_step(m: int) -> int:
-    """The one of `ROW_STEPS` that a product of m rows belongs to."""
+    """The entry of `ROW_STEPS` for a product of m rows."""
     return next((step for step in ROW_STEPS if m <= step), ROW_STEPS[-1])
 
 

@@ -1,6 +1,6 @@
-"""Reductions over one row of the vocabulary, tile by tile: used by the sampler and the log-probabilities.
+"""Reductions over one row of logits or weights, tile by tile: used by the sampler and the log-probabilities.
 
-Weights are the rule's (core/sampling.py): float32 from 0 to 1. Their sums are float64.
+Weights are those of core/sampling.py: float32 from 0 to 1. Their sums are float64.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import triton.language as tl
 
 @triton.jit
 def best(logits, vocab, TILE: tl.constexpr):
-    """The largest logit and its lowest id; NaN where one is."""
+    """The largest logit and the lowest id that has it. The logit is NaN if any logit is NaN."""
     lanes = tl.arange(0, TILE)
     largest = tl.full([TILE], float("-inf"), tl.float32)
     where = lanes
     unordered = lanes < 0
     for start in range(0, vocab, TILE):
         x = tl.load(logits + start + lanes, mask=start + lanes < vocab, other=float("-inf"))
-        unordered |= x != x  # noqa: PLR0124  (true of a NaN alone)
+        unordered |= x != x  # noqa: PLR0124  (true only for NaN)
         where = tl.where(x > largest, start + lanes, where)
         largest = tl.where(x > largest, x, largest)
     peak = tl.max(largest)
@@ -28,7 +28,7 @@ def best(logits, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def split(weights, vocab, limit, TILE: tl.constexpr):
-    """How many weights are not below `limit` (>= 0), their sum, the lightest of them, and the heaviest below it."""
+    """The number of weights not below `limit` (>= 0), their sum, the smallest of them, and the largest one below it."""
     lanes = tl.arange(0, TILE)
     count = tl.zeros([TILE], tl.int32)
     mass = tl.zeros([TILE], tl.float64)
@@ -46,10 +46,10 @@ def split(weights, vocab, limit, TILE: tl.constexpr):
 
 @triton.jit
 def first_past(weights, vocab, limit, last_tie, goal, COUNT_TIES: tl.constexpr, TILE: tl.constexpr):
-    """The first id at which the running sum of what is kept exceeds `goal`; the last kept one if rounding leaves none.
+    """The first id at which the running sum of kept weights exceeds `goal`; the last kept id if rounding leaves none.
 
-    Kept are weights above `limit`, and those equal to it up to the id `last_tie`. With COUNT_TIES the sum is over the
-    number of weights equal to `limit` instead.
+    Weights above `limit` are kept, and those equal to it up to the id `last_tie`. With COUNT_TIES the sum counts the
+    weights equal to `limit` instead.
     """
     lanes = tl.arange(0, TILE)
     running = goal * 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from octavo_inference.chat_format.tools import ToolChoice, ToolSpec
 
 NO_TOKENS: Mapping[str, int] = {}
 MAX_CALLS = 128
+_TAG = re.compile(r"</?[\w:]+>")
 LINE_BREAKS = r"/\n{0,2}/"
 
 
@@ -42,8 +44,9 @@ class ToolFormat:
     """One format of tool calls.
 
     `markers` are texts of special tokens that must stay visible to the parser, so the detokenizer must not skip them.
-    Where `special` is asked for, it is those of the markers that are special tokens of the model's vocabulary, with
-    their ids (`special_tokens`): a grammar names them by id, and a parser never shows them as text.
+    Where `special` is asked for, it is those of the markers that are tokens of their own in the model's vocabulary,
+    with their ids (`special_tokens`): grammars name them by id. Where they begin no call, a parser does not show them
+    as text, other than tags (`<tool_call>`), which vocabularies have for text, too.
     """
 
     name: str
@@ -57,7 +60,7 @@ class ToolFormat:
 
     def parser(self, tools: Sequence[ToolSpec], special: Mapping[str, int] = NO_TOKENS) -> AnswerParser:
         """A parser for one answer. Calls of functions that are not among `tools` stay text."""
-        return self.parse(tools, special.keys() & set(self.markers))
+        return self.parse(tools, [text for text in self.markers if text in special and not _TAG.fullmatch(text)])
 
     def grammar(
         self,
@@ -72,10 +75,11 @@ class ToolFormat:
         """Lark text (llguidance) that enforces the choice, or None where there is nothing to enforce.
 
         `required` and `named`: at least one call, of an allowed tool, with arguments of its schema; more than one only
-        with `parallel`, and then at most `MAX_CALLS` in a block. `auto`: free text, in which each block of calls is one, once its trigger appears; enforced with
-        a strict tool, with a tool that is not allowed, or without `parallel`. Without `parallel`, the answer ends
-        behind the call. `answer` is a Lark expression that the text must be where the answer is no call (`auto`).
-        `behind_thinking`: the grammar applies behind a thinking, so that line breaks may come first.
+        with `parallel`, and then at most `MAX_CALLS` in a block. `auto`: free text, in which each block of calls is
+        one, once its trigger appears; enforced with a strict tool, with one that is not allowed, or without `parallel`.
+        Without `parallel`, the answer ends behind the call. `answer` is a Lark expression that the text must be where
+        the answer is no call (`auto`). `behind_thinking`: the grammar applies behind a thinking, so that line breaks
+        may come first.
 
         Raises `RequestError` for a strict tool with a schema that this format cannot enforce.
         """
@@ -121,6 +125,13 @@ def blocks(
 
 
 def special_tokens(markers: Collection[str], tokenizer: Tokenizer) -> dict[str, int]:
-    """Those of the markers that are special tokens of a vocabulary, with their ids."""
+    """Those of the markers that are tokens of their own in a vocabulary, and no text for a grammar, with their ids.
+
+    For llguidance, these are the added tokens that are special, or in angle brackets.
+    """
     added = tokenizer.get_added_tokens_decoder()
-    return {token.content: index for index, token in added.items() if token.special and token.content in markers}
+    return {
+        token.content: index
+        for index, token in added.items()
+        if token.content in markers and (token.special or (token.content[0] == "<" and token.content[-1] == ">"))
+    }

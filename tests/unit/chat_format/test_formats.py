@@ -207,13 +207,13 @@ def test_an_answer(name: str, answer: str, text: str, calls: list[tuple[str, str
     assert parts(parsed(name, answer)) == (text, calls, "")
 
 
-# What the built-in model says to "What is the weather in Paris, in celsius?" with the format's system prompt, greedily
-# under the grammar of a required call.
+# The built-in model's answers, cut into its tokens at each |, to "What is the weather in Paris, in celsius?", greedily,
+# with the format's system prompt, under the grammar of a required call.
 RECORDED = {
-    "smollm2": '<|tool|_|call|>|[|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|"|,| "|unit|":| "|c'
-    '|elsius|"|}}|]|</|tool|_|call|>',
-    "hermes": '<|tool|_|call|>|\n|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|",| "|unit|":| "|c'
-    '|elsius|"|}}|\n|</|tool|_|call|>',
+    "smollm2": '<|tool|_|call|>|[|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|"|,| "|unit|":| "'
+    '|c|elsius|"|}}|]|</|tool|_|call|>',
+    "hermes": '<|tool|_|call|>|\n|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|",| "|unit|":| "'
+    '|c|elsius|"|}}|\n|</|tool|_|call|>',
 }
 
 
@@ -252,9 +252,11 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_special_tokens_are_no_text() -> None:
-    special = {"<tool_call>": 1, "</tool_call>": 2}
-    assert parsed("hermes", "a <tool_call>b</tool_call> c", special=special) == [Text("a b c")]
-    assert parsed("hermes", "a <tool_call>b</tool_call> c") == [Text("a <tool_call>b</tool_call> c")]
+    special = {"<|tool_call|>": 1, "<|/tool_call|>": 2}
+    assert parsed("phi4", "a <|tool_call|>b<|/tool_call|> c", special=special) == [Text("a b c")]
+    assert parsed("phi4", "a <|tool_call|>b<|/tool_call|> c") == [Text("a <|tool_call|>b<|/tool_call|> c")]
+    # Tags are text, too.
+    assert parsed("hermes", "a <tool_call>b", special={"<tool_call>": 1}) == [Text("a <tool_call>b")]
     assert parsed("pythonic", "<|python_start|>[get_time()]<|python_end|>", special={"<|python_end|>": 1}) == [
         CallStart(0, "get_time"),
         CallArguments(0, "{}"),

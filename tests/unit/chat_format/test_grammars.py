@@ -128,30 +128,30 @@ def test_free_text_begins_a_call_in_no_other_way() -> None:
     """Where a parser knows several start markers, and where text spells out a special token."""
     form = tool_format("qwen3_coder")
     choice = ToolChoice("auto", NAMES)
-    model, tokens = _model("qwen3_coder", special=True)
-    for special in ({}, tokens):
-        grammar = form.grammar(STRICT, choice, parallel=True, special=special)
+    for special in (False, True):
+        model, tokens = _model("qwen3_coder", special)
+        grammar = form.grammar(STRICT, choice, parallel=True, special=tokens)
         assert grammar is not None
         assert model.allows(grammar, "a < b, <func")
         assert not model.allows(grammar, "a <function=get_time>")
-    plain = RandomModel(())
-    assert not plain.allows(grammar.replace(f"<[{tokens['<tool_call>']}]>", '"never"'), "a <tool_call> b")
+        assert not model.allows(grammar, "a <tool_call> b", spelled=True)
+        assert model.allows(grammar, "a <tool_cat> b", spelled=True)
 
 
 def test_markers_that_are_tokens_but_not_special() -> None:
     """As in Qwen's vocabulary."""
     form = tool_format("hermes")
     model = RandomModel((), words=form.markers)
-    assert special_tokens(form.markers, model.tokenizer) == {}
-    grammar = form.grammar(TOOLS, ToolChoice("required", NAMES), parallel=False)
-    assert grammar is not None
+    tokens = special_tokens(form.markers, model.tokenizer)
+    assert tokens.keys() == set(form.markers)
     call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     assert len(model.tokenizer.encode(call).ids) < len(call) - 15
-    assert model.allows(grammar, call)
-    assert not model.allows(grammar, "\n" + call)
-    grammar = form.grammar(TOOLS, ToolChoice("required", NAMES), parallel=False, behind_thinking=True)
-    assert grammar is not None
-    assert model.allows(grammar, "\n" + call)
+    choice = ToolChoice("required", NAMES)
+    for behind_thinking in (False, True):
+        grammar = form.grammar(TOOLS, choice, parallel=False, behind_thinking=behind_thinking, special=tokens)
+        assert grammar is not None
+        assert model.allows(grammar, call)
+        assert model.allows(grammar, "\n" + call) == behind_thinking
 
 
 def test_one_call_only() -> None:

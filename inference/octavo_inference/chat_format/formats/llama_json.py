@@ -18,6 +18,8 @@ from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _TAG = "<|python_tag|>"
+# Llama 4.
+_START, _END = "<|python_start|>", "<|python_end|>"
 # References that mean something else in a schema around this one.
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 
@@ -52,4 +54,4 @@ def _call(rules: Rules, tool: ToolSpec) -> str:
     )
 
 
-LLAMA_JSON = ToolFormat("llama3_json", (_TAG,), blocks(_block, (_TAG,), bare="{"), _layout, _call)
+LLAMA_JSON = ToolFormat("llama3_json", (_TAG, _START, _END), blocks(_block, (_TAG, _START), bare="{"), _layout, _call)

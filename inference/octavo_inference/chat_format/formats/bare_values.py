@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from octavo_inference.chat_format import lark
 from octavo_inference.chat_format.lark import Rules, alternatives
 from octavo_inference.chat_format.schema_types import TYPES, Parameters, Schema
 from octavo_inference.chat_format.tools import ToolSpec
 from octavo_inference.common.errors import RequestError
+from octavo_inference.grammar.sources import regex_rule
 
 # Of an object, in all; parameters are written in the schema's order, and no other ones.
 _ENFORCED = frozenset(
@@ -42,9 +45,8 @@ def tagged_parameters(rules: Rules, tool: ToolSpec, tags: tuple[str, str, str]) 
     before, between, end = tags
     parameters, listed = parameters_in_order(tool)
     if parameters.are_open:
-        any_value = rules.add("value", f"/(.|\\n)*/ {json.dumps(end, ensure_ascii=False)}", options="[lazy]")
-        behind = any_value if not _has_special(rules, end) else f"TEXT {rules.literal(end)}"
-        return f"({rules.literal(before)} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {rules.literal(between)} {behind})*"
+        value = _terminated(rules, lark.any_text(), end)
+        return f"({rules.literal(before)} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {rules.literal(between)} {value})*"
     parts = []
     for name, schema, required in listed:
         part = f"{rules.literal(before + name + between)} {_text_value(rules, parameters, schema, end)}"
@@ -92,55 +94,58 @@ def _python_value(rules: Rules, parameters: Parameters, schema: Any) -> str:
 
 def _text_value(rules: Rules, parameters: Parameters, schema: Any, end: str) -> str:
     """A value as bare text with the text `end` behind it."""
-    resolved = parameters.resolved(schema)
-    values = [resolved["const"]] if "const" in resolved else resolved.get("enum")
-    if isinstance(values, list):
-        return alternatives(rules.literal(_bare(value) + end) for value in values)
-    types = parameters.types_of(schema)
-    branches = resolved.get("anyOf") or resolved.get("oneOf")
-    if isinstance(branches, list) and "string" in types:
-        return alternatives(_text_value(rules, parameters, branch, end) for branch in branches)
-    if "string" not in types:
+    if "string" not in parameters.types_of(schema):
         return f"{rules.json_of(_with_definitions(parameters, schema))} {rules.literal(end)}"
-    text = _free_text(rules, parameters.tool, resolved, end)
-    others = sorted(types - {"string"}) if types != TYPES else []
-    if not others:
-        return text
-    value = rules.json_of(_with_definitions(parameters, {**resolved, "type": others}))
-    return f"({value} {rules.literal(end)} | {text})"
+    return alternatives(
+        alternative
+        for branch in parameters.branches(schema)
+        for alternative in _text_branch(rules, parameters, branch, end)
+    )
+
+
+def _text_branch(rules: Rules, parameters: Parameters, schema: Schema, end: str) -> list[str]:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return [rules.literal(_bare(value) + end) for value in values]
+    types = parameters.types_of(schema)
+    found = [_free_text(rules, parameters.tool, schema, end)] if "string" in types else []
+    others = sorted(types - {"string"})
+    if others and types != TYPES:
+        value = rules.json_of(_with_definitions(parameters, {**schema, "type": others}))
+        found.append(f"{value} {rules.literal(end)}")
+    return found
 
 
 def _free_text(rules: Rules, tool: ToolSpec, schema: Schema, end: str) -> str:
     """A string without quotes, with `end` behind it."""
     if tool.strict and (found := _NOT_ENFORCED_OF_TEXT & schema.keys()):
         raise _refusal(tool, min(found))
-    pattern = r"(.|\n)*"
-    if schema.keys() & _ENFORCED_OF_TEXT:
-        pattern = _bounded(schema)
-    if _has_special(rules, end):
-        return f"/{pattern}/ {rules.literal(end)}"
-    return rules.add("text", f"/{pattern}/ {json.dumps(end, ensure_ascii=False)}", options="[lazy]")
+    return _terminated(rules, _bounded(schema) if schema.keys() & _ENFORCED_OF_TEXT else lark.any_text(), end)
+
+
+def _terminated(rules: Rules, text: str, end: str) -> str:
+    """A text, as a terminal, up to the first time that `end` comes."""
+    if not any(marker in end for marker in rules.special):
+        return rules.add("value", f"{text} {rules.literal(end)}", options="[lazy]")
+    marker = end.strip()
+    name = rules.terminal("VALUE", f"{text} & ~/(.|\\n)*{lark.quoted(marker)}(.|\\n)*/")
+    return f"{name} {rules.literal(end)}"
 
 
 def _bounded(schema: Schema) -> str:
-    """A regular expression of strings within the schema's bounds, without the tags' first character."""
-    if isinstance(schema.get("pattern"), str):
-        pattern = schema["pattern"].replace("/", r"\/")
-        start = "" if pattern.startswith("^") else "[^<]*"
-        stop = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "[^<]*"
-        return (
-            f"{start}({pattern.removeprefix('^').removesuffix('$') if not stop else pattern.removeprefix('^')}){stop}"
-        )
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    return f"[^<]{{{least},{most}}}"
+    """A terminal of the strings within the schema's bounds, without the first character of tags."""
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        # Unlike in Lark, a pattern may match a part of the string.
+        before = "" if pattern.startswith("^") else "[^<]*"
+        behind = "" if re.search(r"(?<!\\)(\\\\)*\$$", pattern) else "[^<]*"
+        core = pattern.removeprefix("^") if behind else pattern.removeprefix("^")[:-1]
+        return regex_rule(f"{before}(?:{core}){behind}", "tools")
+    return f"/[^<]{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/"
 
 
 def _bare(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _has_special(rules: Rules, text: str) -> bool:
-    return any(marker in text for marker in rules.special)
 
 
 def _with_definitions(parameters: Parameters, schema: Any) -> Any:

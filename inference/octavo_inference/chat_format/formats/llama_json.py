@@ -6,16 +6,22 @@ tests/tool_parsers/test_llama3_json_tool_parser.py (several calls with `; ` betw
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import call_object, named_object
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import Reader, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _TAG = "<|python_tag|>"
+# Llama 4.
+_START, _END = "<|python_start|>", "<|python_end|>"
+# References that mean something else in a schema around this one.
+_REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 
 
 def _block(calls: Calls, marker: str) -> Reader[str]:
@@ -27,12 +33,25 @@ def _block(calls: Calls, marker: str) -> Reader[str]:
     return at
 
 
-def _layout(_: Mapping[str, int]) -> Layout:
-    return Layout("", "; ", "", no_call=r"/(\s*[^{\s](.|\n)*)?/")
+def _layout(_: Mapping[str, int]) -> CallLayout:
+    return CallLayout("", "; ", "", no_call=r"/(\s*[^{\s](.|\n)*)?/")
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:
-    return named_object(rules, tool, "parameters")
+    """One schema rather than text around one: in a grammar, it may stand beside another (`answer`)."""
+    parameters = {"type": "object"} if tool.parameters is None else tool.parameters
+    if _REFERENCE.search(json.dumps(parameters)):
+        return named_object(rules, tool, "parameters")
+    definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    return rules.json_of(
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": parameters},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+            **definitions,
+        }
+    )
 
 
-LLAMA_JSON = ToolFormat("llama3_json", (_TAG,), blocks(_block, (_TAG,), bare="{"), _layout, _call)
+LLAMA_JSON = ToolFormat("llama3_json", (_TAG, _START, _END), blocks(_block, (_TAG, _START), bare="{"), _layout, _call)

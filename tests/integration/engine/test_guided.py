@@ -8,13 +8,17 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.native import needs_native
+from tests.support.tiers import scaled
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.common.errors import RequestError
 from octavo_inference.completion import RequestOutput
 from octavo_inference.core import engine as engine_module
 from octavo_inference.core.request import Guidance
+from octavo_inference.grammar.matcher import Vocabulary
 
 pytestmark = [pytest.mark.timeout(600), needs_native]
 
@@ -41,9 +45,11 @@ def model() -> LLM:
     return LLM("smollm2", max_model_len=512, kv_memory="64Mi", max_running_requests=8)
 
 
-def answers(guidance: Guidance | None, llm: LLM | None = None, prompt: str = PROMPTS[0], **given: Any) -> RequestOutput:
-    params = SamplingParams(**{"max_tokens": 120, "temperature": 1.0, "seed": 4, **given})
-    [result] = (llm or model()).generate([prompt], params, guidance=guidance, use_tqdm=False)
+def answers(
+    guidance: Guidance | None, llm: LLM | None = None, prompt: str = PROMPTS[0], **params: Any
+) -> RequestOutput:
+    sampling = SamplingParams(**{"max_tokens": 120, "temperature": 1.0, "seed": 4, **params})
+    [result] = (llm or model()).generate([prompt], sampling, guidance=guidance, use_tqdm=False)
     return result
 
 
@@ -81,13 +87,13 @@ def test_seeds_give_the_same_answers_and_other_seeds_others() -> None:
 
 def test_jump_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    before = llm.engine.counters.forced_tokens
+    before = llm.engine.counters.guidance.forced_tokens
     jumped = [output.token_ids for output in answers(JSON, n=4).outputs]
-    assert llm.engine.counters.forced_tokens > before
+    assert llm.engine.counters.guidance.forced_tokens > before
     monkeypatch.setattr(engine_module, "jumps", lambda _: False)
-    forced = llm.engine.counters.forced_tokens
+    forced = llm.engine.counters.guidance.forced_tokens
     assert [output.token_ids for output in answers(JSON, n=4).outputs] == jumped
-    assert llm.engine.counters.forced_tokens == forced
+    assert llm.engine.counters.guidance.forced_tokens == forced
 
 
 def test_log_probabilities_of_each_token_are_those_of_the_model() -> None:
@@ -100,7 +106,9 @@ def test_log_probabilities_of_each_token_are_those_of_the_model() -> None:
 
 
 def test_penalties_stop_strings_and_max_tokens_keep_working() -> None:
-    assert follows_schema(answers(JSON, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3).outputs[0].text)
+    assert follows_schema(
+        answers(JSON, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3).outputs[0].text
+    )
     [stopped] = answers(JSON, stop='", "age').outputs
     assert stopped.stop_reason == '", "age'
     assert re.fullmatch(r'\{"name": "[^"]*', stopped.text)
@@ -125,7 +133,9 @@ def test_the_grammar_begins_behind_the_thinking() -> None:
 def test_requests_beside_guided_ones_do_not_change() -> None:
     llm = model()
     params = [SamplingParams(max_tokens=40, temperature=0.9, seed=i, ignore_eos=True) for i in range(3)]
-    alone = [llm.generate([p], [s], use_tqdm=False)[0].outputs[0].token_ids for p, s in zip(PROMPTS, params, strict=True)]
+    alone = [
+        llm.generate([p], [s], use_tqdm=False)[0].outputs[0].token_ids for p, s in zip(PROMPTS, params, strict=True)
+    ]
     free = [llm._job(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
     guided = [
         llm._job(PROMPTS[0], SamplingParams(max_tokens=60, seed=seed, n=2), guidance=guidance)
@@ -150,6 +160,54 @@ def test_a_grammar_that_does_not_compile_is_refused(grammar: str) -> None:
     if not grammar:
         assert answers(Guidance(), max_tokens=3).outputs[0].finish_reason == "length"
         return
-    with pytest.raises(RequestError, match="^grammar: "):
+    with pytest.raises(RequestError, match=r"^grammar: "):
         answers(Guidance(grammar=grammar))
     assert not model().engine.has_work
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    leaves = st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "integer", "minimum": -5, "maximum": 1200},
+            {"type": "string", "maxLength": 6},
+            {"enum": ["red", "rose", 7, None]},
+            {"type": "string", "pattern": "^[a-c]{2,4}(x|yz)$"},
+        ]
+    )
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.builds(lambda item: {"type": "array", "items": item, "minItems": 1, "maxItems": 2}, inner),
+            st.builds(lambda one, two: {"anyOf": [one, two]}, inner, inner),
+            st.dictionaries(st.sampled_from(["id", "name", "a b", "é"]), inner, min_size=1, max_size=3).map(
+                lambda fields: {
+                    "type": "object",
+                    "properties": fields,
+                    "required": sorted(fields),
+                    "additionalProperties": False,
+                }
+            ),
+        ),
+        max_leaves=6,
+    )
+
+
+@settings(max_examples=scaled(15), deadline=None)
+@given(schema=schemas(), seed=st.integers(0, 99))
+def test_answers_are_accepted_by_any_grammar(schema: dict[str, Any], seed: int) -> None:
+    style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    guidance = Guidance(grammar="start: %json " + json.dumps(schema | {"x-guidance": style}))
+    result = answers(guidance, n=2, temperature=2.0, seed=seed, max_tokens=300)
+    for output in result.outputs:
+        matcher = vocabulary().compile(guidance.grammar)
+        for token in output.token_ids:
+            matcher.consume(token)
+        assert output.finish_reason == "stop"
+        json.loads(output.text)
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    config = model().engine.config
+    return Vocabulary(model().tokenizer, config.vocab, config.eos_token_ids)

@@ -181,7 +181,10 @@ async def test_values_that_ask_for_nothing_are_accepted(serve, field):
 REFUSED = [
     ("tools", [{"type": "function", "name": "f"}], "tools"),
     ("tool_choice", "required", "tool_choice"),
-    ("text", {"format": {"type": "json_schema"}}, "text.format.type"),
+    ("text", {"format": {"type": "xml"}}, "text.format.type"),
+    ("text", {"format": {"type": "json_schema", "name": "a"}}, "text.format.schema"),
+    ("text", {"format": {"type": "json_schema", "name": "a", "schema": {"if": {}}}}, "text.format.schema"),
+    ("text", {"format": {"type": "json_object", "strict": True}}, "text.format.strict"),
     ("text", {"verbosity": "low"}, "text.verbosity"),
     ("reasoning", {"effort": "low"}, "reasoning.effort"),
     ("conversation", "conv_1", "conversation"),

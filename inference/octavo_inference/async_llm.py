@@ -70,8 +70,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput]:
         """The answers to a prompt, each time they have grown; the same object, which the last time is complete.
 
-        `guidance` constrains their tokens. Leaving the loop early ends the request. Raises `OctavoError` if the request can never be served, if the engine
-        has too many waiting requests, or if it ends.
+        `guidance` constrains their tokens. Leaving the loop early ends the request. Raises `OctavoError` if the request
+        can never be served, if the engine has too many waiting requests, or if it ends.
         """
         if self._client is None:
             raise OctavoError("the engine is not running: use AsyncLLM in `async with`")

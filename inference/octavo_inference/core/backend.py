@@ -87,8 +87,8 @@ class Backend(Protocol):
     def launch(self, step: RowStep) -> StepHandle:
         """Run the model over a step, store K and V, sample, and score prompt tokens.
 
-        A step with `guided` rows samples when its masks arrive (`StepHandle.choose`). The step may also be queued behind earlier launches. Steps are collected in launch order. A single request
-        cannot make it raise.
+        A step with `guided` rows samples when its masks arrive (`StepHandle.choose`). The step may also be queued
+        behind earlier launches. Steps are collected in launch order. A single request cannot make it raise.
         """
         ...
 

@@ -17,6 +17,8 @@ class Counters:
         self.masks = 0
         self.mask_seconds = 0.0
         self.forced_tokens = 0
+        # Answers whose thinking ended by force.
+        self.budgets_reached = 0
         self._steps = 0
         self._seconds = 0.0
         self._idle_rows = 0

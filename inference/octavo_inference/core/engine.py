@@ -330,7 +330,7 @@ class Engine:
             if not sequences:
                 continue  # aborted or out of time since
             if isinstance(compiled, RequestError):
-                outputs += self._live.end(request_id, "error", f"grammar: {compiled}", REFUSED)
+                outputs += self._refuse_grammar(request_id, str(compiled))
             else:
                 self._queue(sequences, compiled)
 
@@ -369,16 +369,17 @@ class Engine:
         return True
 
     def _choose(self, pending: PendingStep) -> list[Output]:
-        """Fill the masks of the newest step, the tokens before which are all known, and let it sample."""
-        guided = [each for each in pending.guided if each.sequence.state is not SequenceState.FINISHED]
+        """Fill the masks of the newest step and let it sample, once: all tokens before its own are known."""
         if not pending.guided:
             return []
+        guided = [each for each in pending.guided if each.sequence.state is not SequenceState.FINISHED]
+        pending.guided = []
         filled = fill_masks(guided) if pending.masks is None else pending.masks.result()
         self.counters.masks += len(guided)
         self.counters.mask_seconds += filled.seconds
         outputs: list[Output] = []
         for sequence, message in filled.failed:
-            outputs += self._live.end(sequence.request.id, "error", f"grammar: {message}", REFUSED)
+            outputs += self._refuse_grammar(sequence.request.id, message)
         try:
             pending.handle.choose([RowChange("mask", each.row, 0, each.mask) for each in guided])
         except DeviceLostError:
@@ -429,46 +430,49 @@ class Engine:
                 continue  # ended by an earlier token, an abort, or a sibling with NaN logits
             if token == NO_CHOICE and (sequence.constrained or sequence.num_known_tokens < sequence.min_total):
                 outputs.append(self._end_without_token(sequence))
-                continue
-            if token < 0:
+            elif token < 0:
                 outputs += self._refuse_numbers(sequence)
-                continue
-            known = sequence.total - sequence.pending
-            sequence.tokens[known] = token
-            sequence.pending -= 1
-            self.counters.generation_tokens += 1
-            reason: FinishReason | None = None
-            stop: int | None = None
-            if token in sequence.ends:
-                reason = "stop"
-            elif token in sequence.stops:
-                reason, stop = "stop", token
-            tokens, error = [token], None
-            if sequence.guide is not None and reason is None:
-                error = self._advance(sequence, tokens)
-            complete = sequence.guide is not None and sequence.guide.is_complete
-            if reason is None and not complete and known + len(tokens) >= sequence.limit:
-                reason = "length"
-            outputs.append(
-                Output(
-                    id=sequence.request.id,
-                    index=sequence.index,
-                    tokens=tokens,
-                    logprobs=[_logprobs(result, i)] if sequence.request.sampling.reports_logprobs else None,
-                    prompt_logprobs=_prompt_logprobs(sequence),
-                    finish_reason=reason,
-                    stop_reason=stop,
-                    cached_tokens=sequence.cached,
-                    queued=sequence.first_start - sequence.arrived if known == sequence.prompt_len else 0.0,
-                )
-            )
-            if error is not None:
-                outputs += self._live.end(sequence.request.id, "error", f"grammar: {error}", REFUSED)
-            elif reason is not None:
-                self._live.finish(sequence)
-            elif complete:
-                outputs.append(self._end_without_token(sequence))
+            else:
+                outputs += self._accept(sequence, token, _logprobs(result, i) if sequence.logprobs else None)
         return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
+
+    def _accept(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> list[Output]:
+        """Append a sampled token to a sequence, and the tokens that follow in any case. Ends the sequence if it is over."""
+        known = sequence.total - sequence.pending
+        sequence.tokens[known] = token
+        sequence.pending -= 1
+        self.counters.generation_tokens += 1
+        reason: FinishReason | None = None
+        stop: int | None = None
+        if token in sequence.ends:
+            reason = "stop"
+        elif token in sequence.stops:
+            reason, stop = "stop", token
+        tokens, error = [token], None
+        if sequence.guide is not None and reason is None:
+            error = self._advance(sequence, sequence.guide, tokens)
+        over = error is not None or (sequence.guide is not None and sequence.guide.is_complete)
+        if reason is None and not over and known + len(tokens) >= sequence.limit:
+            reason = "length"
+        output = Output(
+            id=sequence.request.id,
+            index=sequence.index,
+            tokens=tokens,
+            logprobs=None if logprobs is None else [logprobs],
+            prompt_logprobs=_prompt_logprobs(sequence),
+            finish_reason=reason,
+            stop_reason=stop,
+            cached_tokens=sequence.cached,
+            queued=sequence.first_start - sequence.arrived if known == sequence.prompt_len else 0.0,
+        )
+        if reason is not None:
+            self._live.finish(sequence)
+        elif error is not None:
+            return [output, *self._refuse_grammar(sequence.request.id, str(error))]
+        elif over:
+            # A second output: the last token of an output that ends with "stop" is an end or stop id.
+            return [output, self._end_without_token(sequence)]
+        return [output]
 
     def _emit_pooled(self, sequences: list[Sequence], sums: Float32) -> list[Output]:
         outputs: list[Output] = []
@@ -492,27 +496,29 @@ class Engine:
             self._live.finish(sequence)
         return outputs
 
-    def _advance(self, sequence: Sequence, tokens: list[int]) -> RequestError | None:
-        """Advance the guidance of a sequence by its newest token, and by the tokens that follow in any case.
+    def _advance(self, sequence: Sequence, guide: Guide, tokens: list[int]) -> RequestError | None:
+        """Advance the guidance of a sequence by its newest token, the one in `tokens`. Returns an error of the grammar.
 
-        These are appended to `tokens`. Only a sequence without a sample in flight jumps ahead. Returns an error of the
-        grammar.
+        Where no sample is in flight, the tokens that follow in any case are appended to the sequence and to `tokens`.
         """
-        guide = sequence.guide
-        if guide is None:
-            return None
+        closed = guide.budget_reached
         try:
             guide.advance(tokens[0])
-            room = self.scheduler.jump_room(sequence) if self._depth == 0 and jumps(sequence) else 0
-            forced = forced_tokens(sequence, room)
+            jump = self._depth == 0 and jumps(sequence)
+            forced = forced_tokens(sequence, self.scheduler.jump_room(sequence)) if jump else []
         except RequestError as error:
             return error
+        self.counters.budgets_reached += guide.budget_reached and not closed
         if forced:
             self.scheduler.extend(sequence, forced)
             self.counters.forced_tokens += len(forced)
             self.counters.generation_tokens += len(forced)
             tokens += forced
         return None
+
+    def _refuse_grammar(self, request_id: str, message: str) -> list[Output]:
+        """End a request with an error of its grammar."""
+        return self._live.end(request_id, "error", f"grammar: {message}", REFUSED)
 
     def _end_without_token(self, sequence: Sequence) -> Output:
         """End a sequence whose own rules ban every token, or whose grammar is complete."""

@@ -11,11 +11,7 @@ from octavo_inference.core.sequence import Sequence
 
 def jumps(sequence: Sequence) -> bool:
     """False where the sampler may still rule out a forced token, or has to report its log-probability."""
-    return (
-        sequence.guide is not None
-        and not sequence.rules.changes_logits
-        and not sequence.request.sampling.reports_logprobs
-    )
+    return sequence.guide is not None and not sequence.rules.changes_logits and not sequence.logprobs
 
 
 def forced_tokens(sequence: Sequence, room: int) -> list[int]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Many
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.guidance import Guide
 from octavo_inference.core.model_input import Int32
@@ -38,16 +40,17 @@ def fill_masks(rows: Many[GuidedRow]) -> Filled:
     """Fill the masks of rows. An id has to be allowed by the guidance and by the request's `allowed_token_ids`."""
     began = time.perf_counter()
     failed = []
-    for sequence, guide, _, mask in rows:
+    for row in rows:
+        sequence = row.sequence
         try:
-            guide.fill(mask)
+            row.guide.fill(row.mask)
         except RequestError as error:
             failed.append((sequence, str(error)))
         except Exception:
             log.exception("a mask could not be computed", extra={"request_id": sequence.request.request_id})
             failed.append((sequence, "the tokens that the grammar allows could not be computed"))
         if len(sequence.rules.mask):
-            mask &= sequence.rules.mask
+            np.bitwise_and(row.mask, sequence.rules.mask, out=row.mask)
     return Filled(failed, time.perf_counter() - began)
 
 

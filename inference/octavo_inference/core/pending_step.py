@@ -16,7 +16,7 @@ class PendingStep:
     """An in-flight step: its plan, and the time its planning began.
 
     The step contains `prefill` chunk tokens; its decodes attend to `context` tokens. It samples once the masks of
-    `guided` rows are filled, possibly by `masks`.
+    `guided` rows are filled, possibly by `masks`; `guided` is empty afterwards.
     """
 
     plan: SchedulerOutput

@@ -53,6 +53,7 @@ class Sequence:
         "leader",
         "level",
         "limit",
+        "logprobs",
         "min_total",
         "no_cache",
         "penalised",
@@ -157,6 +158,7 @@ class Sequence:
             or guided
         )
         self.rules = rules
+        self.logprobs = sampling.reports_logprobs
         self.ruled = len(rules.bias_ids) > 0 or len(rules.word_ends) > 0
         # Prompt log-probabilities: only the first of the siblings computes the prompt.
         wanted = sampling.prompt_logprobs if index == 0 else None

@@ -16,7 +16,7 @@ import numpy as np
 from octavo_inference.common.framing import LENGTH_BYTES, FrameReader
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.kv_cache_sizing import CacheSizes
-from octavo_inference.core.model_input import RowStep
+from octavo_inference.core.model_input import RowChange, RowStep
 
 _RECEIVE_BYTES = 1 << 20
 
@@ -61,6 +61,12 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     step: RowStep
 
 
+class Choose(msgspec.Struct, frozen=True, tag="choose"):
+    """`StepHandle.choose` of the last launched step."""
+
+    masks: list[RowChange]
+
+
 class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
     """`Backend.copy_blocks`."""
 
@@ -77,7 +83,7 @@ class Idle(msgspec.Struct, frozen=True, tag="idle"):
     """`Backend.idle`."""
 
 
-Call = Launch | CopyBlocks | ClearBlocks | Idle
+Call = Launch | Choose | CopyBlocks | ClearBlocks | Idle
 ToRank = Begin | Make | Call
 FromRank = RankDevice | Made | RankFailed
 

@@ -7,15 +7,20 @@ from dataclasses import dataclass, replace
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.backend import Backend, HostBlocks, StepHandle
-from octavo_inference.core.model_input import RowStep, StepResult
+from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 from octavo_inference.distributed.executor import RankExecutor
-from octavo_inference.distributed.messages import ClearBlocks, CopyBlocks, Idle, Launch
+from octavo_inference.distributed.messages import Choose, ClearBlocks, CopyBlocks, Idle, Launch
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingStep:
     own: StepHandle
     ranks: RankExecutor
+
+    def choose(self, masks: Sequence[RowChange]) -> None:
+        self.ranks.send_all(Choose(masks=list(masks)))
+        with self.ranks.in_step():
+            self.own.choose(masks)
 
     def collect(self) -> StepResult:
         with self.ranks.in_step():

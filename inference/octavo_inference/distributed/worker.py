@@ -29,6 +29,7 @@ from octavo_inference.common.process import DUMP_SIGNAL, EXIT_RANK_LOST
 from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.distributed.messages import (
     Begin,
+    Choose,
     ClearBlocks,
     CopyBlocks,
     FromRank,
@@ -107,15 +108,20 @@ def serve(connection: socket.socket, folder: Path) -> int:
 def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
     """Run the calls of rank 0, in order. Raises `EOFError` when rank 0 has ended, else the exception of a call."""
     launched: deque[StepHandle] = deque()
+    choosing = False  # the last step waits for its masks
     while True:
-        while launched and inbox.quiet(_QUIET_SECONDS):
+        while launched and not choosing and inbox.quiet(_QUIET_SECONDS):
             launched.popleft().collect()
         call = inbox.next()
         failpoints.hit("rank.call")
         if isinstance(call, Launch):
             launched.append(backend.launch(call.step))
+            choosing = call.step.guided
             if len(launched) > 1:
                 launched.popleft().collect()
+        elif isinstance(call, Choose):
+            launched[-1].choose(call.masks)
+            choosing = False
         elif isinstance(call, CopyBlocks):
             backend.copy_blocks(call.pairs)
         elif isinstance(call, ClearBlocks):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo_inference.core.backend import Backend, CompletedStep, StepHandle
+from octavo_inference.core.backend import Backend, CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.engine import Engine, EngineLimits
 from octavo_inference.core.gather import Batch, gather
-from octavo_inference.core.model_input import RowStep, StepResult
+from octavo_inference.core.guidance import Compile
+from octavo_inference.core.model_input import NO_CHOICE, RowStep, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.core.sampling import mix, sequence_seed
@@ -20,7 +21,7 @@ from octavo_inference.models.weights import LayerWeights, Tensor, Weights
 VOCAB = 61
 # What a token counts at each position; odd, so that another token there never counts the same.
 WEIGHTS = np.random.default_rng(0).integers(0, 2**64, 4096, np.uint64) | np.uint64(1)
-REQUEST_FIELDS = {"priority", "salt", "tenant", "cache_policy", "timeout", "pooling"}
+REQUEST_FIELDS = {"priority", "salt", "tenant", "cache_policy", "timeout", "pooling", "guidance"}
 EOS = 60
 CONFIG = ModelConfig(
     architecture="llama",
@@ -43,6 +44,15 @@ CONFIG = ModelConfig(
 def answer_to(seed: int, context: np.ndarray) -> int:
     """The token that follows a context, by a hash of it: never end-of-sequence."""
     return mix(seed ^ int((context + 1).astype(np.uint64) @ WEIGHTS[: len(context)])) % (VOCAB - 1)
+
+
+def allowed_answer(seed: int, context: np.ndarray, mask: np.ndarray | None) -> int:
+    """The same among the ids that a mask allows; `NO_CHOICE` if it allows none."""
+    answer = answer_to(seed, context)
+    if mask is None or len(mask) == 0:
+        return answer
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=VOCAB, bitorder="little"))
+    return int(allowed[answer % len(allowed)]) if len(allowed) else NO_CHOICE
 
 
 def state_of(context: np.ndarray) -> list[float]:
@@ -82,6 +92,8 @@ class EchoBackend:
         self.copies = 0
 
     def launch(self, step: RowStep) -> StepHandle:
+        if step.guided:
+            return ComputedStep(lambda: self.step(gather(step)))
         return CompletedStep(self.step(gather(step)))
 
     def idle(self) -> bool:
@@ -97,7 +109,8 @@ class EchoBackend:
             assert seen == position
             context = self.kv[batch.block_table[owner]].reshape(-1)[:seen]
             assert (context >= 0).all(), "reads what nobody wrote"
-            chosen.append(answer_to(int(seed), context))
+            adjust = batch.sample.adjust[len(chosen)]
+            chosen.append(allowed_answer(int(seed), context, None if adjust is None else adjust.rules.mask))
         add_states(batch, self._states(batch))
         count = len(chosen)
         result = StepResult(
@@ -178,6 +191,7 @@ class Runner:
         for _ in range(limit):
             if not self.engine.has_work:
                 return self.tokens
+            self.engine.wait()
             self.step()
         raise AssertionError(f"not finished after {limit} steps")
 
@@ -195,12 +209,14 @@ def make_runner(
     static_wait: float | None = None,
     host_blocks: int = 0,
     pace: float = 1.0,
+    grammars: Callable[[], Compile] | None = None,
 ) -> Runner:
     limits = EngineLimits(
         max_model_len, max_running, budget, max_queued, chunked, caching, static_wait, host_blocks=host_blocks
     )
     clock = Ticks(pace)
-    return Runner(Engine(EchoBackend(blocks) if backend is None else backend, CONFIG, limits, clock=clock), clock)
+    backend = EchoBackend(blocks) if backend is None else backend
+    return Runner(Engine(backend, CONFIG, limits, clock=clock, grammars=grammars), clock)
 
 
 def alone(prompt: Sequence[int], count: int, seed: int, index: int = 0) -> list[int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from octavo_inference.core.gather import gather
-from octavo_inference.core.model_input import RowStep, RowTable, StepResult
+from octavo_inference.core.model_input import RowChange, RowStep, RowTable, StepResult
 
 from .echo import EchoBackend
 
@@ -34,7 +35,8 @@ class LateBackend(EchoBackend):
     def launch(self, step: RowStep) -> Late:
         # The engine may use its arrays again for the next step.
         changes = [(change.field, change.row, change.column, change.values.copy()) for change in step.changes]
-        late = Late(self, replace(step, table=self.table), changes)
+        assert all(each.chosen for each in self._queue), "a launch before the last step had its masks"
+        late = Late(self, replace(step, table=self.table), changes, chosen=not step.guided)
         self._queue.append(late)
         self.steps.append(step)
         self.most_in_flight = max(self.most_in_flight, len(self._queue))
@@ -76,7 +78,13 @@ class Late:
     backend: LateBackend
     step: RowStep
     changes: list[tuple[str, int, int, np.ndarray]]
+    chosen: bool
     result: StepResult | None = field(default=None)
+
+    def choose(self, masks: Sequence[RowChange]) -> None:
+        assert not self.chosen
+        self.changes += [(each.field, each.row, each.column, each.values.copy()) for each in masks]
+        self.chosen = True
 
     def collect(self) -> StepResult:
         self.backend.run_until(self)
@@ -84,6 +92,7 @@ class Late:
         return self.result
 
     def run(self) -> None:
+        assert self.chosen, "a step runs to its end before it has its masks"
         table, sample = self.backend.table, self.step.sample
         for name, row, column, values in self.changes:
             getattr(table, name)[row, column : column + len(values)] = values
@@ -91,4 +100,5 @@ class Late:
         assert (batch.tokens != -1).all(), "a token that nobody told of"
         assert (batch.slots >= 0).all(), "a block that nobody told of"
         self.result = self.backend.step(batch)
-        table.tokens[sample.row, sample.position] = self.result.tokens
+        # The next step may read the place of a token that is none; the row is wasted.
+        table.tokens[sample.row, sample.position] = np.maximum(self.result.tokens, 0)

@@ -36,7 +36,7 @@ from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import upload
 from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
 from octavo_inference.config.engine import KvDtype
-from octavo_inference.core.model_input import Float32, RowSamples, RowStep, StepResult
+from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
@@ -61,6 +61,10 @@ class CudaStep:
     scored: Scored | None
     check: Callable[[], None]
 
+    def choose(self, masks: Sequence[RowChange]) -> None:  # noqa: ARG002 -- see below
+        """Raises `RuntimeError`: the step has sampled already."""
+        raise RuntimeError("the masks of a step without guided rows")
+
     def collect(self) -> StepResult:
         """Wait for the result. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self.check):
@@ -68,6 +72,24 @@ class CudaStep:
             if self.scored is not None:
                 result = replace(result, scores=self.scored.collect())
         return result if self.pooled is None else replace(result, pooled=self.pooled.numpy())
+
+
+@dataclass(slots=True)
+class GuidedCudaStep:
+    """A launched step that samples once it has the masks of its guided rows: `sample` launches that."""
+
+    sample: Callable[[Sequence[RowChange]], CudaStep]
+    sampled: CudaStep | None = None
+
+    def choose(self, masks: Sequence[RowChange]) -> None:
+        """Send the masks and launch the sampler, behind the forward pass."""
+        self.sampled = self.sample(masks)
+
+    def collect(self) -> StepResult:
+        """Wait for the result. Raises `DeviceLostError` when the GPU is lost."""
+        if self.sampled is None:
+            raise RuntimeError("a step with guided rows is collected before its masks are there")
+        return self.sampled.collect()
 
 
 class CudaBackend:
@@ -192,7 +214,7 @@ class CudaBackend:
             with watched(self._synchronize):
                 self.graphs.start()
 
-    def launch(self, step: RowStep) -> CudaStep:
+    def launch(self, step: RowStep) -> CudaStep | GuidedCudaStep:
         """Launch a step; the device runs it after the earlier steps. Raises `DeviceLostError` when the GPU is lost."""
         with watched(self._synchronize):
             self._failpoints.hit("gpu.step")
@@ -205,14 +227,22 @@ class CudaBackend:
                 self._compute(inputs)
             else:
                 self.graphs.replay(shape)
-            logits = self._decoder.logits(size.samples)
+            pooled = None
+            if step.pooling is not None:
+                # Graphs do not contain pooling. The last hidden states are valid until the next step.
+                pooled = self._pooler.pool(self._decoder.states(size.tokens), step.pooling)
+            sample = partial(self._sample, step, self._decoder.logits(size.samples), inputs, pooled)
+            return GuidedCudaStep(sample) if step.guided else sample([])
+
+    def _sample(
+        self, step: RowStep, logits: Torch, inputs: Inputs, pooled: Torch | None, masks: Sequence[RowChange]
+    ) -> CudaStep:
+        """Launch what follows the forward pass of a step."""
+        with watched(self._synchronize):
+            self._rows.apply(masks)
             if any(step.sample.penalties):
                 # Graphs do not contain changes of logits. They are made after replay, and tokens are sampled again.
                 self._sampler.choose(self._sampler.adjust(logits, step.sample), inputs)
-            pooled = None
-            if step.pooling is not None:
-                # Graphs do not contain pooling either. The last hidden states are valid until the next step.
-                pooled = self._pooler.pool(self._decoder.states(size.tokens), step.pooling)
             chosen = self._sampler.send(logits, inputs, step.sample)
             # Last: it writes into the buffer of the logits.
             scored = self._scorer.send(step.scores) if step.scores else None

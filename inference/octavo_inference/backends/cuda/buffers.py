@@ -13,6 +13,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels.launch_configs import segments_for
+from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
@@ -20,8 +21,7 @@ from octavo_inference.models.config import ModelConfig
 
 T = TypeVar("T")
 
-CHANGES = 1 << 16
-"""Integers of the row table that one copy sends to the device."""
+_CHANGES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def buffer_shapes(
     return StepBuffers(
         fp8_activations=flat(tokens * widest * fp8_activations, torch.uint8),
         table=flat(_table_size(limits)),
-        changes=flat(CHANGES),
+        changes=flat(changes_size(limits)),
         inputs=flat(input_places(limits).end),
         tokens=by_token(dtype=torch.int32),
         positions=by_token(dtype=torch.int32),
@@ -185,6 +185,15 @@ def input_places(limits: StepLimits) -> InputPlaces:
     row, query_start, seq_len, query, sample_row, position, logprobs, report_ids = starts
     end = report_ids + limits.rows
     return InputPlaces(row, query_start, seq_len, query, sample_row, position, logprobs, report_ids, end)
+
+
+def changes_size(limits: StepLimits) -> int:
+    """Integers of the row table that one copy sends to the device: the masks of all rows, with their headers, or more.
+
+    So the masks of a step need no second copy. The copies of a step follow its forward pass, and the host would wait.
+    """
+    width = mask_width(limits.vocab)
+    return max(_CHANGES, limits.rows * (width + HEADER * -(-width // LONGEST)))
 
 
 def aligned(size: int) -> int:

@@ -13,11 +13,9 @@ import numpy as np
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.buffers import StepLimits, TablePlace, table_places
-from octavo_inference.backends.cuda.kernels.rows import LONGEST, write_rows
+from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST, write_rows
 from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.core.model_input import Int32, RowChange, TableField
-
-_HEADER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +73,14 @@ class DeviceRows:
 
     def _write(self, runs: _Runs) -> None:
         count = len(runs.headers)
-        begin, end = count * _HEADER, count * _HEADER + runs.size
+        begin, end = count * HEADER, count * HEADER + runs.size
         half = self._staging.fill().view(np.int32)
-        headers = half[:begin].reshape(count, _HEADER)
+        headers = half[:begin].reshape(count, HEADER)
         headers[:, :2] = np.array([place for place, _, _ in runs.headers], np.int64).view(np.int32).reshape(count, 2)
         headers[:, 2:] = [(start, length) for _, start, length in runs.headers]
         np.concatenate(runs.values, out=half[begin:end])
         self._staging.copy(self._staged[:end])
-        write_rows(self._buffer, self._staged[:begin].view(count, _HEADER), self._staged[begin:end])
+        write_rows(self._buffer, self._staged[:begin].view(count, HEADER), self._staged[begin:end])
 
 
 def _together(changes: Iterable[RowChange], places: dict[TableField, TablePlace], room: int) -> Iterator[_Runs]:
@@ -99,7 +97,7 @@ def _together(changes: Iterable[RowChange], places: dict[TableField, TablePlace]
             runs = _Runs()
         for start in range(0, end - first, LONGEST):
             values = change.values[start : start + LONGEST]
-            if (len(runs.headers) + 1) * _HEADER + runs.size + len(values) > room:
+            if (len(runs.headers) + 1) * HEADER + runs.size + len(values) > room:
                 yield runs
                 runs = _Runs()
             runs.headers.append((base + change.row * width + first + start, runs.size, len(values)))

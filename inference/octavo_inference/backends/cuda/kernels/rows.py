@@ -8,6 +8,8 @@ from torch import Tensor as Torch
 
 LONGEST = 1024
 """Maximum length of a run: one program writes it at once."""
+HEADER = 4
+"""Integers in front of the runs for each of them."""
 
 
 @triton.jit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,9 +13,9 @@ from octavo_inference.core.guidance import Compile, Matcher
 
 log = logging.getLogger(__name__)
 
-# Compiled grammars to keep, and the bytes of their texts. Their memory is in proportion to the texts.
+# Compiled grammars to keep, and the characters of their texts. A compiled grammar takes up to 50 bytes for each.
 _GRAMMARS = 128
-_TEXT_BYTES = 4 << 20
+_TEXT = 1 << 19
 
 Compiled = Matcher | RequestError
 
@@ -28,18 +27,19 @@ class GrammarCompiler:
     `take` has something to return.
     """
 
-    def __init__(self, load: Callable[[], Compile], on_ready: Callable[[], object] = lambda: None) -> None:
-        self.on_ready = on_ready
+    def __init__(self, load: Callable[[], Compile], clock: Callable[[], float]) -> None:
+        self.on_ready: Callable[[], object] = lambda: None
         self.compiled = 0
         self.seconds = 0.0
         self._load = load
+        self._clock = clock
         self._compile: Compile | None = None
         self._executor = ThreadPoolExecutor(1, "octavo-grammars")
         self._jobs: dict[str, Future[None]] = {}
         self._done: deque[tuple[str, Compiled]] = deque()
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Matcher] = OrderedDict()
-        self._bytes = 0
+        self._held = 0
 
     @property
     def running(self) -> bool:
@@ -95,19 +95,19 @@ class GrammarCompiler:
         self.on_ready()
 
     def _add(self, grammar: str) -> Matcher:
-        began = time.perf_counter()
+        began = self._clock()
         if self._compile is None:
             self._compile = self._load()
-            log.info("the tokenizer is ready for grammars after %.2f s", time.perf_counter() - began)
-            began = time.perf_counter()
+            log.info("the tokenizer is ready for grammars after %.2f s", self._clock() - began)
+            began = self._clock()
         try:
             matcher = self._compile(grammar)
         finally:
             self.compiled += 1
-            self.seconds += time.perf_counter() - began
+            self.seconds += self._clock() - began
         with self._lock:
             self._cache[grammar] = matcher
-            self._bytes += len(grammar)
-            while len(self._cache) > 1 and (len(self._cache) > _GRAMMARS or self._bytes > _TEXT_BYTES):
-                self._bytes -= len(self._cache.popitem(last=False)[0])
+            self._held += len(grammar)
+            while len(self._cache) > 1 and (len(self._cache) > _GRAMMARS or self._held > _TEXT):
+                self._held -= len(self._cache.popitem(last=False)[0])
         return matcher

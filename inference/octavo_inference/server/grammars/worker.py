@@ -21,12 +21,14 @@ from tokenizers import Tokenizer
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.grammar.matcher import Vocabulary
-from octavo_inference.server.grammars.messages import Begin, Tried, Try
+from octavo_inference.server.grammars.messages import ModelTokens, Tried, Try
 from octavo_inference.server.grammars.trial import trial
 
 CPU_SECONDS = 2.0
 MEMORY = 512 * 2**20
 """Bytes that grammars may use in addition to the model's tokens."""
+# CPU time of the engine is worth more, as with the API process.
+_NICENESS = 10
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -35,10 +37,11 @@ def main() -> NoReturn:
     # The API process decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(_NICENESS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     live_with(connection)
     frames = _frames(connection)
-    begin = msgspec.msgpack.decode(next(frames), type=Begin)
+    begin = msgspec.msgpack.decode(next(frames), type=ModelTokens)
     vocabulary = Vocabulary(Tokenizer.from_str(begin.tokenizer), begin.size, begin.ends)
     _bound_memory()
     for frame in frames:

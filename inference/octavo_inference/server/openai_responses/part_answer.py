@@ -28,6 +28,7 @@ from octavo_inference.server.openai_responses.events import (
 from octavo_inference.server.openai_responses.items import (
     AnswerText,
     FunctionCallItem,
+    ItemKind,
     ItemStatus,
     MessageItem,
     OutputItem,
@@ -131,7 +132,7 @@ class PartAnswer:
         return written
 
 
-_KINDS = {Text: "msg", Reasoning: "rs", CallStart: "fc"}
+_KINDS: dict[type[Event], ItemKind] = {Text: "msg", Reasoning: "rs", CallStart: "fc"}
 
 
 def _continues(first: Event, part: Event) -> bool:

@@ -24,21 +24,21 @@ SWITCHES = ("enable_thinking", "thinking")
 def prompt_tokens(
     loaded: Loaded,
     messages: Sequence[Message],
-    tools: Tools | None,
+    given: Tools | None,
     *,
     bounded: bool = True,
     guided: bool = False,
     **options: Unpack[TemplateOptions],
 ) -> list[int]:
-    """Prompt tokens of a conversation, whose messages are those of the OpenAI API. Slow for a long one.
+    """Prompt tokens of a conversation with tools, whose messages are those of the OpenAI API. Slow for a long one.
 
     `guided`: a grammar or a bound of the thinking needs to know whether the answer begins with thinking. Raises
     `RequestError` and `ApiError`.
     """
     template, formats = loaded.template("messages"), loaded.text.formats
-    options["tools"] = tools.for_template() if tools else None
-    tokens = loaded.chat_tokens(for_template(messages, template, formats, tools), bounded=bounded, **options)
-    if not guided and (tools is None or not tools.is_enforced):
+    options["tools"] = given.for_template() if given else None
+    tokens = loaded.chat_tokens(for_template(messages, template, formats, given), bounded=bounded, **options)
+    if not guided and (given is None or not given.is_enforced):
         return tokens
     return begin_thinking(tokens, loaded.text.tokenizer, formats, template, options.get("variables"))
 

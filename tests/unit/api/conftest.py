@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from tests.unit.api.thread_client import ThreadClient
 from tokenizers import Tokenizer
 
+from octavo_inference.core.counters import Counters
 from octavo_inference.core.request import Output, Request, TokenLogprobs
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.model_loader import TextModel as ModelText
@@ -62,6 +63,7 @@ class FakeEngine:
     steps: int = 0
     rests: int = 0
     resets: int = 0
+    counters: Counters = field(default_factory=Counters)
     sequences: list[FakeSequence] = field(default_factory=list)
     seen: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from octavo_gateway.api.errors import ApiError
@@ -85,3 +86,10 @@ ASKED = {"role": "user", "content": "Why?"}
 def test_a_reference_leads_to_the_response_of_its_message(fields, earlier):
     head = read_head(json.dumps({"model": "m"} | fields).encode(), route("POST", "/v1/responses"))
     assert head.earlier_response() == earlier
+
+
+def test_tools_are_the_beginning_of_the_prompt():
+    fields = {"model": "m", "messages": [{"role": "user"}], "tools": [{"type": "function"}]}
+    chat = route("POST", "/v1/chat/completions")
+    found = read_head(msgspec.json.encode(fields), chat).text(chat.prompt)
+    assert found == b'[{"type":"function"}][{"role":"user"}'

@@ -125,7 +125,8 @@ async def _whole(generation: Generation, reply: Reply, style: ChatStyle) -> byte
 
 
 def _choice(index: int, answer: Piece, generation: Generation, reply: Reply, style: ChatStyle) -> ChatChoice:
-    message, reason = ChatMessage(style.head + answer.text), answer.finish_reason or "stop"
+    message = ChatMessage(style.head + answer.text)
+    reason: str = answer.finish_reason or "stop"
     if generation.readers:
         reader = generation.readers[index]
         message, reason = style.message(reader), style.finish_reason(reason, reader)

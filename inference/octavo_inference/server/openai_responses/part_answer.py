@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-import msgspec
-
 from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text
 from octavo_inference.server.generation import Piece
 from octavo_inference.server.openai.responses import ChatLogprob
@@ -30,6 +28,7 @@ from octavo_inference.server.openai_responses.events import (
 from octavo_inference.server.openai_responses.items import (
     AnswerText,
     FunctionCallItem,
+    ItemKind,
     ItemStatus,
     MessageItem,
     OutputItem,
@@ -133,7 +132,7 @@ class PartAnswer:
         return written
 
 
-_KINDS = {Text: "msg", Reasoning: "rs", CallStart: "fc"}
+_KINDS: dict[type[Event], ItemKind] = {Text: "msg", Reasoning: "rs", CallStart: "fc"}
 
 
 def _continues(first: Event, part: Event) -> bool:

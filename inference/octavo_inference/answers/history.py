@@ -55,9 +55,7 @@ def _told(message: Message, template: ChatTemplate) -> Message:
 def _with_reasoning(message: Message, template: ChatTemplate) -> dict[str, object]:
     changed = {key: value for key, value in message.items() if key != "reasoning"}
     if reasoning := message.get("reasoning"):
-        changed |= {
-            name: reasoning for name in _REASONING if re.search(rf"(?:\.|\[['\"]){name}\b", template.source)
-        }
+        changed |= {name: reasoning for name in _REASONING if re.search(rf"(?:\.|\[['\"]){name}\b", template.source)}
     return changed
 
 

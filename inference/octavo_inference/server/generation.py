@@ -162,7 +162,9 @@ class Generation:
         for prompt in self.prompts:
             sampling = prompt.sampling
             for index in range(sampling.n):
-                text = Detokenizer.of(self._tokenizer, prompt.tokens, sampling, self._plan.shown if self._plan else NONE)
+                text = Detokenizer.of(
+                    self._tokenizer, prompt.tokens, sampling, self._plan.shown if self._plan else NONE
+                )
                 self._open[prompt.id, index] = _Choice(len(self._open), text, SequenceTimer(self._metrics, now))
                 if self._plan is not None:
                     self.readers.append(self._plan.reader())

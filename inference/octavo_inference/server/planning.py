@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from starlette.requests import Request as HttpRequest
@@ -11,6 +11,7 @@ from octavo_inference.answers.history import for_template
 from octavo_inference.answers.plan import AnswerPlan, begin_thinking
 from octavo_inference.answers.tools import Tools
 from octavo_inference.server.prompts import tenant_of
+from octavo_inference.server.refusals import unsupported
 from octavo_inference.server.service import Loaded, Service
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -51,3 +52,17 @@ async def check_grammar(service: Service, request: HttpRequest, plan: AnswerPlan
 def switched(template: ChatTemplate, *, thinking: bool) -> dict[str, object]:
     """The template's variables that switch thinking on or off."""
     return {name: thinking for name in SWITCHES if template.uses(name)}
+
+
+def effort_variables(
+    effort: str | None, template: ChatTemplate, param: str = "reasoning_effort"
+) -> Mapping[str, object]:
+    """An effort as the variable that the template has for it, or as a switch for thinking. Raises `ApiError`."""
+    if effort is None:
+        return {}
+    if template.uses("reasoning_effort") and effort != "none":
+        return {"reasoning_effort": effort}
+    switches = switched(template, thinking=effort != "none")
+    if not switches and effort != "none":
+        raise unsupported(param, ["'none' (this model's chat template takes no other)"], repr(effort))
+    return switches

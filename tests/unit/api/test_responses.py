@@ -179,9 +179,10 @@ async def test_values_that_ask_for_nothing_are_accepted(serve, field):
 
 
 REFUSED = [
-    ("tools", [{"type": "function", "name": "f"}], "tools"),
+    ("tools", [{"type": "web_search"}], "tools[0].type"),
+    ("tools", [{"type": "function", "name": "f"}] * 2, "tools[1].name"),
     ("tool_choice", "required", "tool_choice"),
-    ("text", {"format": {"type": "json_schema"}}, "text.format.type"),
+    ("text", {"format": {"type": "json_schema"}}, "text.format.name"),
     ("text", {"verbosity": "low"}, "text.verbosity"),
     ("reasoning", {"effort": "low"}, "reasoning.effort"),
     ("conversation", "conv_1", "conversation"),
@@ -203,7 +204,9 @@ REFUSED = [
     ("input", [{"type": "item_reference"}], "input[0].id"),
     ("input", [{"type": "item_reference", "id": "a", "role": "user", "content": "x"}], "input[0]"),
     ("input", [{}], "input[0]"),
-    ("input", [{"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}], None),
+    ("input", [{"type": "function_call", "name": "f", "arguments": "{}"}], "input[0].call_id"),
+    ("input", [{"type": "function_call_output", "call_id": "c", "output": "x"}], "input[0].call_id"),
+    ("input", [{"role": "user", "content": "x", "call_id": "c"}], "input[0].call_id"),
     ("input", [{"role": "tool", "content": "x"}], "input[0].role"),
     (
         "input",

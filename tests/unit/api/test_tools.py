@@ -60,7 +60,11 @@ def message_of(chunks, index=0):
             assert delta.get("reasoning") == delta.get("reasoning_content")
             for call in delta.get("tool_calls", []):
                 if "id" in call:
-                    message["tool_calls"][call["index"]] = {"id": call["id"], "name": call["function"]["name"], "arguments": ""}
+                    message["tool_calls"][call["index"]] = {
+                        "id": call["id"],
+                        "name": call["function"]["name"],
+                        "arguments": "",
+                    }
                 message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
             finish = choice["finish_reason"] or finish
     return message, finish
@@ -99,7 +103,9 @@ async def test_streams_of_calls_have_the_other_fields_too(serve, extra):
     async with serve() as server:
         use(server, f"Yes. {CALL}")
         whole = (await server.chat(tools=[TOOL], messages=[HI], **extra)).json()
-        chunks = events((await server.chat(tools=[TOOL], messages=[HI], stream=True, stream_options=options, **extra)).text)
+        chunks = events(
+            (await server.chat(tools=[TOOL], messages=[HI], stream=True, stream_options=options, **extra)).text
+        )
     for index, choice in enumerate(whole["choices"]):
         message, finish = message_of(chunks, index)
         assert (message["content"], finish) == (choice["message"]["content"], choice["finish_reason"])
@@ -141,7 +147,11 @@ async def test_thinking_is_apart_from_the_answer(serve):
         hidden = (await server.chat(messages=[HI], include_reasoning=False)).json()
         chunks = events((await server.chat(messages=[HI], stream=True)).text)
     message = whole["choices"][0]["message"]
-    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("It asks.", "It asks.", "Hello!")
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == (
+        "It asks.",
+        "It asks.",
+        "Hello!",
+    )
     assert 0 < whole["usage"]["completion_tokens_details"]["reasoning_tokens"] < whole["usage"]["completion_tokens"]
     assert "reasoning" not in hidden["choices"][0]["message"]
     assert hidden["choices"][0]["message"]["content"] == "Hello!"
@@ -183,7 +193,10 @@ async def test_history_reaches_the_template(serve):
     assert json.loads(tools) == [TOOL]
     expected = {**call, "function": {"name": "weather", "arguments": {"city": "Rome"}}}
     assert json.loads(said) == {
-        "role": "assistant", "content": "", "tool_calls": [expected], "reasoning_content": "Rome, then."
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [expected],
+        "reasoning_content": "Rome, then.",
     }
     assert json.loads(result) == {"role": "tool", "content": "rain", "tool_call_id": "call_1"}
 

@@ -34,7 +34,13 @@ from octavo_inference.server.anthropic.responses import (
 from octavo_inference.server.anthropic.tools import tools_of
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.generation import Generation, TokenCounts
-from octavo_inference.server.http import KEEP_ALIVE_SECONDS, EventStream, json_response, json_unless_gone, without_silence
+from octavo_inference.server.http import (
+    KEEP_ALIVE_SECONDS,
+    EventStream,
+    json_response,
+    json_unless_gone,
+    without_silence,
+)
 from octavo_inference.server.planning import check_grammar, prompt_tokens, switched
 from octavo_inference.server.prompts import engine_requests, prompt_headers
 from octavo_inference.server.refusals import unsupported
@@ -63,9 +69,7 @@ async def messages(service: Service, request: HttpRequest) -> Response:
     room = loaded.answer_length(len(tokens), None, None, "messages")
     limit = min(body.max_tokens, room)
     sampling = requests.sampling(body, max_tokens=limit, vocab_size=loaded.info.vocab_size)
-    reply = _Reply(
-        f"msg_{uuid.uuid4().hex}", body.model, shortened=limit < body.max_tokens, shows_thinking=body.thinks
-    )
+    reply = _Reply(f"msg_{uuid.uuid4().hex}", body.model, shortened=limit < body.max_tokens, shows_thinking=body.thinks)
     prompts = engine_requests(service, request, body, reply.id, [tokens], [sampling], planned.guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     generation = service.generate(request, loaded, prompts, None if planned.is_plain else planned)

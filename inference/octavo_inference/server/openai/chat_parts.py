@@ -30,9 +30,7 @@ class ChatStyle:
     def message(self, answer: AnswerReader) -> ChatMessage:
         """The message of a complete answer."""
         content = self.head + answer.text
-        calls = [
-            ToolCallMessage(call.id, CalledFunctionText(call.name, call.arguments)) for call in answer.calls
-        ]
+        calls = [ToolCallMessage(call.id, CalledFunctionText(call.name, call.arguments)) for call in answer.calls]
         thought = answer.reasoning if self.reasoning and answer.reasoning else UNSET
         return ChatMessage(
             None if calls and not content else content,

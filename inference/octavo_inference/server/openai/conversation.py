@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from octavo_inference.server.errors import invalid
 from octavo_inference.server.openai.messages import Message
 from octavo_inference.server.openai.requests import ChatRequest
-from octavo_inference.server.planning import switched
+from octavo_inference.server.planning import effort_variables
 from octavo_inference.server.refusals import unsupported
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -37,7 +37,11 @@ def template_options(body: ChatRequest, template: ChatTemplate) -> TemplateOptio
         "add_generation_prompt": body.add_generation_prompt is not False and not open_ended,
         "continue_final_message": open_ended,
         "documents": body.documents or None,
-        "variables": {**_effort(body, template), **_verbosity(body, template), **_variables(body, template)},
+        "variables": {
+            **effort_variables(body.reasoning_effort, template),
+            **_verbosity(body, template),
+            **_variables(body, template),
+        },
     }
 
 
@@ -123,19 +127,6 @@ def _check_role(message: Message, place: str) -> None:
             raise invalid(
                 f"{place}.{field}: only messages of the role {role} have it; leave it out.", f"{place}.{field}"
             )
-
-
-def _effort(body: ChatRequest, template: ChatTemplate) -> Mapping[str, object]:
-    """`reasoning_effort` as the variable that the template has for it, or as a switch for thinking."""
-    effort = body.reasoning_effort
-    if effort is None:
-        return {}
-    if template.uses("reasoning_effort") and effort != "none":
-        return {"reasoning_effort": effort}
-    switches = switched(template, thinking=effort != "none")
-    if not switches and effort != "none":
-        raise unsupported("reasoning_effort", ["'none' (this model's chat template takes no other)"], repr(effort))
-    return switches
 
 
 def _verbosity(body: ChatRequest, template: ChatTemplate) -> Mapping[str, object]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from octavo_inference.answers.tools import Tools
 from octavo_inference.common.errors import RequestError
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.openai_responses.items import (
     MAX_ITEMS,
     MISSING,
+    FunctionCallItem,
+    FunctionCallOutputItem,
     InputItem,
-    MessageItem,
-    message_item,
+    Item,
+    ReasoningItem,
+    conversation_item,
     user_message,
 )
 from octavo_inference.server.openai_responses.request_body import InputFields
 from octavo_inference.server.openai_responses.store import ResponseStore
+from octavo_inference.server.planning import effort_variables, prompt_tokens
 from octavo_inference.tokenizer.encoding import token_ids
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 _ROOM = 8
 
 
-async def conversation(body: InputFields, store: ResponseStore, tenant: str) -> list[MessageItem]:
+async def conversation(body: InputFields, store: ResponseStore, tenant: str) -> list[Item]:
     """The items before the answer: those of the previous response and its answer, then the input's.
 
     Raises `ApiError` if there is nothing to answer, or a response or item is not stored.
@@ -44,6 +49,7 @@ async def conversation(body: InputFields, store: ResponseStore, tenant: str) -> 
             "input",
             MISSING,
         )
+    _check_calls(items, len(body.input) if isinstance(body.input, list) else 0)
     if len(items) > MAX_ITEMS:
         raise invalid(
             f"input: {len(items)} items with those of the previous response; the limit is {MAX_ITEMS}.", "input"
@@ -51,22 +57,51 @@ async def conversation(body: InputFields, store: ResponseStore, tenant: str) -> 
     return items
 
 
-def messages(instructions: str | None, items: Sequence[MessageItem]) -> list[Message]:
-    """The conversation for the chat template; the instructions are its first message."""
-    first: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-    roles = {"developer": "system"}
-    return first + [{"role": roles.get(item.role, item.role), "content": item.text} for item in items]
+def messages(instructions: str | None, items: Sequence[Item]) -> list[Message]:
+    """The conversation as messages of the chat API; the instructions are the first one."""
+    given: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    for item in items:
+        before = given[-1] if given and given[-1]["role"] == "assistant" else None
+        if isinstance(item, FunctionCallOutputItem):
+            given.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+        elif isinstance(item, FunctionCallItem):
+            function = {"name": item.name, "arguments": item.arguments}
+            if before is None:
+                given.append(before := {"role": "assistant", "content": ""})
+            before["tool_calls"] = [
+                *before.get("tool_calls", []),
+                {"id": item.call_id, "type": "function", "function": function},
+            ]
+        elif isinstance(item, ReasoningItem):
+            given.append({"role": "assistant", "content": "", "reasoning": item.text})
+        elif item.role == "assistant" and before is not None and not before["content"] and "tool_calls" not in before:
+            # Behind the thinking of the same answer.
+            before["content"] = item.text
+        else:
+            given.append({"role": "system" if item.role == "developer" else item.role, "content": item.text})
+    return list(given)
 
 
-def prompt(loaded: Loaded, instructions: str | None, items: Sequence[MessageItem], room: int | None) -> list[int]:
-    """The prompt's tokens. Slow for a long conversation.
+def prompt(
+    loaded: Loaded,
+    instructions: str | None,
+    items: Sequence[Item],
+    room: int | None,
+    tools: Tools | None = None,
+    *,
+    guided: bool = False,
+    variables: Mapping[str, object] | None = None,
+) -> list[int]:
+    """The prompt's tokens. Slow for a long conversation. `guided` as for `prompt_tokens`.
 
     With `room`, the number of tokens to keep free for the answer, items at the beginning are left out until the rest
     fits. The rest begins with a message of the user, as templates require. Raises `ApiError`.
     """
 
-    def tokens(kept: Sequence[MessageItem]) -> list[int]:
-        return _about_input(lambda: loaded.chat_tokens(messages(instructions, kept)))
+    def tokens(kept: Sequence[Item]) -> list[int]:
+        return _about_input(
+            lambda: prompt_tokens(loaded, messages(instructions, kept), tools, guided=guided, variables=variables)
+        )
 
     if room is None:
         return tokens(items)
@@ -83,7 +118,22 @@ def prompt(loaded: Loaded, instructions: str | None, items: Sequence[MessageItem
     return tokens(items[starts[low] :] if starts else items[-1:])
 
 
-def _fits(tokens: Callable[[Sequence[MessageItem]], list[int]], items: Sequence[MessageItem], limit: int) -> bool:
+def input_tokens(
+    body: InputFields,
+    loaded: Loaded,
+    items: Sequence[Item],
+    room: int | None,
+    tools: Tools | None,
+    *,
+    guided: bool = False,
+) -> list[int]:
+    """The prompt's tokens of a request with these items. Slow for a long conversation."""
+    effort = body.reasoning.effort if body.reasoning else None
+    variables = effort_variables(effort, loaded.template("input"), "reasoning.effort")
+    return prompt(loaded, body.instructions, items, room, tools, guided=guided, variables=variables)
+
+
+def _fits(tokens: Callable[[Sequence[Item]], list[int]], items: Sequence[Item], limit: int) -> bool:
     try:
         return len(tokens(items)) <= limit
     except ApiError as error:
@@ -92,7 +142,7 @@ def _fits(tokens: Callable[[Sequence[MessageItem]], list[int]], items: Sequence[
         return False
 
 
-def _first_affordable(loaded: Loaded, items: Sequence[MessageItem], limit: int) -> int:
+def _first_affordable(loaded: Loaded, items: Sequence[Item], limit: int) -> int:
     """The first item from which on the texts alone, without the template, have at most `limit` tokens.
 
     What is tokenized is little more than the limit, however long the conversation is.
@@ -115,7 +165,7 @@ def room_for(body: InputFields, limit: int, max_output_tokens: int | None) -> in
     return max_output_tokens or limit // _ROOM
 
 
-def _earlier(response_id: str | None, store: ResponseStore, tenant: str) -> list[MessageItem]:
+def _earlier(response_id: str | None, store: ResponseStore, tenant: str) -> list[Item]:
     if response_id is None:
         return []
     found = store.get(tenant, response_id)
@@ -139,12 +189,12 @@ def _earlier(response_id: str | None, store: ResponseStore, tenant: str) -> list
     return found.conversation()
 
 
-async def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -> list[MessageItem]:
+async def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -> list[Item]:
     """The messages of the input, in place of references those that they name."""
     for number, item in enumerate(given):
         item.check(f"input[{number}]")
     wanted = {item.id or "" for item in given if item.is_reference}
-    stored: dict[str, MessageItem] = {}
+    stored: dict[str, Item] = {}
     for response_id in store.responses_with(tenant, wanted):
         if (response := store.get(tenant, response_id)) is not None:
             stored.update({item.id: item for item in response.conversation() if item.id in wanted})
@@ -152,7 +202,7 @@ async def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -
         await asyncio.sleep(0)
     items = []
     for number, item in enumerate(given):
-        found = stored.get(item.id or "") if item.is_reference else message_item(item)
+        found = stored.get(item.id or "") if item.is_reference else conversation_item(item)
         if found is None:
             raise invalid(
                 f"input[{number}].id: no stored response has an item with id {item.id!r}; send the message itself.",
@@ -161,6 +211,17 @@ async def _resolved(given: list[InputItem], store: ResponseStore, tenant: str) -
             )
         items.append(found)
     return items
+
+
+def _check_calls(items: Sequence[Item], given: int) -> None:
+    """Raise `ApiError` for a result of a call that is not in the conversation. The last `given` are of the input."""
+    called = set()
+    for number, item in enumerate(items, given - len(items)):
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            param = f"input[{number}].call_id" if number >= 0 else "previous_response_id"
+            raise invalid(f"{param}: no function_call before it has the call_id {item.call_id!r}; send it, too.", param)
 
 
 def _about_input(work: Callable[[], list[int]]) -> list[int]:

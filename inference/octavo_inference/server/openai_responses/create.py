@@ -13,31 +13,37 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo_inference.answers.plan import AnswerPlan, plan
 from octavo_inference.core.request import SamplingParams
-from octavo_inference.server import json_body, structured_output
+from octavo_inference.server import json_body
 from octavo_inference.server.errors import RETRY_AFTER_SECONDS, ApiError, internal, invalid
-from octavo_inference.server.generation import Generation
+from octavo_inference.server.generation import Generation, Piece
 from octavo_inference.server.http import (
     KEEP_ALIVE_SECONDS,
     REQUEST_ID,
     EventStream,
     json_response,
     json_unless_gone,
+    without_silence,
 )
 from octavo_inference.server.openai.responses import ChatLogprob, chat_logprobs
 from octavo_inference.server.openai.token_text import TokenLabels
-from octavo_inference.server.openai_responses.answer import Answer
+from octavo_inference.server.openai_responses.answer import Answer, failed, finished
 from octavo_inference.server.openai_responses.background import BackgroundRun
-from octavo_inference.server.openai_responses.conversation import conversation, prompt, room_for
-from octavo_inference.server.openai_responses.events import EventWriter, failure, fragment
-from octavo_inference.server.openai_responses.items import MessageItem, new_item_id
+from octavo_inference.server.openai_responses.conversation import conversation, input_tokens, room_for
+from octavo_inference.server.openai_responses.events import failure
+from octavo_inference.server.openai_responses.items import Item, new_item_id
+from octavo_inference.server.openai_responses.part_answer import PartAnswer
+from octavo_inference.server.openai_responses.record import PartRecord, Record, TextRecord
 from octavo_inference.server.openai_responses.request_body import INCLUDE_LOGPROBS, CreateResponseBody
 from octavo_inference.server.openai_responses.resource import ReasoningSettings, ResponseObject
 from octavo_inference.server.openai_responses.store import ResponseStore, StoredResponse
+from octavo_inference.server.openai_responses.stream import PartStream, TextStream
 from octavo_inference.server.openai_responses.text_format import requested_format, text_settings
+from octavo_inference.server.openai_responses.tools import tools_of
+from octavo_inference.server.planning import check_grammar
 from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
 from octavo_inference.server.service import Loaded, Service
-from octavo_inference.tokenizer.detokenizer import Delta
 from octavo_protocol.response_id import response_id
 
 log = logging.getLogger("octavo.http")
@@ -48,15 +54,15 @@ _encode = msgspec.json.Encoder().encode
 class _Exchange:
     """A request in work: its answer so far, the items before it, and where it is stored."""
 
-    answer: Answer
-    items: list[MessageItem]
+    answer: Answer | PartAnswer
+    items: list[Item]
     tenant: str
     store: ResponseStore
     loaded: Loaded
     wants_logprobs: bool
     request_id: str
 
-    def logprobs(self, piece: Delta) -> list[ChatLogprob]:
+    def logprobs(self, piece: Piece) -> list[ChatLogprob]:
         """The log-probabilities of a piece; none if the request did not ask for them."""
         if not self.wants_logprobs:
             return []
@@ -76,10 +82,8 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
     tenant = tenant_of(service, request)
     items = await conversation(body, service.responses, tenant)
     room = room_for(body, loaded.info.max_model_len, body.max_output_tokens)
-    [(tokens, constraint)] = await service.tokenise(
-        request, [lambda: (prompt(loaded, body.instructions, items, room), requested_format(body.text))]
-    )
-    guidance = await structured_output.guidance(service, request, constraint)
+    [(tokens, planned)] = await service.tokenise(request, [lambda: _planned(body, loaded, items, room)])
+    await check_grammar(service, request, planned)
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -87,13 +91,13 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
     )
     draft = _draft(body, response_id(service.replica, uuid.uuid4().hex), store=_stores(body, service.responses))
-    prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling], guidance)
+    prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling], planned.guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
-    answer = Answer(draft, new_item_id())
+    answer = Answer(draft, new_item_id()) if planned.is_plain else PartAnswer(draft)
     exchange = _Exchange(
         answer, items, tenant, service.responses, loaded, body.wants_logprobs, request.scope[REQUEST_ID]
     )
-    generation = service.generate(request, loaded, prompts)
+    generation = service.generate(request, loaded, prompts, None if planned.is_plain else planned)
     if body.background:
         run = _start(exchange, generation)
         if not body.stream:
@@ -101,7 +105,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
         stream = run.follow(-1, KEEP_ALIVE_SECONDS, obfuscate=body.wants_obfuscation)
         return EventStream(stream, headers, end=b"")
     if body.stream:
-        stream = _events(exchange, generation, obfuscate=body.wants_obfuscation)
+        stream = without_silence(_events(exchange, generation, obfuscate=body.wants_obfuscation))
         return EventStream(stream, headers, end=b"")
     return await json_unless_gone(request.receive, _whole(exchange, generation), headers)
 
@@ -111,14 +115,14 @@ async def _whole(exchange: _Exchange, generation: Generation) -> bytes:
     with generation:
         [delta] = await generation.answers()
     answer.add(delta, exchange.logprobs(delta))
-    final = answer.finished(generation.counts)
+    final = finished(answer, generation.counts)
     exchange.keep(final)
     return _encode(final)
 
 
 async def _events(exchange: _Exchange, generation: Generation, *, obfuscate: bool) -> AsyncGenerator[bytes | None]:
     answer = exchange.answer
-    writer = EventWriter(answer.draft, answer.item_id, obfuscate=obfuscate)
+    stream = TextStream(answer, obfuscate) if isinstance(answer, Answer) else PartStream(answer, obfuscate)
     introduced = False
     with generation:
         try:
@@ -127,37 +131,34 @@ async def _events(exchange: _Exchange, generation: Generation, *, obfuscate: boo
                 if not introduced:
                     # Not before the first token: until then a failure is an HTTP error. After a silence it is too late.
                     introduced = True
-                    written += writer.introduction
-                if ready is None:
-                    yield b"".join(written) or None
-                    continue
-                if not answer.texts:
-                    written += writer.opening
-                for _, piece in ready:
-                    logprobs = exchange.logprobs(piece)
-                    answer.add(piece, logprobs)
-                    if piece.text or logprobs:
-                        written.append(writer.delta(answer.deltas, fragment(piece.text, logprobs)))
-                        answer.deltas += 1
-                yield b"".join(written)
-            final = answer.finished(generation.counts)
+                    written += stream.introduction
+                for _, piece in ready or ():
+                    written += stream.add(piece, exchange.logprobs(piece))
+                yield None if ready is None and not written else b"".join(written)
+            final = finished(answer, generation.counts)
         except ApiError as error:
             if not introduced:
                 raise
-            final = answer.failed(error, generation.counts)
+            final = failed(answer, error, generation.counts)
         except Exception:
             if not introduced:
                 raise
             log.exception("stream failed", extra={"request_id": exchange.request_id})
-            yield failure(writer.text_starts + answer.deltas, internal(exchange.request_id))
+            yield failure(stream.next_number, internal(exchange.request_id))
             return
     exchange.keep(final)
-    yield b"".join(writer.closing(answer.deltas, final))
+    yield b"".join(stream.closing(final))
 
 
 def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
     """Submit a response of the background and store it. Raises `ApiError` if there is no room."""
-    run = BackgroundRun(exchange.answer, exchange.logprobs, exchange.request_id)
+    answer = exchange.answer
+    record: Record
+    if isinstance(answer, Answer):
+        record = TextRecord(answer, exchange.logprobs)
+    else:
+        record = PartRecord(answer, exchange.logprobs)
+    run = BackgroundRun(record, exchange.request_id)
     store = exchange.store
     entry = StoredResponse.of(exchange.tenant, exchange.items, exchange.answer.draft, run)
     if not store.accepts(entry):
@@ -179,6 +180,15 @@ def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
         run.grew = lambda: store.grew(entry)
         run.start(generation, stack.pop_all(), lambda final, data: store.finish(entry, final, data))
     return run
+
+
+def _planned(
+    body: CreateResponseBody, loaded: Loaded, items: list[Item], room: int | None
+) -> tuple[list[int], AnswerPlan]:
+    """The prompt's tokens and the plan of the answer; for a text thread."""
+    tools, constraint = tools_of(body), requested_format(body.text)
+    tokens = input_tokens(body, loaded, items, room, tools, guided=constraint is not None)
+    return tokens, plan(tokens, loaded.text.tokenizer, loaded.text.formats, tools, constraint)
 
 
 def _check(body: CreateResponseBody, store: ResponseStore) -> None:
@@ -223,6 +233,7 @@ def _draft(body: CreateResponseBody, name: str, *, store: bool) -> ResponseObjec
         temperature=1.0 if body.temperature is None else body.temperature,
         text=text_settings(body.text),
         tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",

@@ -5,6 +5,8 @@ response.output_item.added, response.content_part.added        opening, with the
 response.output_text.delta ...
 response.output_text.done, response.content_part.done,
 response.output_item.done, response.completed                  closing; or response.incomplete or response.failed
+
+An answer with thinking or calls has several items, one after the other: `part_answer` writes their events.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 
 from octavo_inference.server.errors import ApiError
 from octavo_inference.server.openai.responses import ChatLogprob
-from octavo_inference.server.openai_responses.items import AnswerText, MessageItem
+from octavo_inference.server.openai_responses.items import AnswerText, MessageItem, OutputItem, ReasoningText
 from octavo_inference.server.openai_responses.resource import ResponseObject
 
 _PADDED_TO = 32
@@ -58,28 +60,28 @@ class ResponseFailedEvent(_ResponseEvent, frozen=True, tag="response.failed"):
 
 class _ItemEvent(msgspec.Struct, frozen=True):
     sequence_number: int
-    item: MessageItem
+    item: OutputItem
     output_index: int = 0
 
 
 class OutputItemAddedEvent(_ItemEvent, frozen=True, tag="response.output_item.added"):
-    """The message of the answer, without content."""
+    """An item begins, without content."""
 
 
 class OutputItemDoneEvent(_ItemEvent, frozen=True, tag="response.output_item.done"):
-    """The whole message."""
+    """The whole item."""
 
 
 class _PartEvent(msgspec.Struct, frozen=True):
     sequence_number: int
     item_id: str
-    part: AnswerText
+    part: AnswerText | ReasoningText
     output_index: int = 0
     content_index: int = 0
 
 
 class ContentPartAddedEvent(_PartEvent, frozen=True, tag="response.content_part.added"):
-    """The part of the message, without text."""
+    """A part of an item, without text."""
 
 
 class ContentPartDoneEvent(_PartEvent, frozen=True, tag="response.content_part.done"):
@@ -109,6 +111,47 @@ class TextDoneEvent(msgspec.Struct, frozen=True, tag="response.output_text.done"
     content_index: int = 0
 
 
+class ReasoningDeltaEvent(msgspec.Struct, frozen=True, tag="response.reasoning_text.delta"):
+    """A piece of the thinking. `obfuscation` is padding, if the request asks for it."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReasoningDoneEvent(msgspec.Struct, frozen=True, tag="response.reasoning_text.done"):
+    """The whole thinking."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+class ArgumentsDeltaEvent(msgspec.Struct, frozen=True, tag="response.function_call_arguments.delta"):
+    """A piece of a call's arguments. `obfuscation` is padding, if the request asks for it."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ArgumentsDoneEvent(msgspec.Struct, frozen=True, tag="response.function_call_arguments.done"):
+    """The whole arguments of a call."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+    arguments: str
+    name: str
+
+
 class StreamErrorEvent(msgspec.Struct, frozen=True, tag="error"):
     """A failure of the server itself: no more events follow."""
 
@@ -131,6 +174,10 @@ StreamEvent = (
     | ContentPartDoneEvent
     | TextDeltaEvent
     | TextDoneEvent
+    | ReasoningDeltaEvent
+    | ReasoningDoneEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsDoneEvent
     | StreamErrorEvent
 )
 
@@ -158,7 +205,7 @@ class EventWriter:
         self._obfuscate = obfuscate
         self._head = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":'
         self._middle = b',"item_id":%b,"output_index":0,"content_index":0,"delta":' % _encode(item_id)
-        self.introduction = _introduction(draft)
+        self.introduction = introduction_of(draft)
         number = len(self.introduction)
         item = MessageItem(item_id, "assistant", [], "in_progress")
         self.opening = [
@@ -170,23 +217,40 @@ class EventWriter:
     def delta(self, index: int, piece: bytes) -> bytes:
         """The event of the piece of this index; `piece` is from `fragment`. Runs once per token."""
         if self._obfuscate:
-            padding = "".join(random.choices(_PADDING, k=-len(piece) % _PADDED_TO))  # noqa: S311 -- hides a length, not a secret
-            piece = b'%b,"obfuscation":"%b"}' % (piece[:-1], padding.encode())
+            piece = b'%b,"obfuscation":"%b"}' % (piece[:-1], _padding(len(piece)))
         return b"%b%d%b%b\n\n" % (self._head, self.text_starts + index, self._middle, piece)
 
     def closing(self, pieces: int, final: ResponseObject) -> list[bytes]:
         """The events after the delta of the last piece. Without a message there is only the last event."""
         if not final.output:
-            return [_last(len(self.introduction), final)]
+            return [last_of(len(self.introduction), final)]
         [item] = final.output
-        [part] = [part for part in item.content if isinstance(part, AnswerText)]
+        parts = item.content if isinstance(item, MessageItem) else []
+        [part] = [part for part in parts if isinstance(part, AnswerText)]
         number = self.text_starts + pieces
         return [
             _event(TextDoneEvent(number, self._item_id, part.text, part.logprobs)),
             _event(ContentPartDoneEvent(number + 1, self._item_id, part)),
             _event(OutputItemDoneEvent(number + 2, item)),
-            _last(number + 3, final),
+            last_of(number + 3, final),
         ]
+
+
+def encoded(message: StreamEvent, number: int) -> bytes:
+    """An event with its number."""
+    return _event(msgspec.structs.replace(message, sequence_number=number))
+
+
+def padded(written: bytes) -> bytes:
+    """An event with padding, if it is a delta."""
+    name, _, _ = written.partition(b"\n")
+    if not name.endswith(b".delta"):
+        return written
+    return b'%b,"obfuscation":"%b"}\n\n' % (written[:-3], _padding(len(written)))
+
+
+def _padding(length: int) -> bytes:
+    return "".join(random.choices(_PADDING, k=-length % _PADDED_TO)).encode()  # noqa: S311 -- hides a length, not a secret
 
 
 def failure(number: int, error: ApiError) -> bytes:
@@ -194,7 +258,8 @@ def failure(number: int, error: ApiError) -> bytes:
     return _event(StreamErrorEvent(number, error.code, error.message, error.param))
 
 
-def _introduction(draft: ResponseObject) -> list[bytes]:
+def introduction_of(draft: ResponseObject) -> list[bytes]:
+    """The first events of a response."""
     events: list[StreamEvent] = [ResponseCreatedEvent(0, draft)]
     if draft.status == "queued":
         events.append(ResponseQueuedEvent(1, draft))
@@ -203,7 +268,8 @@ def _introduction(draft: ResponseObject) -> list[bytes]:
     return [_event(event) for event in events]
 
 
-def _last(number: int, final: ResponseObject) -> bytes:
+def last_of(number: int, final: ResponseObject) -> bytes:
+    """The last event of a response."""
     if final.status == "completed":
         return _event(ResponseCompletedEvent(number, final))
     if final.status == "failed":

@@ -1,7 +1,7 @@
 """The bodies of POST /v1/responses and POST /v1/responses/input_tokens: supported fields and their bounds.
 
 Fields typed `None` exist in OpenAI's API but are not supported: only `null` is accepted. Some others are accepted
-because the only values allowed ask for nothing, such as `tools: []`.
+because the only values allowed ask for nothing, such as `context_management: []`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.server.openai_responses.items import MAX_ITEMS, InputItem
+from octavo_inference.server.openai_responses.tools import ToolChoiceOption, ToolList
 from octavo_inference.server.prompts import SchedulingFields
 from octavo_inference.server.structured_output import FormatName
 
@@ -57,9 +58,9 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Reasoning is not supported, so these values ask for none."""
+    """How much the model thinks, if its chat template has a variable for that. There are no summaries."""
 
-    effort: Literal["none"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto"] | None = None
     generate_summary: None = None
 
@@ -80,8 +81,8 @@ class InputFields(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
 
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: EmptyList | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: ToolList | None = None
+    tool_choice: ToolChoiceOption | None = None
     parallel_tool_calls: bool | None = None
     conversation: None = None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from octavo_inference.server.generation import TokenCounts
-from octavo_inference.server.openai_responses.items import MessageItem
+from octavo_inference.server.openai_responses.items import Item, OutputItem
+from octavo_inference.server.openai_responses.tools import ResponseTool, ToolChoiceOption
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 FINAL: frozenset[Status] = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -22,9 +23,9 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """There is no reasoning."""
+    """How many output tokens were thinking."""
 
-    reasoning_tokens: Literal[0] = 0
+    reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
             counts.prompt,
             InputTokensDetails(counts.cached),
             counts.completion,
-            OutputTokensDetails(),
+            OutputTokensDetails(counts.reasoning or 0),
             counts.prompt + counts.completion,
         )
 
@@ -79,9 +80,9 @@ class TextSettings(msgspec.Struct, frozen=True):
 
 
 class ReasoningSettings(msgspec.Struct, frozen=True):
-    """There is no reasoning."""
+    """How much the model thinks. There are no summaries."""
 
-    effort: Literal["none"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: None = None
 
 
@@ -100,7 +101,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: int | None
     model: str
-    output: list[MessageItem]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -110,8 +111,8 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     text: TextSettings = TextSettings()
-    tool_choice: Literal["none", "auto"]
-    tools: Annotated[list[None], Meta(max_length=0)] = []
+    tool_choice: ToolChoiceOption
+    tools: list[ResponseTool] = []
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
@@ -131,7 +132,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
 class ItemPage(msgspec.Struct, frozen=True):
     """GET /v1/responses/{id}/input_items: a page of the items before the answer."""
 
-    data: list[MessageItem]
+    data: list[Item]
     first_id: str | None
     last_id: str | None
     has_more: bool

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from octavo_inference.server.openai_responses.background import BackgroundRun
-from octavo_inference.server.openai_responses.items import MessageItem
+from octavo_inference.server.openai_responses.items import Item
 from octavo_inference.server.openai_responses.resource import FINAL, ResponseObject
 
 # Bytes that an entry and each of its items take besides their JSON: index entries, objects and keys.
@@ -69,7 +69,7 @@ class StoredResponse:
     def of(
         cls,
         tenant: str,
-        items: Sequence[MessageItem],
+        items: Sequence[Item],
         response: ResponseObject,
         run: BackgroundRun | None = None,
     ) -> StoredResponse:
@@ -90,16 +90,16 @@ class StoredResponse:
         events = 0 if self.run is None else self.run.size
         return ENTRY_OVERHEAD + ITEM_OVERHEAD * len(self.item_ids) + len(self.input_items) + len(self.response) + events
 
-    def items(self) -> list[MessageItem]:
+    def items(self) -> list[Item]:
         """The items before the answer, earlier responses of the conversation included."""
-        return msgspec.json.decode(self.input_items, type=list[MessageItem])
+        return msgspec.json.decode(self.input_items, type=list[Item])
 
     @property
     def background(self) -> bool:
         """True for a response that was generated without a connection."""
         return self._decoded().background
 
-    def conversation(self) -> list[MessageItem]:
+    def conversation(self) -> list[Item]:
         """The items including the answer."""
         return self.items() + self._decoded().output
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.http import KEEP_ALIVE_SECONDS, EventStream, json_response
-from octavo_inference.server.openai_responses.items import MessageItem
+from octavo_inference.server.openai_responses.items import Item
 from octavo_inference.server.openai_responses.resource import DeletedResponse, ItemPage
 from octavo_inference.server.openai_responses.store import StoredResponse
 from octavo_inference.server.prompts import tenant_of
@@ -81,7 +81,7 @@ async def list_input_items(service: Service, request: HttpRequest) -> Response:
     return json_response(_encode(_page(items, query.after, query.limit)))
 
 
-def _page(items: list[MessageItem], after: str | None, limit: int) -> ItemPage:
+def _page(items: list[Item], after: str | None, limit: int) -> ItemPage:
     start = 0
     if after is not None:
         found = [number for number, item in enumerate(items) if item.id == after]

@@ -1,0 +1,124 @@
+"""Tools of the real server with the model from its package, as the clients of OpenAI and Anthropic see them."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import openai
+import pytest
+
+MODEL = "smollm2"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "weather", "description": "Tells the weather of a city.", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": FUNCTION}
+TIME = {
+    "type": "function",
+    "function": {"name": "time", "parameters": {"type": "object", "additionalProperties": False}},
+}
+QUESTION = {"role": "user", "content": "How warm is it in Paris?"}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module")
+def url(server) -> str:
+    return str(server.api.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(url):
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def asked(**fields):
+    return {"model": MODEL, "messages": [QUESTION], "tools": [TOOL, TIME], "temperature": 0, "max_tokens": 200} | fields
+
+
+def is_weather(arguments: str) -> bool:
+    found = json.loads(arguments)
+    return set(found) == {"city", "unit"} and found["unit"] in {"C", "F"} and isinstance(found["city"], str)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_call_is_enforced_whole_and_streamed(client, choice):
+    whole = client.chat.completions.create(**asked(tool_choice=choice, parallel_tool_calls=False)).choices[0]
+    [call] = whole.message.tool_calls
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    assert call.function.name in {"weather", "time"}
+    assert is_weather(call.function.arguments) or call.function.arguments == "{}"
+    with client.chat.completions.stream(**asked(tool_choice=choice, parallel_tool_calls=False)) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+    assert streamed.message.tool_calls[0].id.startswith("call_")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_of_any_sampling_match_the_schema(client, seed):
+    fields = {"tool_choice": NAMED, "temperature": 1.5, "seed": seed, "n": 3, "parallel_tool_calls": False}
+    for choice in client.chat.completions.create(**asked(**fields)).choices:
+        [call] = choice.message.tool_calls
+        assert call.function.name == "weather"
+        assert choice.finish_reason == "length" or is_weather(call.function.arguments)
+
+
+def test_a_result_is_answered(client):
+    whole = client.chat.completions.create(**asked(tool_choice=NAMED, parallel_tool_calls=False))
+    message = whole.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "It is 25 degrees in Paris."}
+    history = [QUESTION, message.model_dump(exclude_none=True), result]
+    answer = client.chat.completions.create(**asked(messages=history, tool_choice="none", max_tokens=40)).choices[0]
+    assert answer.message.content
+    assert answer.message.tool_calls is None
+
+
+def test_an_answer_may_be_json_instead_of_a_call(client):
+    shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    answer = client.chat.completions.create(**asked(response_format=shape)).choices[0].message
+    assert is_weather(answer.content) if answer.content else answer.tool_calls
+
+
+def test_a_function_in_the_older_form_is_called(client):
+    choice = client.chat.completions.create(
+        model=MODEL, messages=[QUESTION], functions=[FUNCTION], function_call={"name": "weather"}, temperature=0
+    ).choices[0]
+    assert choice.finish_reason == "function_call"
+    assert is_weather(choice.message.function_call.arguments)
+
+
+def test_claude_calls_a_tool_whole_and_streamed(claude):
+    tool = {"name": "weather", "description": FUNCTION["description"], "input_schema": SCHEMA}
+    fields = {
+        "model": MODEL,
+        "max_tokens": 200,
+        "messages": [QUESTION],
+        "tools": [tool],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "extra_body": {"temperature": 0},
+    }
+    whole = claude.messages.create(**fields)
+    [block] = whole.content
+    assert (whole.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")
+    assert is_weather(json.dumps(block.input))
+    with claude.messages.stream(**fields) as stream:
+        streamed = stream.get_final_message()
+    assert (streamed.stop_reason, streamed.content[0].input) == ("tool_use", block.input)
+    answer = {"role": "assistant", "content": [block.model_dump(include={"type", "id", "name", "input"})]}
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "25 degrees"}]}
+    history = [QUESTION, answer, {"role": "user", "content": [result, {"type": "text", "text": "Well?"}]}]
+    final = claude.messages.create(**fields | {"messages": history, "tool_choice": {"type": "none"}, "max_tokens": 30})
+    assert final.content[0].type == "text"
+    counted = claude.messages.count_tokens(model=MODEL, messages=[QUESTION], tools=[tool])
+    assert counted.input_tokens > claude.messages.count_tokens(model=MODEL, messages=[QUESTION]).input_tokens

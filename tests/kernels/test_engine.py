@@ -11,17 +11,21 @@ import pytest
 import torch
 
 from octavo_inference.backends.cuda.backend import CudaBackend, check, independent
+from octavo_inference.backends.cuda.buffers import StepLimits, buffer_shapes, changes_size, table_places
 from octavo_inference.backends.cuda.device import Device, find_device
+from octavo_inference.backends.cuda.rows import DeviceRows, _together
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.gather import gather
-from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, RowTable
-from octavo_inference.core.request import Output, TokenLogprobs
+from octavo_inference.core.logit_rules import bitmask
+from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, RowTable
+from octavo_inference.core.request import Guidance, Output, TokenLogprobs
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor, Weights
 
 from ..unit.engine.echo import CONFIG, Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
+from ..unit.engine.fake_grammar import FakeMatcher, grammar  # noqa: TID252 -- as above
 
 Model = tuple[ModelConfig, Weights]
 BLOCK, LONGEST = 8, 32
@@ -283,3 +287,77 @@ def kl(wanted: np.ndarray, found: np.ndarray) -> float:
 
     p, q = log_softmax(wanted), log_softmax(found)
     return float((np.exp(p) * (p - q)).sum(axis=1).mean())
+
+
+def guided(backend: Backend, **limits: Any) -> Runner:
+    """Rows with grammars, with budgets of thinking, with allowed ids, and rows with neither, in one batch."""
+    runner = make_runner(
+        backend,
+        max_model_len=LONGEST,
+        grammars=lambda: FakeMatcher,
+        **({"budget": 40, "max_running": 8, "caching": False} | limits),
+    )
+    given: list[dict[str, Any]] = [
+        {"guidance": Guidance(grammar=grammar(3, 9)), "logprobs": 2},
+        {},
+        {"guidance": Guidance(grammar=grammar(4, 6), after=(7, 8, 9), thinking_budget=2), "temperature": 1.0, "n": 2},
+        {"guidance": Guidance(grammar=grammar(5, 9)), "allowed_token_ids": range(50), "presence_penalty": 0.7},
+        {"temperature": 1.0, "presence_penalty": 0.5, "logprobs": 1, "prompt_logprobs": 1},
+        {"guidance": Guidance(after=(1,), thinking_budget=3), "temperature": 1.0},
+    ]
+    for i, one in enumerate(given):
+        runner.submit(str(i), PROMPTS[i % 3], **{"seed": i, "max_tokens": 8, "ignore_eos": True, **one})
+    runner.finish()
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("blocks", "limits"),
+    [(32, {}), (32, {"budget": 9, "max_running": 3}), (8, {"host_blocks": 20})],
+    ids=["company", "chunks", "preemption"],
+)
+def test_guided_answers_are_those_of_the_reference(blocks: int, limits: dict[str, Any]) -> None:
+    found, wanted = guided(cuda(tiny_model(), blocks), **limits), guided(reference(tiny_model()))
+    assert found.engine.overlaps
+    assert found.engine.counters.forced_tokens == 0 < wanted.engine.counters.forced_tokens
+    assert found.tokens == wanted.tokens
+    assert {key: final.finish_reason for key, final in found.final.items()} == {
+        key: final.finish_reason for key, final in wanted.final.items()
+    }
+
+
+def test_a_step_behind_one_in_flight_takes_its_masks_when_they_are_there() -> None:
+    """All masks of a step of many rows, in one copy, while other steps are in flight."""
+    backend = cuda(tiny_model())
+    step = RowStep(
+        [RowChange("tokens", row, 0, np.array([5, 9], np.int32)) for row in range(6)]
+        + [RowChange("blocks", row, 0, np.array([row], np.int32)) for row in range(6)],
+        np.arange(6, dtype=np.int32),
+        np.arange(0, 14, 2, dtype=np.int32),
+        np.full(6, 2, np.int32),
+        RowSamples(
+            np.arange(1, 13, 2, dtype=np.int32),
+            np.arange(6, dtype=np.int32),
+            np.full(6, 2, np.int32),
+            np.full(6, -1, np.int32),
+            [Penalty(2, 2, 0.0, 0.0, 1.0, np.empty(0, np.int32), mask=True)] * 6,
+        ),
+        guided=True,
+    )
+    launched = backend.launch(step)
+    with pytest.raises(RuntimeError, match="before its masks"):
+        launched.collect()
+    launched.choose([RowChange("mask", row, 0, bitmask((10 + row,), CONFIG.vocab)) for row in range(6)])
+    assert launched.collect().tokens.tolist() == [10, 11, 12, 13, 14, 15]
+
+
+def test_masks_of_all_rows_fit_into_one_copy() -> None:
+    limits = StepLimits(tokens=256, rows=256, positions=64, block_size=16, processors=1, vocab=151_936)
+    table = torch.zeros(buffer_shapes(CONFIG, limits, torch.float32).table.shape, dtype=torch.int32)
+    rows = DeviceRows(table, torch.zeros(changes_size(limits), dtype=torch.int32), limits)
+    mask = np.arange(limits.vocab // 32, dtype=np.int32)
+    changes = [RowChange("mask", row, 0, mask + row) for row in range(limits.rows)]
+    assert len(list(_together(changes, table_places(limits), changes_size(limits)))) == 1
+    rows.apply(changes)
+    for row in (0, 100, 255):
+        assert np.array_equal(rows.table.mask[row, : len(mask)].numpy(), mask + row)

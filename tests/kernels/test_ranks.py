@@ -21,14 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def serve(backend: Backend, **limits: Any) -> Runner:
-    """A greedy answer, two sampled ones, one with rules and an embedding, then an answer to a prompt seen before."""
-    runner = make_runner(backend, max_model_len=LONGEST, max_running=4, **limits)
+    """A greedy answer, two sampled ones, one with rules or a grammar and an embedding, then an answer to a prompt seen before."""
+    runner = make_runner(
+        backend, max_model_len=LONGEST, max_running=4, grammars=lambda: FakeMatcher, **limits
+    )
     runner.submit("greedy", PROMPTS[2], max_tokens=3, ignore_eos=True)
     runner.submit("two", PROMPTS[1], temperature=1.0, top_p=0.9, seed=9, n=2, max_tokens=3, ignore_eos=True)
     runner.submit(
         "ruled", PROMPTS[0], allowed_token_ids=range(30), bad_words=[[4], [7, 1]], logit_bias={4: 9.0, 7: 9.0, 1: 8.0},
         logprob_token_ids=[3], prompt_logprobs=1, max_tokens=3, ignore_eos=True,
     )  # fmt: skip
+    runner.submit("guided", PROMPTS[0], guidance=Guidance(grammar=grammar(3, 4)), max_tokens=4, temperature=1.0, n=2)
     runner.finish()
     runner.submit("again", PROMPTS[2], max_tokens=2, ignore_eos=True)
     runner.submit("embedded", PROMPTS[1], pooling="mean")

@@ -23,7 +23,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
 City = Literal[CITIES]
-FIRST_TURN = ModelSettings(tool_choice="required", temperature=0, max_tokens=96, parallel_tool_calls=False)
+FIRST_TURN = ModelSettings(tool_choice="required", temperature=0, max_tokens=1000, parallel_tool_calls=False)
 
 
 class Report(BaseModel):
@@ -134,7 +134,7 @@ async def an_answer_has_the_type_that_was_asked_for(model: Model) -> None:
 async def several_calls_are_answered_in_one_turn(model: Model) -> None:
     """History with two calls of one turn, and their results in another order."""
     thermometer = Thermometer()
-    settings = ModelSettings(temperature=0, max_tokens=24)
+    settings = ModelSettings(temperature=0, max_tokens=1000)
     calls = [("call_1", "Rome", "27 celsius"), ("call_2", "Oslo", "9 celsius")]
     history: list[Any] = [{"role": "user", "content": "Compare Rome and Oslo."}]
     for identity, city, _ in calls:

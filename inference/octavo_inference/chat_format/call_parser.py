@@ -11,6 +11,7 @@ longest marker has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 
 from octavo_inference.chat_format.calls import Calls
@@ -41,7 +42,7 @@ class CallParser:
         self._hidden = frozenset(hidden)
         self._markers = self._starts | self._hidden
         self._prefixes = prefixes(self._markers)
-        self._firsts = frozenset(marker[0] for marker in self._markers)
+        self._first = re.compile("|".join(sorted({re.escape(marker[0]) for marker in self._markers})) or r"(?!)")
         self._longest = max(map(len, self._markers), default=1)
         # In text: what may be the beginning of a marker.
         self._tail = ""
@@ -52,11 +53,18 @@ class CallParser:
 
     def push(self, text: str) -> list[Event]:
         """See `AnswerParser`."""
-        if self._block is None and not self._tail and not self._calls.at_start and self._firsts.isdisjoint(text):
-            self._calls.text(text)
-        else:
-            for character in text:
-                self._step(character)
+        position = 0
+        while position < len(text):
+            if self._block is None and not self._tail and not self._calls.at_start:
+                # Up to what may begin a marker, at once.
+                found = self._first.search(text, position)
+                end = found.start() if found else len(text)
+                if end > position:
+                    self._calls.text(text[position:end])
+                    position = end
+                    continue
+            self._step(text[position])
+            position += 1
         return self._calls.take()
 
     def finish(self) -> list[Event]:

@@ -58,6 +58,8 @@ class AnswerParser(Protocol):
 
 def merged(events: list[Event]) -> list[Event]:
     """The events with adjacent parts of one text, reasoning or call joined, and without empty ones."""
+    if len(events) < 2:
+        return [event for event in events if isinstance(event, CallStart) or event.text]
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
         text = "" if isinstance(event, CallStart) else event.text

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-TEXT = r"/(.|\n)*/"
-"""Any text, without special tokens."""
+from octavo_inference.grammar.sources import json_schema_rule
+
+_ANY = r"/(.|\n)*/"
 
 
 @dataclass(slots=True)
@@ -26,6 +27,12 @@ class Rules:
         name = f"{name}_{self._count}"
         self.lines.append(f"{name}{options}: {' | '.join(alternatives)}")
         return name
+
+    def terminal(self, name: str, body: str) -> str:
+        """Define a terminal. Returns its name."""
+        self._count += 1
+        self.lines.append(f"{name}_{self._count}: {body}")
+        return f"{name}_{self._count}"
 
     def literal(self, text: str) -> str:
         """Exactly this text, with special tokens where it has their texts."""
@@ -45,17 +52,21 @@ class Rules:
 
     def json_of(self, schema: Mapping[str, Any] | bool) -> str:
         """A JSON value of a schema."""
-        return json_schema_rule({} if isinstance(schema, bool) else dict(schema))
+        return json_schema_rule(schema)
 
-    def text(self, start: str) -> str:
-        """The grammar's text with this start rule. `TEXT` is any text."""
-        return "\n".join([f"start: {start}", *self.lines, f"TEXT: {TEXT}"]) + "\n"
+    def text(self, start: str, barred: Iterable[str] = ()) -> str:
+        """The grammar's text with this start rule. `TEXT` is any text without special tokens and `barred` texts."""
+        return "\n".join([f"start: {start}", *self.lines, f"TEXT: {any_text(barred)}"]) + "\n"
 
 
-def json_schema_rule(schema: dict[str, Any]) -> str:
-    """A JSON value of a schema, with the separators that `json.dumps` writes."""
-    style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return "%json " + json.dumps({**schema, "x-guidance": style})
+def any_text(barred: Iterable[str] = ()) -> str:
+    """A terminal: any text without special tokens, and without these texts."""
+    return " & ".join([_ANY, *(f"~/(.|\\n)*{quoted(text)}(.|\\n)*/" for text in barred)])
+
+
+def quoted(text: str) -> str:
+    """A text within a regular expression."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def alternatives(expressions: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ class ServedModel:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     pooling: PoolingName = DEFAULT_POOLING
     relevance: RelevanceName = "embedding"
-    formats: AnswerFormats = AnswerFormats()
+    formats: AnswerFormats = field(default_factory=AnswerFormats)
     """The formats of tool calls and of thinking."""
 
     @property

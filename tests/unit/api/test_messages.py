@@ -253,17 +253,19 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"tools": [TOOL]}, "tools: not supported; supported: an empty list."),
-        ({"tool_choice": {"type": "any"}}, "'any' is not supported; supported: 'auto' and 'none', without tools."),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type: 'bash_20250124' is not supported"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name: two tools have the name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: needs tools."),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name: this field is required for the type tool."),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            "'enabled' is not supported; supported: 'disabled'.",
+            "thinking.type: not supported; supported: 'disabled' (this model does not think).",
         ),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers: not supported; supported: an empty list."),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image' is not supported; supported: 'text'."),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image' is not supported; supported: 'text', 'tool_use', 'tool_result' and 'thinking'."),
         (
             {"messages": [{"role": "user", "content": [dict(reversed(IMAGE.items()))]}]},
-            "messages[0].content[0].source: not supported; supported types of messages[0].content[0]: 'text'.",
+            "messages[0].content[0].type: 'image' is not supported; supported: 'text', 'tool_use', 'tool_result' and",
         ),
         ({"system": [{"type": "document"}]}, "'document' is not supported; supported: 'text'."),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "content[0].type: this field is required."),

@@ -75,11 +75,15 @@ CHAT = [
     ("messages", [{"role": "user", "content": None}]),
     ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
     ("messages", [{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("tool_choice", "auto"),
+    ("tools", [{"type": "web_search"}]),
+    ("tools", [{"type": "function", "function": {"name": "f"}}] * 129),
+    ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-    ("functions", [{"name": "f"}]),
-    ("function_call", "auto"),
+    ("functions", [{"name": "f g"}]),
+    ("function_call", {"name": "f"}),
+    ("include_reasoning", "yes"),
+    ("thinking_token_budget", -1),
+    ("thinking_token_budget", 5),
     ("parallel_tool_calls", "yes"),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "a"}),
@@ -161,10 +165,9 @@ async def test_every_field_has_bounds(serve):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("tools", [{"type": "function"}], "tools: not supported; supported: an empty one, null (leave it out)."),
+        ("tools", [{"type": "mcp"}], "tools[0].type: 'mcp' is not supported; supported: 'function'."),
         ("audio", {}, "audio: not supported; supported: null (leave it out)."),
-        ("tool_choice", "auto", "tool_choice: 'auto' is not supported; supported: 'none'."),
-        ("tool_choice", {"type": "function"}, "tool_choice: an object is not supported; supported: 'none'."),
+        ("tool_choice", "any", "tool_choice: 'any' is not supported; supported: 'auto', 'none', 'required'."),
         ("store", True, "store: true is not supported; supported: false."),
         ("modalities", ["text", "audio"], "modalities[1]: 'audio' is not supported; supported: 'text'."),
         (
@@ -175,7 +178,7 @@ async def test_every_field_has_bounds(serve):
         (
             "messages",
             [{"role": "robot", "content": "x"}],
-            "messages[0].role: 'robot' is not supported; supported: 'assistant', 'developer', 'system', 'user'.",
+            "messages[0].role: 'robot' is not supported; supported: 'assistant', 'developer', 'function', 'system', 'tool', 'user'.",
         ),
         ("cache_policy", "big", "cache_policy: 'big' is not supported; supported: 'api', 'batch', 'chat'."),
         (

@@ -143,7 +143,7 @@ async def test_special_tokens_are_added_to_messages_only_if_asked(serve, framing
         ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"prompt": ["x"]}, "prompt"),
         ({"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
-        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"prompt": "x", "other": 1}, "other"),
     ],
     ids=str,

@@ -114,7 +114,7 @@ async def test_streams_of_calls_have_the_other_fields_too(serve, extra):
             rows = [row["token"] for entry in found if entry["logprobs"] for row in entry["logprobs"]["content"]]
             assert rows == [row["token"] for row in choice["logprobs"]["content"]]
         if "return_token_ids" in extra:
-            assert sum((entry.get("token_ids", []) for entry in found), []) == choice["token_ids"]
+            assert [token for entry in found for token in entry.get("token_ids", [])] == choice["token_ids"]
     assert chunks[-1]["usage"] == whole["usage"]
     assert all("usage" in chunk for chunk in chunks)
 

@@ -50,11 +50,14 @@ class RandomModel:
         assert found
         return found
 
-    def allows(self, grammar: str, answer: str) -> bool:
-        """Whether the answer is complete under the grammar."""
+    def allows(self, grammar: str, answer: str, *, spelled: bool = False) -> bool:
+        """Whether the answer is complete under the grammar. `spelled`: in bytes, without the tokens added to them."""
         matcher = self._vocabulary.compile(grammar)
+        ids = self.tokenizer.encode(answer, add_special_tokens=False).ids
+        if spelled:
+            ids = [self.tokenizer.token_to_id(character) for character in answer.replace(" ", "\u0120")]
         try:
-            for token in [*self.tokenizer.encode(answer, add_special_tokens=False).ids, self._end]:
+            for token in [*ids, self._end]:
                 matcher.consume(token)
         except RequestError:
             return False

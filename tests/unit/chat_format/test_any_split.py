@@ -35,10 +35,20 @@ def _fragments(name: str) -> st.SearchStrategy[str]:
     markers = [
         *tool_format(name).markers,
         *("<tool_call>", "</tool_call>", "<function=", "functools", "[", "{", "<|python_tag|>"),
-        *('{"name": "get_weather", ', '"arguments": {', "get_weather", "get_time()", "note", "\n```json\n", "functions."),
+        *(
+            '{"name": "get_weather", ',
+            '"arguments": {',
+            "get_weather",
+            "get_time()",
+            "note",
+            "\n```json\n",
+            "functions.",
+        ),
         *("<parameter=city>", "</parameter>", "</function>", '"', "}", "]", "(", ")", "city=", "unknown", "assistant"),
     ]
-    return st.sampled_from(markers).flatmap(lambda m: st.one_of(st.just(m), st.just(m), st.integers(1, len(m)).map(lambda n: m[:n])))
+    return st.sampled_from(markers).flatmap(
+        lambda m: st.one_of(st.just(m), st.just(m), st.integers(1, len(m)).map(lambda n: m[:n]))
+    )
 
 
 @pytest.mark.parametrize("variant", WRITERS)
@@ -80,7 +90,9 @@ def test_an_answer_without_a_known_name_is_text_unchanged(name: str, data: st.Da
     assert not calls
     if name != "harmony":  # its special tokens are no text
         without_empty_lists = answer
-        assert text == without_empty_lists or "[]" in answer.replace(" ", "").replace("\n", "") or _is_empty(name, answer)
+        assert (
+            text == without_empty_lists or "[]" in answer.replace(" ", "").replace("\n", "") or _is_empty(name, answer)
+        )
 
 
 def _is_empty(name: str, answer: str) -> bool:

@@ -1,4 +1,4 @@
-"""Answers in each format, as the models' documentation and their parsers' tests elsewhere show them; none is recorded."""
+"""Answers in each format, written after the models' documentation. Those of the built-in model are recorded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     # The arguments first; a call without any; white space between calls.
     (
         "hermes",
-        '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>\n\n'
-        '<tool_call>{"name": "get_time"}</tool_call>\n',
+        (
+            '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>\n\n'
+            '<tool_call>{"name": "get_time"}</tool_call>\n'
+        ),
         "",
         [("get_weather", PARIS), ("get_time", "{}")],
     ),
     # A bracket forgotten; one too many; a name that is not known.
-    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}</tool_call>', "", [("get_weather", PARIS)]),
+    (
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}</tool_call>',
+        "",
+        [("get_weather", PARIS)],
+    ),
     (
         "hermes",
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}}</tool_call> Done.',
@@ -47,27 +54,40 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [("note", '{"a": "</tool_call>"}')],
     ),
     # Cut by max_tokens.
-    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par', "", [("get_weather", '{"city": "Par')]),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par',
+        "",
+        [("get_weather", '{"city": "Par')],
+    ),
     ("hermes", '<tool_call>\n{"name": "get_wea', '<tool_call>\n{"name": "get_wea', []),
     (
         "smollm2",
-        '<tool_call>[\n{"name": "get_weather", "arguments": {"city": "Paris"}},\n{"name": "get_time", "arguments": {}}\n]</tool_call>',
+        (
+            '<tool_call>[\n{"name": "get_weather", "arguments": {"city": "Paris"}},\n{"name": "get_time", '
+            '"arguments": {}}\n]</tool_call>'
+        ),
         "",
         [("get_weather", PARIS), ("get_time", "{}")],
     ),
     ("smollm2", "<tool_call>[]</tool_call>I cannot.", "I cannot.", []),
     (
         "qwen3_coder",
-        "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n"
-        '</parameter>\n<parameter=tags>\n["a", "b"]\n</parameter>\n<parameter=metric>\nTrue\n</parameter>\n</function>\n</tool_call>',
+        (
+            "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n"
+            '2\n</parameter>\n<parameter=tags>\n["a", "b"]\n</parameter>\n<parameter=metric>\nTrue\n'
+            "</parameter>\n</function>\n</tool_call>"
+        ),
         "I look.\n\n",
         [("get_weather", '{"city": "Paris", "days": 2, "tags": ["a", "b"], "metric": true}')],
     ),
     # Lines of their own stay; no marker around; a parameter without a type; one twice.
     (
         "qwen3_coder",
-        "<function=note>\n<parameter=code>\n\nif a < b:\n  c = \"</p>\"\n\n</parameter>\n<parameter=n>1</parameter>\n"
-        "<parameter=n>2</parameter>\n</function>",
+        (
+            '<function=note>\n<parameter=code>\n\nif a < b:\n  c = "</p>"\n\n</parameter>\n<parameter=n>1</parameter>\n'
+            "<parameter=n>2</parameter>\n</function>"
+        ),
         "",
         [("note", '{"code": "\\nif a < b:\\n  c = \\"</p>\\"\\n", "n": 1}')],
     ),
@@ -77,7 +97,12 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "Oops",
         [("get_weather", PARIS)],
     ),
-    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", "", [("get_weather", '{"city": "Par')]),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
+        "",
+        [("get_weather", '{"city": "Par')],
+    ),
     (
         "seed_oss",
         "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>",
@@ -86,18 +111,27 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     (
         "glm45",
-        "I will look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
-        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time\n</tool_call>",
+        (
+            "I will look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time\n</tool_call>"
+        ),
         "I will look.\n",
         [("get_weather", '{"city": "Paris", "days": 3}'), ("get_time", "{}")],
     ),
     # GLM-4.7 writes no line breaks.
-    ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>", "", [("get_weather", PARIS)]),
+    (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>",
+        "",
+        [("get_weather", PARIS)],
+    ),
     ("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", [("get_weather", PARIS)]),
     (
         "llama3_json",
-        '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}; '
-        '{"name": "get_time", "parameters": {}}',
+        (
+            '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}; '
+            '{"name": "get_time", "parameters": {}}'
+        ),
         "",
         [("get_weather", PARIS), ("get_time", "{}")],
     ),
@@ -126,15 +160,20 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     (
         "deepseek_v3",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
-        '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{}\n```'
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+            '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n'
+            "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
         "",
         [("get_weather", PARIS), ("get_time", "{}")],
     ),
     (
         "deepseek_v31",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+            '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        ),
         "",
         [("get_weather", PARIS)],
     ),
@@ -150,8 +189,10 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("phi4", '<|tool_call|>[{"name": "get_time", "arguments": {}}]<|/tool_call|>', "", [("get_time", "{}")]),
     (
         "harmony",
-        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
-        '<|constrain|>json<|message|>{"city": "Paris"}<|call|>',
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions."
+            'get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>'
+        ),
         "I look.",
         [("get_weather", PARIS)],
     ),
@@ -166,13 +207,13 @@ def test_an_answer(name: str, answer: str, text: str, calls: list[tuple[str, str
     assert parts(parsed(name, answer)) == (text, calls, "")
 
 
-# What the built-in model says to "What is the weather in Paris, in celsius?" with the format's system prompt, greedily
-# under the grammar of a required call.
+# The built-in model's answers, cut into its tokens at each |, to "What is the weather in Paris, in celsius?", greedily,
+# with the format's system prompt, under the grammar of a required call.
 RECORDED = {
-    "smollm2": '<|tool|_|call|>|[|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|"|,| "|unit|":| "|c|elsius'
-    '|"|}}|]|</|tool|_|call|>',
-    "hermes": '<|tool|_|call|>|\n|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|",| "|unit|":| "|c|elsius'
-    '|"|}}|\n|</|tool|_|call|>',
+    "smollm2": '<|tool|_|call|>|[|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|"|,| "|unit|":| "'
+    '|c|elsius|"|}}|]|</|tool|_|call|>',
+    "hermes": '<|tool|_|call|>|\n|{"|name|":| "|get|_|weather|",| "|arguments|":| {"|city|":| "|Paris|",| "|unit|":| "'
+    '|c|elsius|"|}}|\n|</|tool|_|call|>',
 }
 
 
@@ -189,8 +230,11 @@ def test_ids_of_the_model() -> None:
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:3<|tool_call_argument_begin|>"
         '{"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>'
     )
-    assert parsed("kimi_k2", answer) == [CallStart(0, "get_weather", "functions.get_weather:3"), CallArguments(0, PARIS)]
-    assert parsed("mistral", '[TOOL_CALLS]get_time[CALL_ID]aB3[ARGS]{}') == [
+    assert parsed("kimi_k2", answer) == [
+        CallStart(0, "get_weather", "functions.get_weather:3"),
+        CallArguments(0, PARIS),
+    ]
+    assert parsed("mistral", "[TOOL_CALLS]get_time[CALL_ID]aB3[ARGS]{}") == [
         CallStart(0, "get_time", "aB3"),
         CallArguments(0, "{}"),
     ]
@@ -208,9 +252,11 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_special_tokens_are_no_text() -> None:
-    special = {"<tool_call>": 1, "</tool_call>": 2}
-    assert parsed("hermes", "a <tool_call>b</tool_call> c", special=special) == [Text("a b c")]
-    assert parsed("hermes", "a <tool_call>b</tool_call> c") == [Text("a <tool_call>b</tool_call> c")]
+    special = {"<|tool_call|>": 1, "<|/tool_call|>": 2}
+    assert parsed("phi4", "a <|tool_call|>b<|/tool_call|> c", special=special) == [Text("a b c")]
+    assert parsed("phi4", "a <|tool_call|>b<|/tool_call|> c") == [Text("a <|tool_call|>b<|/tool_call|> c")]
+    # Tags are text, too.
+    assert parsed("hermes", "a <tool_call>b", special={"<tool_call>": 1}) == [Text("a <tool_call>b")]
     assert parsed("pythonic", "<|python_start|>[get_time()]<|python_end|>", special={"<|python_end|>": 1}) == [
         CallStart(0, "get_time"),
         CallArguments(0, "{}"),

@@ -26,10 +26,18 @@ CALLED = [CallStart(0, "note"), CallArguments(0, '{"a": "<think>b</think>"}')]
         ("<think>Cut by max_tok", False, [Reasoning("Cut by max_tok")]),
         ("Cut <", True, [Reasoning("Cut <")]),
         ("No thought, no </think>, <thin", False, [Text("No thought, no </think>, <thin")]),
-        ("<think>Hm.</think>Twice <think>is text</think>", False, [Reasoning("Hm."), Text("Twice <think>is text</think>")]),
+        (
+            "<think>Hm.</think>Twice <think>is text</think>",
+            False,
+            [Reasoning("Hm."), Text("Twice <think>is text</think>")],
+        ),
         (f"<think>Hm.</think>\n{CALL}", False, [Reasoning("Hm."), *CALLED]),
         (CALL, False, CALLED),
-        (f"<think>{CALL}</think>", False, [Reasoning('<tool_call>{"name": "note", "arguments": {"a": "<think>b'), Text('"}}</tool_call></think>')]),
+        (
+            f"<think>{CALL}</think>",
+            False,
+            [Reasoning('<tool_call>{"name": "note", "arguments": {"a": "<think>b'), Text('"}}</tool_call></think>')],
+        ),
     ],
 )
 def test_thinking_and_answer(answer: str, thinking: bool, events: list[object]) -> None:
@@ -53,7 +61,10 @@ def test_any_split(pieces: list[str], cuts: list[int], thinking: bool) -> None:
 def test_the_markers_of_other_models() -> None:
     assert parsed(None, "[THINK]Hm.[/THINK]Paris.", reasoning="magistral") == [Reasoning("Hm."), Text("Paris.")]
     assert parsed(None, "◁think▷Hm.◁/think▷Paris.", reasoning="kimi_vl") == [Reasoning("Hm."), Text("Paris.")]
-    assert parsed(None, "<seed:think>Hm.</seed:think>Paris.", reasoning="seed_oss") == [Reasoning("Hm."), Text("Paris.")]
+    assert parsed(None, "<seed:think>Hm.</seed:think>Paris.", reasoning="seed_oss") == [
+        Reasoning("Hm."),
+        Text("Paris."),
+    ]
 
 
 def test_who_counts_tokens_sees_where_the_thinking_ends() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 
@@ -50,7 +51,7 @@ def parsed(
     )
     places = [0, *(range(1, len(answer)) if cuts is None else sorted(cuts)), len(answer)]
     events: list[Event] = []
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in itertools.pairwise(places):
         events += parser.push(answer[start:end])
     return merged(events + parser.finish())
 
@@ -109,9 +110,13 @@ def _llama(calls: Sequence[Call]) -> str:
 
 
 def _pythonic(calls: Sequence[Call]) -> str:
-    return "<|python_start|>[" + ", ".join(
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})" for name, values in calls
-    ) + "]"
+    return (
+        "<|python_start|>["
+        + ", ".join(
+            f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})" for name, values in calls
+        )
+        + "]"
+    )
 
 
 def _mistral(calls: Sequence[Call]) -> str:

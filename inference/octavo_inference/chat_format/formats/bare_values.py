@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from octavo_inference.chat_format import lark
 from octavo_inference.chat_format.lark import Rules, alternatives
 from octavo_inference.chat_format.schema_types import TYPES, Parameters, Schema
 from octavo_inference.chat_format.tools import ToolSpec
 from octavo_inference.common.errors import RequestError
+from octavo_inference.grammar.sources import regex_rule
 
 # Of an object, in all; parameters are written in the schema's order, and no other ones.
 _ENFORCED = frozenset(
@@ -42,9 +45,8 @@ def tagged_parameters(rules: Rules, tool: ToolSpec, tags: tuple[str, str, str]) 
     before, between, end = tags
     parameters, listed = parameters_in_order(tool)
     if parameters.are_open:
-        any_value = rules.add("value", f"/(.|\\n)*/ {json.dumps(end, ensure_ascii=False)}", options="[lazy]")
-        behind = any_value if not _has_special(rules, end) else f"TEXT {rules.literal(end)}"
-        return f"({rules.literal(before)} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {rules.literal(between)} {behind})*"
+        value = _terminated(rules, lark.any_text(), end)
+        return f"({rules.literal(before)} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {rules.literal(between)} {value})*"
     parts = []
     for name, schema, required in listed:
         part = f"{rules.literal(before + name + between)} {_text_value(rules, parameters, schema, end)}"
@@ -114,33 +116,32 @@ def _free_text(rules: Rules, tool: ToolSpec, schema: Schema, end: str) -> str:
     """A string without quotes, with `end` behind it."""
     if tool.strict and (found := _NOT_ENFORCED_OF_TEXT & schema.keys()):
         raise _refusal(tool, min(found))
-    pattern = r"(.|\n)*"
-    if schema.keys() & _ENFORCED_OF_TEXT:
-        pattern = _bounded(schema)
-    if _has_special(rules, end):
-        return f"/{pattern}/ {rules.literal(end)}"
-    return rules.add("text", f"/{pattern}/ {json.dumps(end, ensure_ascii=False)}", options="[lazy]")
+    return _terminated(rules, _bounded(schema) if schema.keys() & _ENFORCED_OF_TEXT else lark.any_text(), end)
+
+
+def _terminated(rules: Rules, text: str, end: str) -> str:
+    """A text, as a terminal, up to the first time that `end` comes."""
+    if not any(marker in end for marker in rules.special):
+        return rules.add("value", f"{text} {rules.literal(end)}", options="[lazy]")
+    marker = end.strip()
+    name = rules.terminal("VALUE", f"{text} & ~/(.|\\n)*{lark.quoted(marker)}(.|\\n)*/")
+    return f"{name} {rules.literal(end)}"
 
 
 def _bounded(schema: Schema) -> str:
-    """A regular expression of strings within the schema's bounds, without the tags' first character."""
-    if isinstance(schema.get("pattern"), str):
-        pattern = schema["pattern"].replace("/", r"\/")
-        start = "" if pattern.startswith("^") else "[^<]*"
-        stop = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "[^<]*"
-        return (
-            f"{start}({pattern.removeprefix('^').removesuffix('$') if not stop else pattern.removeprefix('^')}){stop}"
-        )
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    return f"[^<]{{{least},{most}}}"
+    """A terminal of the strings within the schema's bounds, without the first character of tags."""
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        # Unlike in Lark, a pattern may match a part of the string.
+        before = "" if pattern.startswith("^") else "[^<]*"
+        behind = "" if re.search(r"(?<!\\)(\\\\)*\$$", pattern) else "[^<]*"
+        core = pattern.removeprefix("^") if behind else pattern.removeprefix("^")[:-1]
+        return regex_rule(f"{before}(?:{core}){behind}", "tools")
+    return f"/[^<]{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/"
 
 
 def _bare(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _has_special(rules: Rules, text: str) -> bool:
-    return any(marker in text for marker in rules.special)
 
 
 def _with_definitions(parameters: Parameters, schema: Any) -> Any:

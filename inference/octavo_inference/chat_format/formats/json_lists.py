@@ -31,13 +31,14 @@ def _block(calls: Calls, marker: str) -> Reader[str]:
 
 def _granite_layout(special: Mapping[str, int]) -> Layout:
     start = _TOKEN if _TOKEN in special else _TEXT
-    return Layout(f"{start}[", ", ", "]", trigger=start)
+    barred = (_TEXT,) if start == _TOKEN else (_TOKEN,)
+    return Layout(f"{start}[", ", ", "]", trigger=start, barred=barred)
 
 
 def _phi4_layout(special: Mapping[str, int]) -> Layout:
     if _TOKEN in special:
-        return Layout(f"{_TOKEN}[", ", ", f"]{_TOKEN_END}", trigger=_TOKEN)
-    return Layout(f"{_FUNCTOOLS}[", ", ", "]", trigger=f"{_FUNCTOOLS}[")
+        return Layout(f"{_TOKEN}[", ", ", f"]{_TOKEN_END}", trigger=_TOKEN, barred=(f"{_FUNCTOOLS}[",))
+    return Layout(f"{_FUNCTOOLS}[", ", ", "]", trigger=f"{_FUNCTOOLS}[", barred=(_TOKEN,))
 
 
 GRANITE = ToolFormat("granite", (_TOKEN,), blocks(_block, (_TOKEN, _TEXT)), _granite_layout, named_object)

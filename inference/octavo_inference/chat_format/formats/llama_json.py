@@ -6,6 +6,8 @@ tests/tool_parsers/test_llama3_json_tool_parser.py (several calls with `; ` betw
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 
 from octavo_inference.chat_format.calls import Calls
@@ -16,6 +18,8 @@ from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _TAG = "<|python_tag|>"
+# References that mean something else in a schema around this one.
+_REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 
 
 def _block(calls: Calls, marker: str) -> Reader[str]:
@@ -32,7 +36,20 @@ def _layout(_: Mapping[str, int]) -> Layout:
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:
-    return named_object(rules, tool, "parameters")
+    """One schema rather than text around one: in a grammar, it may stand beside another (`answer`)."""
+    parameters = {"type": "object"} if tool.parameters is None else tool.parameters
+    if _REFERENCE.search(json.dumps(parameters)):
+        return named_object(rules, tool, "parameters")
+    definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    return rules.json_of(
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": parameters},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+            **definitions,
+        }
+    )
 
 
 LLAMA_JSON = ToolFormat("llama3_json", (_TAG,), blocks(_block, (_TAG,), bare="{"), _layout, _call)

@@ -102,7 +102,7 @@ def _glm_layout(_: Mapping[str, int]) -> Layout:
 
 def _functions_layout(start: str, end: str) -> Layout:
     opening, closing = f"{start}\n{_FUNCTION}", f"{_FUNCTION_END}\n{end}"
-    return Layout(opening, f"{closing}\n{opening}", closing, trigger=start)
+    return Layout(opening, f"{closing}\n{opening}", closing, trigger=start, barred=(_FUNCTION,))
 
 
 GLM45 = ToolFormat(

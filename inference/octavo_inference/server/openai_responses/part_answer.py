@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-import msgspec
-
 from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text
 from octavo_inference.server.generation import Piece
 from octavo_inference.server.openai.responses import ChatLogprob

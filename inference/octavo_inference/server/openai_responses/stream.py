@@ -13,7 +13,7 @@ from octavo_inference.server.openai_responses.resource import ResponseObject
 class TextStream:
     """The events of an answer that is one text."""
 
-    def __init__(self, answer: Answer, obfuscate: bool) -> None:  # noqa: FBT001 -- the two streams are made alike
+    def __init__(self, answer: Answer, obfuscate: bool) -> None:
         self._answer = answer
         self._writer = EventWriter(answer.draft, answer.item_id, obfuscate=obfuscate)
         self.introduction = self._writer.introduction
@@ -40,7 +40,7 @@ class TextStream:
 class PartStream:
     """The events of an answer with thinking or calls."""
 
-    def __init__(self, answer: PartAnswer, obfuscate: bool) -> None:  # noqa: FBT001 -- the two streams are made alike
+    def __init__(self, answer: PartAnswer, obfuscate: bool) -> None:
         self._answer = answer
         self._obfuscate = obfuscate
         self.introduction = introduction_of(answer.draft)

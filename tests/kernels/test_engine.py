@@ -319,7 +319,7 @@ def guided(backend: Backend, **limits: Any) -> Runner:
 def test_guided_answers_are_those_of_the_reference(blocks: int, limits: dict[str, Any]) -> None:
     found, wanted = guided(cuda(tiny_model(), blocks), **limits), guided(reference(tiny_model()))
     assert found.engine.overlaps
-    assert found.engine.counters.forced_tokens == 0 < wanted.engine.counters.forced_tokens
+    assert found.engine.counters.guidance.forced_tokens == 0 < wanted.engine.counters.guidance.forced_tokens
     assert found.tokens == wanted.tokens
     assert {key: final.finish_reason for key, final in found.final.items()} == {
         key: final.finish_reason for key, final in wanted.final.items()

@@ -15,16 +15,14 @@ import pytest
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.core.backend import Backend
 
-from .test_engine import BLOCK, LONGEST, PROMPTS, Runner, make_runner, tiny_model
+from .test_engine import BLOCK, LONGEST, PROMPTS, FakeMatcher, Guidance, Runner, grammar, make_runner, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def serve(backend: Backend, **limits: Any) -> Runner:
-    """A greedy answer, two sampled ones, one with rules or a grammar and an embedding, then an answer to a prompt seen before."""
-    runner = make_runner(
-        backend, max_model_len=LONGEST, max_running=4, grammars=lambda: FakeMatcher, **limits
-    )
+    """A greedy answer, sampled, ruled and guided ones and an embedding, then an answer to a prompt seen before."""
+    runner = make_runner(backend, max_model_len=LONGEST, max_running=4, grammars=lambda: FakeMatcher, **limits)
     runner.submit("greedy", PROMPTS[2], max_tokens=3, ignore_eos=True)
     runner.submit("two", PROMPTS[1], temperature=1.0, top_p=0.9, seed=9, n=2, max_tokens=3, ignore_eos=True)
     runner.submit(

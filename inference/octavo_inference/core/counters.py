@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from octavo_protocol.load import StepSums
+
+
+class GuidanceTotals(msgspec.Struct, kw_only=True):
+    """Running totals of guided decoding; times in seconds."""
+
+    grammars: int = 0
+    """Compiled grammars. Those found in the cache do not count."""
+    grammar_seconds: float = 0.0
+    masks: int = 0
+    mask_seconds: float = 0.0
+    """Time to fill the masks, most of it while the model computes."""
+    forced_tokens: int = 0
+    """Tokens appended without a sample."""
+    budgets_reached: int = 0
+    """Answers whose thinking ended by force."""
+
+    @property
+    def used(self) -> bool:
+        """True once a request had guidance."""
+        return self.grammars > 0 or self.masks > 0
 
 
 class Counters:
@@ -13,12 +35,7 @@ class Counters:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.checks = 0
-        # Masks of guided rows, the seconds to fill them, and tokens that followed without a sample.
-        self.masks = 0
-        self.mask_seconds = 0.0
-        self.forced_tokens = 0
-        # Answers whose thinking ended by force.
-        self.budgets_reached = 0
+        self.guidance = GuidanceTotals()
         self._steps = 0
         self._seconds = 0.0
         self._idle_rows = 0

@@ -139,8 +139,8 @@ class Engine:
             failpoints=self._failpoints,
         )
         self._live = RequestTable(self.scheduler, clock)
-        self.grammars = None if grammars is None else GrammarCompiler(grammars)
-        self._masks = MaskThread()
+        self.grammars = None if grammars is None else GrammarCompiler(grammars, clock)
+        self._masks = MaskThread(clock)
         self._ends = bitmask(tuple(self._eos), config.vocab)
 
     @property
@@ -325,6 +325,8 @@ class Engine:
         """Queue the requests whose grammars are compiled, and refuse those whose grammars cannot be."""
         if self.grammars is None or not self.grammars.ready:
             return
+        self.counters.guidance.grammars = self.grammars.compiled
+        self.counters.guidance.grammar_seconds = self.grammars.seconds
         for request_id, compiled in self.grammars.take():
             sequences = self._live.sequences(request_id)
             if not sequences:
@@ -374,9 +376,9 @@ class Engine:
             return []
         guided = [each for each in pending.guided if each.sequence.state is not SequenceState.FINISHED]
         pending.guided = []
-        filled = fill_masks(guided) if pending.masks is None else pending.masks.result()
-        self.counters.masks += len(guided)
-        self.counters.mask_seconds += filled.seconds
+        filled = fill_masks(guided, self._clock) if pending.masks is None else pending.masks.result()
+        self.counters.guidance.masks += len(guided)
+        self.counters.guidance.mask_seconds += filled.seconds
         outputs: list[Output] = []
         for sequence, message in filled.failed:
             outputs += self._refuse_grammar(sequence.request.id, message)
@@ -437,7 +439,7 @@ class Engine:
         return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
 
     def _accept(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> list[Output]:
-        """Append a sampled token to a sequence, and the tokens that follow in any case. Ends the sequence if it is over."""
+        """Append a sampled token, and the tokens that follow in any case. Ends a sequence that is over."""
         known = sequence.total - sequence.pending
         sequence.tokens[known] = token
         sequence.pending -= 1
@@ -508,10 +510,10 @@ class Engine:
             forced = forced_tokens(sequence, self.scheduler.jump_room(sequence)) if jump else []
         except RequestError as error:
             return error
-        self.counters.budgets_reached += guide.budget_reached and not closed
+        self.counters.guidance.budgets_reached += guide.budget_reached and not closed
         if forced:
             self.scheduler.extend(sequence, forced)
-            self.counters.forced_tokens += len(forced)
+            self.counters.guidance.forced_tokens += len(forced)
             self.counters.generation_tokens += len(forced)
             tokens += forced
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,11 +27,12 @@ class GrammarCompiler:
     `take` has something to return.
     """
 
-    def __init__(self, load: Callable[[], Compile], on_ready: Callable[[], object] = lambda: None) -> None:
-        self.on_ready = on_ready
+    def __init__(self, load: Callable[[], Compile], clock: Callable[[], float]) -> None:
+        self.on_ready: Callable[[], object] = lambda: None
         self.compiled = 0
         self.seconds = 0.0
         self._load = load
+        self._clock = clock
         self._compile: Compile | None = None
         self._executor = ThreadPoolExecutor(1, "octavo-grammars")
         self._jobs: dict[str, Future[None]] = {}
@@ -95,16 +95,16 @@ class GrammarCompiler:
         self.on_ready()
 
     def _add(self, grammar: str) -> Matcher:
-        began = time.perf_counter()
+        began = self._clock()
         if self._compile is None:
             self._compile = self._load()
-            log.info("the tokenizer is ready for grammars after %.2f s", time.perf_counter() - began)
-            began = time.perf_counter()
+            log.info("the tokenizer is ready for grammars after %.2f s", self._clock() - began)
+            began = self._clock()
         try:
             matcher = self._compile(grammar)
         finally:
             self.compiled += 1
-            self.seconds += time.perf_counter() - began
+            self.seconds += self._clock() - began
         with self._lock:
             self._cache[grammar] = matcher
             self._bytes += len(grammar)

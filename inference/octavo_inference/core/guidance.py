@@ -60,16 +60,15 @@ class Guide:
     `ends` is the mask of the ids that end an answer. The methods that use the matcher raise `RequestError`.
     """
 
-    __slots__ = ("_after", "_before", "_budget", "_ends", "_matcher", "_tail", "budget_reached", "is_complete")
+    __slots__ = ("_after", "_budget", "_ends", "_matcher", "_tail", "_thought", "budget_reached", "is_complete")
 
     def __init__(self, guidance: Guidance, matcher: Matcher | None, ends: Int32) -> None:
         self._matcher = matcher
         self._ends = ends
         self._budget = guidance.thinking_budget
-        # The ids that end the thinking; empty once they are out. `_tail` are those of them at the answer's end, and
-        # `_before` counts the tokens in front of the tail.
+        # The ids that end the thinking; empty once they are out. `_tail` are those of them at the answer's end.
         self._after = guidance.after
-        self._before = 0
+        self._thought = 0
         self._tail: list[int] = []
         self.budget_reached = False
         self.is_complete = False
@@ -111,15 +110,15 @@ class Guide:
 
     @property
     def _must_close(self) -> bool:
-        return bool(self._after) and self._budget is not None and self._before >= self._budget
+        return bool(self._after) and self._budget is not None and self._thought >= self._budget
 
     def _think(self, token: int) -> None:
         if self._must_close:
             self.budget_reached = True
+        self._thought += 1
         tail = [*self._tail, token]
         # The longest end of the tail that begins `after`: it may overlap one that the token has just broken.
         keep = next(n for n in range(len(tail), -1, -1) if self._begins(tail, n))
-        self._before += len(tail) - keep
         self._tail = tail[len(tail) - keep :]
         if keep == len(self._after):
             self._after, self._tail = (), []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,9 +36,9 @@ class Filled(NamedTuple):
     seconds: float
 
 
-def fill_masks(rows: Many[GuidedRow]) -> Filled:
+def fill_masks(rows: Many[GuidedRow], clock: Callable[[], float]) -> Filled:
     """Fill the masks of rows. An id has to be allowed by the guidance and by the request's `allowed_token_ids`."""
-    began = time.perf_counter()
+    began = clock()
     failed = []
     for row in rows:
         sequence = row.sequence
@@ -51,17 +51,18 @@ def fill_masks(rows: Many[GuidedRow]) -> Filled:
             failed.append((sequence, "the tokens that the grammar allows could not be computed"))
         if len(sequence.rules.mask):
             np.bitwise_and(row.mask, sequence.rules.mask, out=row.mask)
-    return Filled(failed, time.perf_counter() - began)
+    return Filled(failed, clock() - began)
 
 
 class MaskThread:
     """A thread that fills masks while this one waits for the backend. Started at first use."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._executor: ThreadPoolExecutor | None = None
 
     def start(self, rows: Many[GuidedRow]) -> Future[Filled]:
         """Fill masks in the thread. None of their sequences may change meanwhile."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "octavo-masks")
-        return self._executor.submit(fill_masks, rows)
+        return self._executor.submit(fill_masks, rows, self._clock)

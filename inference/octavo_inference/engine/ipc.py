@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
+from octavo_inference.core.counters import GuidanceTotals
 from octavo_inference.core.request import Abort, Output, Request, ResetCache, SleepEngine, WakeEngine
 from octavo_protocol.load import EngineStats
 from octavo_protocol.server_settings import ServerSettings
@@ -67,6 +68,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     `stalled`: it left sequences waiting that it could not start. `known`, `forgotten`: keys
     (`octavo_protocol.hashing.keys`) of blocks added to and removed from the prefix cache since the last message.
+    `guidance`: totals so far, None while no request had any.
     """
 
     outputs: list[Output]
@@ -74,6 +76,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     stalled: bool = False
     known: bytes = b""
     forgotten: bytes = b""
+    guidance: GuidanceTotals | None = None
 
 
 class EngineFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):

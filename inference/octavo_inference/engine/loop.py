@@ -67,4 +67,5 @@ class EngineLoop:
             stalled=self._engine.stalled,
             known=known,
             forgotten=forgotten,
+            guidance=self._engine.counters.guidance if self._engine.counters.guidance.used else None,
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo_inference.common.errors import OctavoError, QueueFullError, RequestError
+from octavo_inference.core.counters import GuidanceTotals
 from octavo_inference.core.request import ENGINE_GONE, Abort, Output, Request, ResetCache
 from octavo_inference.engine.ipc import EngineStep
 from octavo_inference.engine.kv_events import KvEventLog
@@ -58,6 +59,8 @@ class OutputRouter:
         self._stalled = False
         self.on_step: Callable[[EngineStats], None] | None = None
         """Called with the engine's state after each of its steps."""
+        self.guidance = GuidanceTotals()
+        """Totals of guided decoding."""
         self.sequences = 0
         """Number of sequences sent to the engine and not finished."""
         self.heartbeat = 0
@@ -131,6 +134,7 @@ class OutputRouter:
     def deliver(self, step: EngineStep) -> None:
         """Route a step's outputs to their requests."""
         self._stats, self._stalled = step.stats, step.stalled
+        self.guidance = step.guidance or self.guidance
         self.heartbeat += 1
         if self.on_step is not None:
             self.on_step(step.stats)

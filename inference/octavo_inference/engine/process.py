@@ -78,7 +78,8 @@ class Channel:
         """
         frames: list[bytes] = []
         if wait != 0:
-            ready, _, _ = select.select([self._connection, self._woken], [], [], wait)
+            watched: list[socket.socket | int] = [self._connection, self._woken]
+            ready, _, _ = select.select(watched, [], [], wait)
             if self._woken in ready:
                 os.eventfd_read(self._woken)
         while True:

@@ -113,6 +113,16 @@ class _ServerCollector(Collector):
                 ("recomputed_tokens", "Tokens computed again after a preemption", report.recomputed),
             ):
                 yield self._counter(prefix + name, text, value)
+            guidance = self._service.router.guidance
+            for name, text, value in (
+                ("grammars_compiled", "Grammars compiled in the engine", guidance.grammars),
+                ("grammar_compile_seconds", "Time to compile them, beside the steps", guidance.grammar_seconds),
+                ("grammar_masks", "Masks of allowed tokens, one for each token of a guided row", guidance.masks),
+                ("grammar_mask_seconds", "Time to fill them, while the model computes", guidance.mask_seconds),
+                ("forced_tokens", "Tokens that a grammar forced, appended without a sample", guidance.forced_tokens),
+                ("thinking_budgets_reached", "Answers whose thinking ended by force", guidance.budgets_reached),
+            ):
+                yield self._counter(prefix + name, text, value)
             yield self._gauge("kv_cache_waste_perc", "Share of the KV pool held and not filled, 0..1", waste(report))
             yield self._gauge("efficiency", "Product of octavo:efficiency_factor, since the start", efficiency(report))
             parts = factors(report)

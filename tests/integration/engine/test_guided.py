@@ -81,13 +81,13 @@ def test_seeds_give_the_same_answers_and_other_seeds_others() -> None:
 
 def test_jump_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    before = llm.engine.counters.forced_tokens
+    before = llm.engine.counters.guidance.forced_tokens
     jumped = [output.token_ids for output in answers(JSON, n=4).outputs]
-    assert llm.engine.counters.forced_tokens > before
+    assert llm.engine.counters.guidance.forced_tokens > before
     monkeypatch.setattr(engine_module, "jumps", lambda _: False)
-    forced = llm.engine.counters.forced_tokens
+    forced = llm.engine.counters.guidance.forced_tokens
     assert [output.token_ids for output in answers(JSON, n=4).outputs] == jumped
-    assert llm.engine.counters.forced_tokens == forced
+    assert llm.engine.counters.guidance.forced_tokens == forced
 
 
 def test_log_probabilities_of_each_token_are_those_of_the_model() -> None:
@@ -100,7 +100,9 @@ def test_log_probabilities_of_each_token_are_those_of_the_model() -> None:
 
 
 def test_penalties_stop_strings_and_max_tokens_keep_working() -> None:
-    assert follows_schema(answers(JSON, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3).outputs[0].text)
+    assert follows_schema(
+        answers(JSON, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3).outputs[0].text
+    )
     [stopped] = answers(JSON, stop='", "age').outputs
     assert stopped.stop_reason == '", "age'
     assert re.fullmatch(r'\{"name": "[^"]*', stopped.text)
@@ -125,7 +127,9 @@ def test_the_grammar_begins_behind_the_thinking() -> None:
 def test_requests_beside_guided_ones_do_not_change() -> None:
     llm = model()
     params = [SamplingParams(max_tokens=40, temperature=0.9, seed=i, ignore_eos=True) for i in range(3)]
-    alone = [llm.generate([p], [s], use_tqdm=False)[0].outputs[0].token_ids for p, s in zip(PROMPTS, params, strict=True)]
+    alone = [
+        llm.generate([p], [s], use_tqdm=False)[0].outputs[0].token_ids for p, s in zip(PROMPTS, params, strict=True)
+    ]
     free = [llm._job(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
     guided = [
         llm._job(PROMPTS[0], SamplingParams(max_tokens=60, seed=seed, n=2), guidance=guidance)
@@ -150,6 +154,6 @@ def test_a_grammar_that_does_not_compile_is_refused(grammar: str) -> None:
     if not grammar:
         assert answers(Guidance(), max_tokens=3).outputs[0].finish_reason == "length"
         return
-    with pytest.raises(RequestError, match="^grammar: "):
+    with pytest.raises(RequestError, match=r"^grammar: "):
         answers(Guidance(grammar=grammar))
     assert not model().engine.has_work

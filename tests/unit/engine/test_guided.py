@@ -1,4 +1,4 @@
-"""Requests with guidance in the engine: each answer is the one that its grammar gives alone, whatever runs beside it."""
+"""Requests with guidance in the engine: each answer is the one that its grammar gives alone, in any batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.common.errors import RequestError
-from octavo_inference.core.engine import Engine
-from octavo_inference.core.request import REFUSED, Abort, Guidance, Output, Request, SamplingParams
+from octavo_inference.core.request import REFUSED, Guidance, Output, Request
 from octavo_inference.engine.loop import EngineLoop
 
 from .echo import EOS, VOCAB, EchoBackend, Runner, alone, make_runner
@@ -122,14 +121,16 @@ def test_forced_tokens_are_appended_without_a_sample_of_their_own() -> None:
     marker = tuple(range(10, 22))
     run, ahead = make(), make(late=True)
     for each in (run, ahead):
-        each.submit("a", [1, 2], max_tokens=30, guidance=Guidance(after=marker, thinking_budget=1, grammar=grammar(1, 5)))
+        each.submit(
+            "a", [1, 2], max_tokens=30, guidance=Guidance(after=marker, thinking_budget=1, grammar=grammar(1, 5))
+        )
         each.finish()
     assert run.tokens == ahead.tokens
     assert run.tokens["a", 0][1:13] == list(marker)
-    assert run.engine.counters.forced_tokens >= 11
+    assert run.engine.counters.guidance.forced_tokens >= 11
     assert run.engine.heartbeat <= ahead.engine.heartbeat - 11
-    assert ahead.engine.counters.forced_tokens == 0
-    assert run.engine.counters.budgets_reached == ahead.engine.counters.budgets_reached == 1
+    assert ahead.engine.counters.guidance.forced_tokens == 0
+    assert run.engine.counters.guidance.budgets_reached == ahead.engine.counters.guidance.budgets_reached == 1
 
 
 @pytest.mark.parametrize("given", [{"logprobs": 1}, {"logit_bias": {3: 1.0}}], ids=["logprobs", "rules"])
@@ -138,7 +139,7 @@ def test_requests_whose_samples_matter_do_not_jump(given: dict[str, Any]) -> Non
     run.submit("a", [1], max_tokens=12, guidance=Guidance(after=(5, 6, 7, 8), thinking_budget=0), **given)
     run.finish()
     assert run.tokens["a", 0][:4] == [5, 6, 7, 8]
-    assert run.engine.counters.forced_tokens == 0
+    assert run.engine.counters.guidance.forced_tokens == 0
 
 
 def test_forced_tokens_end_at_max_tokens() -> None:

@@ -39,7 +39,11 @@ class Running:
     @property
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        (child,) = psutil.Process(self.process.pid).children()
+        return self.child("octavo_inference.engine.process")
+
+    def child(self, module: str) -> psutil.Process:
+        """The child process that runs a module."""
+        (child,) = (found for found in psutil.Process(self.process.pid).children() if module in found.cmdline())
         return child
 
     def chat(self, content: str = "Name the capital of France.", **fields: object) -> dict:

@@ -39,6 +39,9 @@ def full_server(start):
 
     with ThreadPoolExecutor(ROWS) as pool:
         assert set(pool.map(fill, range(ROWS))) == {200}
+    # The grammar process is planned, too.
+    constrained = {"model": MODEL, "prompt": "A", "max_tokens": 8, "structured_outputs": {"choice": ["a", "b"]}}
+    assert server.api.post("/v1/completions", json=constrained).status_code == 200
     return server
 
 

@@ -90,8 +90,6 @@ CHAT = [
     ("reasoning_effort", "high"),
     ("reasoning_effort", "much"),
     ("verbosity", "low"),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("chat_template", "{{ x }}"),
     ("chat_template_kwargs", {"enable_thinking": True}),
     ("chat_template_kwargs", {"messages": []}),
@@ -109,6 +107,17 @@ CHAT = [
 ]
 
 BOTH = [
+    ("response_format", {"type": "xml"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}),
+    ("response_format", {"type": "structural_tag", "format": {"type": "any"}}),
+    ("structured_outputs", {}),
+    ("structured_outputs", {"choice": []}),
+    ("structured_outputs", {"choice": ["a"] * 10_001}),
+    ("structured_outputs", {"regex": "a" * 65_537}),
+    ("structured_outputs", {"json_object": True, "whitespace_pattern": " " * 257}),
+    ("structured_outputs", {"regex": "a", "choice": ["a"]}),
     ("logit_bias", {"1": 100.5}),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"-1": 1}),
@@ -172,8 +181,9 @@ async def test_every_field_has_bounds(serve):
         ("modalities", ["text", "audio"], "modalities[1]: 'audio' is not supported; supported: 'text'."),
         (
             "response_format",
-            {"type": "json_schema"},
-            "response_format.type: 'json_schema' is not supported; supported: 'text'.",
+            {"type": "xml"},
+            "response_format.type: 'xml' is not supported; "
+            "supported: 'json_object', 'json_schema', 'structural_tag', 'text'.",
         ),
         (
             "messages",

@@ -16,6 +16,7 @@ from octavo_inference.chat_format.tool_format import special_tokens
 from octavo_inference.chat_format.tools import ToolChoice, ToolSpec
 from octavo_inference.common.errors import RequestError
 from octavo_inference.grammar.sources import json_schema_rule
+from octavo_inference.tokenizer.assets import load_assets
 
 _SHORT = {"type": "string", "maxLength": 6}
 TOOLS = [
@@ -63,7 +64,7 @@ VARIANTS = [(name, special) for name in TOOL_FORMATS for special in (False, True
 
 def _model(name: str, special: bool) -> tuple[RandomModel, dict[str, int]]:
     form = tool_format(name)
-    model = RandomModel(form.markers if special else ())
+    model = RandomModel.of_bytes(form.markers if special else ())
     return model, special_tokens(form.markers, model.tokenizer)
 
 
@@ -116,6 +117,17 @@ def test_text_or_valid_calls(name: str, special: bool) -> None:
     assert model.allows(grammar, "Hello.") == (name != "harmony")
 
 
+@pytest.mark.parametrize("name", ["smollm2", "hermes", "qwen3_coder", "pythonic"])
+def test_required_calls_in_the_tokens_of_the_built_in_model(name: str) -> None:
+    model = RandomModel(load_assets("smollm2").tokenizer, "<|im_end|>")
+    grammar = tool_format(name).grammar(TOOLS, ToolChoice("required", NAMES), parallel=True)
+    assert grammar is not None
+    for answer in model.answers(grammar, range(3)):
+        text, calls = _calls(name, answer, {})
+        assert calls
+        assert not text
+
+
 def test_nothing_to_enforce() -> None:
     choice = ToolChoice("auto", NAMES[1:])
     for form in TOOL_FORMATS.values():
@@ -141,7 +153,7 @@ def test_free_text_begins_a_call_in_no_other_way() -> None:
 def test_markers_that_are_tokens_but_not_special() -> None:
     """As in Qwen's vocabulary."""
     form = tool_format("hermes")
-    model = RandomModel((), words=form.markers)
+    model = RandomModel.of_bytes(words=form.markers)
     tokens = special_tokens(form.markers, model.tokenizer)
     assert tokens.keys() == set(form.markers)
     call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
@@ -156,7 +168,7 @@ def test_markers_that_are_tokens_but_not_special() -> None:
 
 def test_one_call_only() -> None:
     form = tool_format("hermes")
-    model = RandomModel(())
+    model = RandomModel.of_bytes()
     call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     for mode in ("required", "auto"):
         one = form.grammar(TOOLS, ToolChoice(mode, NAMES), parallel=False)
@@ -184,7 +196,7 @@ def test_an_answer_of_a_schema_or_a_call() -> None:
 
 def test_only_allowed_tools() -> None:
     form = tool_format("hermes")
-    model = RandomModel(())
+    model = RandomModel.of_bytes()
     grammar = form.grammar(TOOLS, ToolChoice("auto", ("get_time",)), parallel=True)
     assert grammar is not None
     for name, allowed in (("get_time", True), ("set_mode", False)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 from agents import (
@@ -55,26 +55,20 @@ class Thermometer:
         return temperature
 
 
-def models(base_url: str, model: str) -> Iterator[Model]:
-    """The model by both APIs."""
-    client = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none")
-    yield OpenAIChatCompletionsModel(model=model, openai_client=client)
-    yield OpenAIResponsesModel(model=model, openai_client=client)
-
-
 def each(check: Callable[[Model], Any]) -> Callable[[str, str], None]:
     """A check of both APIs."""
 
-    def of_both(base_url: str, model: str) -> None:
-        async def all_of_them() -> None:
-            for one in models(base_url, model):
-                print(" ", type(one).__name__, flush=True)
-                await check(one)
+    async def of_both(base_url: str, model: str) -> None:
+        async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none") as client:
+            for api in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+                print(" ", api.__name__, flush=True)
+                await check(api(model=model, openai_client=client))
 
-        asyncio.run(all_of_them())
+    def run_of_both(base_url: str, model: str) -> None:
+        asyncio.run(of_both(base_url, model))
 
-    of_both.__name__ = check.__name__
-    return of_both
+    run_of_both.__name__ = check.__name__
+    return run_of_both
 
 
 def agent(model: Model, thermometer: Thermometer, **options: Any) -> Agent:

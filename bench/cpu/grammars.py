@@ -1,4 +1,4 @@
-"""Measures what compiling costs for 300 schemas: python -m bench.cpu.grammars [--docs docs/evidence/structured-output.md].
+"""Measures what compiling costs for 300 schemas: python -m bench.cpu.grammars [--docs FILE].
 
 For each schema: the check, the text, compiling and the first mask, in one thread with the built-in model's tokens. The
 page has percentiles by kind of schema, and the refusals of keywords that are not supported.
@@ -62,11 +62,11 @@ def _page(seconds: dict[str, list[float]], refused: list[str]) -> str:
         "# Structured output: compiling schemas",
         "",
         f"{COUNT} JSON schemas of our own in the style of public ones (`bench/lib/schemas.py`). Written by",
-        "`python -m bench.cpu.grammars --docs docs/evidence/structured-output.md`: one thread, 49,152 tokens, the best of",
-        f"{ROUNDS}; the check, the text, compiling and the first mask.",
+        "`python -m bench.cpu.grammars --docs docs/evidence/structured-output.md`: one thread, 49,152 tokens, best of",
+        f"{ROUNDS}: the check, the text, compiling and the first mask.",
         "",
-        f"{len(every)} of {COUNT} compile. `tests/unit/grammar/test_corpus.py` draws documents at random under their masks,",
-        "and each satisfies its schema.",
+        f"{len(every)} of {COUNT} compile. `tests/unit/grammar/test_corpus.py` draws documents at random under their",
+        "masks, and each satisfies its schema.",
         "",
         "| kind | schemas | p50 ms | p99 ms | longest ms |",
         "|---|---|---|---|---|",

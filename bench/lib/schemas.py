@@ -15,62 +15,15 @@ from octavo_inference.grammar.json_schema import FORMATS
 Schema = dict[str, Any]
 COUNT = 300
 
-_NOUNS = [
-    "id",
-    "name",
-    "title",
-    "email",
-    "city",
-    "country",
-    "street",
-    "status",
-    "kind",
-    "price",
-    "total",
-    "count",
-    "rate",
-    "score",
-    "tags",
-    "items",
-    "owner",
-    "author",
-    "created",
-    "updated",
-    "start",
-    "end",
-    "url",
-    "path",
-    "size",
-    "width",
-    "height",
-    "color",
-    "level",
-    "notes",
-    "summary",
-    "priority",
-    "amount",
-    "currency",
-]
-_WORDS = [
-    "red",
-    "green",
-    "blue",
-    "low",
-    "medium",
-    "high",
-    "open",
-    "closed",
-    "draft",
-    "paid",
-    "new",
-    "old",
-    "north",
-    "south",
-    "east",
-    "west",
-    "alpha",
-    "beta",
-]
+_NOUNS = (
+    "id", "name", "title", "email", "city", "country", "street", "status", "kind", "price", "total", "count", "rate",
+    "score", "tags", "items", "owner", "author", "created", "updated", "start", "end", "url", "path", "size", "width",
+    "height", "color", "level", "notes", "summary", "priority", "amount", "currency",
+)  # fmt: skip
+_WORDS = (
+    "red", "green", "blue", "low", "medium", "high", "open", "closed", "draft", "paid", "new", "old", "north", "south",
+    "east", "west", "alpha", "beta",
+)  # fmt: skip
 _PATTERNS = (
     "^[A-Z]{2}-[0-9]{4}$", "^[a-z0-9]+(-[a-z0-9]+)*$", "^\\d{3}-\\d{2}-\\d{4}$", "^#[0-9a-fA-F]{6}$", "^v?\\d+\\.\\d+$",
     "[0-9]", "^(GET|POST|PUT)$", "^[^@\\s]+@[^@\\s]+$", "^\\+?[1-9][0-9]{6,14}$", "^.{1,20}$", "^\\w+$", "x$",
@@ -130,8 +83,12 @@ def _large_enum(drawn: random.Random) -> Schema:
     return {"type": "string", "enum": [f"{drawn.choice(_WORDS)} {n}" for n in range(drawn.choice([1000, 10_000]))]}
 
 
+def _flag(_: random.Random) -> Schema:
+    return {"type": "boolean"}
+
+
 def _leaf(drawn: random.Random) -> Schema:
-    return drawn.choice([_number, _text, _pattern, _format, _enum, lambda _: {"type": "boolean"}])(drawn)
+    return drawn.choice([_number, _text, _pattern, _format, _enum, _flag])(drawn)
 
 
 def _nullable(drawn: random.Random) -> Schema:

@@ -36,7 +36,7 @@ from octavo_inference.server.errors import (
 )
 from octavo_inference.server.generation import Generation
 from octavo_inference.server.grammars.checks import PLANNED_BYTES, GrammarChecks
-from octavo_inference.server.grammars.messages import Begin
+from octavo_inference.server.grammars.messages import ModelTokens
 from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
 from octavo_inference.server.intake import BodyReservation, Intake
 from octavo_inference.server.metrics import ServerMetrics
@@ -280,12 +280,12 @@ class Service:
         except RequestError as error:
             raise invalid(str(error), error.field) from None
 
-    def _grammar_tokens(self) -> Begin:
+    def _grammar_tokens(self) -> ModelTokens:
         if self.loaded is None:
             raise RuntimeError("no model is loaded")
         text, size = self.loaded.text, self.loaded.info.vocab_size
         end = text.tokenizer.token_to_id(text.special_tokens.get("eos_token", ""))
-        return Begin(tokenizer=text.tokenizer.to_str(), size=size, ends=(size - 1 if end is None else end,))
+        return ModelTokens(tokenizer=text.tokenizer.to_str(), size=size, ends=(size - 1 if end is None else end,))
 
     def _count_refused_body(self) -> None:
         self.metrics.rejected["intake_full"] += 1

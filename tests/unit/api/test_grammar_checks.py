@@ -12,10 +12,10 @@ from tests.unit.grammar.conftest import byte_tokenizer
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.server.errors import ApiError
 from octavo_inference.server.grammars.checks import CACHE_BYTES, MAX_WAITING, MAX_WAITING_OF_TENANT, GrammarChecks
-from octavo_inference.server.grammars.messages import Begin, Tried
+from octavo_inference.server.grammars.messages import ModelTokens, Tried
 from octavo_inference.server.grammars.process import GrammarProcess, GrammarProcessEndedError
 
-BEGIN = Begin(tokenizer="", size=257, ends=(256,))
+BEGIN = ModelTokens(tokenizer="", size=257, ends=(256,))
 
 
 class PlayedProcess:
@@ -31,7 +31,7 @@ class PlayedProcess:
         self.starts = 0
         self.ends = 0
 
-    async def start(self, begin: Begin) -> PlayedProcess:
+    async def start(self, begin: ModelTokens) -> PlayedProcess:
         self.starts += 1
         return self
 
@@ -161,7 +161,7 @@ async def test_the_cache_is_bounded_and_the_process_ends_when_idle():
 
 @pytest.fixture
 async def real():
-    checked = GrammarChecks(lambda: Begin(tokenizer=byte_tokenizer().to_str(), size=257, ends=(256,)))
+    checked = GrammarChecks(lambda: ModelTokens(tokenizer=byte_tokenizer().to_str(), size=257, ends=(256,)))
     yield checked
     await checked.close()
 
@@ -204,7 +204,7 @@ async def test_a_killed_process_is_replaced_and_a_closed_one_is_gone(real):
 
 
 async def test_the_process_ends_with_its_parents_end_of_the_socket():
-    process = await GrammarProcess.start(Begin(tokenizer=byte_tokenizer().to_str(), size=257, ends=(256,)))
+    process = await GrammarProcess.start(ModelTokens(tokenizer=byte_tokenizer().to_str(), size=257, ends=(256,)))
     await process.trial("start: /a/")
     process._writer.close()
     await process._writer.wait_closed()

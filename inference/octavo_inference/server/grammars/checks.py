@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from octavo_inference.server.errors import RETRY_AFTER_SECONDS, ApiError, invalid
-from octavo_inference.server.grammars.messages import Begin, Tried
+from octavo_inference.server.grammars.messages import ModelTokens, Tried
 from octavo_inference.server.grammars.process import GrammarProcess, GrammarProcessEndedError
 from octavo_inference.server.metrics import Histogram
 
@@ -72,8 +72,8 @@ class GrammarChecks:
 
     def __init__(
         self,
-        begin: Callable[[], Begin],
-        start: Callable[[Begin], Awaitable[Process]] = GrammarProcess.start,
+        begin: Callable[[], ModelTokens],
+        start: Callable[[ModelTokens], Awaitable[Process]] = GrammarProcess.start,
         *,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:

@@ -1,6 +1,6 @@
 """Messages between the API process and the grammar process, in frames (`common.framing`).
 
-The API process sends `Begin` once and then one `Try` after the other; the grammar process replies `Tried` to each.
+The API process sends `ModelTokens` once and then one `Try` after the other; the grammar process replies `Tried` to each.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
+class ModelTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The model's tokens: the tokenizer's JSON, the number of logits, and the ids that end an answer."""
 
     tokenizer: str

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo_inference.common.framing import LENGTH_BYTES, encode_frame
 from octavo_inference.common.memory_plan import resident_memory
-from octavo_inference.server.grammars.messages import Begin, Tried, Try
+from octavo_inference.server.grammars.messages import ModelTokens, Tried, Try
 
 # Above the CPU time that `worker` allows: a busy machine gives it a part of a processor only.
 WALL_SECONDS = 20.0
@@ -42,7 +42,7 @@ class GrammarProcess:
         self._is_fresh = True
 
     @classmethod
-    async def start(cls, begin: Begin) -> GrammarProcess:
+    async def start(cls, begin: ModelTokens) -> GrammarProcess:
         """Start a process for the tokens of a model. It takes about a second until it replies."""
         ours, theirs = socket.socketpair()
         with theirs:

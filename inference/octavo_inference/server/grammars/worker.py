@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.grammar.matcher import Vocabulary
-from octavo_inference.server.grammars.messages import Begin, Tried, Try
+from octavo_inference.server.grammars.messages import ModelTokens, Tried, Try
 from octavo_inference.server.grammars.trial import trial
 
 CPU_SECONDS = 2.0
@@ -41,7 +41,7 @@ def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
     live_with(connection)
     frames = _frames(connection)
-    begin = msgspec.msgpack.decode(next(frames), type=Begin)
+    begin = msgspec.msgpack.decode(next(frames), type=ModelTokens)
     vocabulary = Vocabulary(Tokenizer.from_str(begin.tokenizer), begin.size, begin.ends)
     _bound_memory()
     for frame in frames:

@@ -13,9 +13,9 @@ from octavo_inference.core.guidance import Compile, Matcher
 
 log = logging.getLogger(__name__)
 
-# Compiled grammars to keep, and the bytes of their texts. Their memory is in proportion to the texts.
+# Compiled grammars to keep, and the characters of their texts. A compiled grammar takes up to 50 bytes for each.
 _GRAMMARS = 128
-_TEXT_BYTES = 4 << 20
+_TEXT = 1 << 19
 
 Compiled = Matcher | RequestError
 
@@ -39,7 +39,7 @@ class GrammarCompiler:
         self._done: deque[tuple[str, Compiled]] = deque()
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Matcher] = OrderedDict()
-        self._bytes = 0
+        self._held = 0
 
     @property
     def running(self) -> bool:
@@ -107,7 +107,7 @@ class GrammarCompiler:
             self.seconds += self._clock() - began
         with self._lock:
             self._cache[grammar] = matcher
-            self._bytes += len(grammar)
-            while len(self._cache) > 1 and (len(self._cache) > _GRAMMARS or self._bytes > _TEXT_BYTES):
-                self._bytes -= len(self._cache.popitem(last=False)[0])
+            self._held += len(grammar)
+            while len(self._cache) > 1 and (len(self._cache) > _GRAMMARS or self._held > _TEXT):
+                self._held -= len(self._cache.popitem(last=False)[0])
         return matcher

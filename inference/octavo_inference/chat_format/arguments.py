@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.readers import END, Reader, Sink, until
-from octavo_inference.chat_format.schema_types import Parameters, as_json, escaped
+from octavo_inference.chat_format.schema_types import as_json, escaped
 
 _STRING = frozenset({"string"})
 
@@ -14,7 +14,7 @@ class Arguments:
 
     def __init__(self, calls: Calls, name: str) -> None:
         self._calls = calls
-        self._parameters = Parameters(calls.tools[name])
+        self._parameters = calls.parameters(name)
         self._seen: set[str] = set()
         calls.start(name)
         calls.arguments("{")

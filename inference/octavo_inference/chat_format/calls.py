@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text, merged
 from octavo_inference.chat_format.readers import Names
+from octavo_inference.chat_format.schema_types import Parameters
 from octavo_inference.chat_format.tools import ToolSpec
 
 
@@ -28,6 +29,7 @@ class Calls:
         """Only white space has come since the answer's start or the last call."""
         self.closing = ""
         """What makes the arguments of the open call, as far as they are written, a JSON object."""
+        self._parameters: dict[str, Parameters] = {}
         self._count = 0
         self._space: list[str] = []
         self._events: list[Event] = []
@@ -71,6 +73,12 @@ class Calls:
         self.held.clear()
         self.is_open = False
         self._count += 1
+
+    def parameters(self, name: str) -> Parameters:
+        """What is known of a tool's parameters."""
+        if name not in self._parameters:
+            self._parameters[name] = Parameters(self.tools[name])
+        return self._parameters[name]
 
     def abandon(self) -> None:
         """The open call, if any, cannot be read further: what is held becomes text."""

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_inference.common.errors import RequestError
 from octavo_inference.grammar.sources import json_schema_rule
 
+MAX_SCHEMAS = 1 << 20
+"""Bytes of the schemas in a grammar, each as often as it occurs."""
 _ANY = r"/(.|\n)*/"
 
 
@@ -20,6 +23,7 @@ class Rules:
     special: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
     _count: int = 0
+    _size: int = 0
 
     def add(self, name: str, *alternatives: str, options: str = "") -> str:
         """Define a rule. Returns its name."""
@@ -52,7 +56,14 @@ class Rules:
 
     def json_of(self, schema: Mapping[str, Any] | bool) -> str:
         """A JSON value of a schema."""
-        return json_schema_rule(schema)
+        rule = json_schema_rule(schema)
+        self._size += len(rule)
+        if self._size > MAX_SCHEMAS:
+            raise RequestError(
+                f"tools: their schemas make a grammar of more than {MAX_SCHEMAS} bytes; give fewer or smaller ones.",
+                "tools",
+            )
+        return rule
 
     def text(self, start: str, barred: Iterable[str] = ()) -> str:
         """The grammar's text with this start rule. `TEXT` is any text without special tokens and `barred` texts."""

@@ -24,8 +24,10 @@ class Parameters:
         schema = self.resolved(self.root)
         properties = schema.get("properties")
         self.properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
-        self.required = [name for name in schema.get("required") or () if isinstance(name, str)]
+        required = schema.get("required")
+        self.required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
         self.schema = schema
+        self._types: dict[str, frozenset[str]] = {}
 
     @property
     def are_open(self) -> bool:
@@ -47,22 +49,41 @@ class Parameters:
 
     def types(self, name: str) -> frozenset[str]:
         """The JSON types that a parameter may have: all for one of which nothing is said."""
-        return self.types_of(self.properties.get(name))
+        if name not in self._types:
+            self._types[name] = self.types_of(self.properties.get(name))
+        return self._types[name]
 
-    def types_of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+    def types_of(self, schema: Any) -> frozenset[str]:
         """The JSON types that a schema allows."""
-        schema = self.resolved(schema)
-        if "const" in schema:
-            return frozenset({_type_of(schema["const"])})
-        if isinstance(schema.get("enum"), list):
-            return frozenset(_type_of(value) for value in schema["enum"])
-        kinds = schema.get("type")
-        if isinstance(kinds, str | list):
-            return frozenset([kinds] if isinstance(kinds, str) else kinds) & TYPES
-        branches = schema.get("anyOf") or schema.get("oneOf")
-        if isinstance(branches, list) and depth < _MAX_HOPS:
-            return frozenset().union(*(self.types_of(branch, depth + 1) for branch in branches))
-        return TYPES
+        return frozenset().union(*map(_types, self.branches(schema)))
+
+    def branches(self, schema: Any) -> list[Schema]:
+        """The schemas of which a value needs one: those of `anyOf` and `oneOf`, without references. Never none."""
+        found: list[Schema] = []
+        seen: set[int] = set()
+        waiting = [schema]
+        while waiting:
+            branch = self.resolved(waiting.pop())
+            if id(branch) in seen:
+                continue
+            seen.add(id(branch))
+            choices = branch.get("anyOf") or branch.get("oneOf")
+            if isinstance(choices, list):
+                waiting += reversed(choices)
+            else:
+                found.append(branch)
+        return found or [{}]
+
+
+def _types(schema: Schema) -> frozenset[str]:
+    if "const" in schema:
+        return frozenset({_type_of(schema["const"])})
+    if isinstance(schema.get("enum"), list):
+        return frozenset(_type_of(value) for value in schema["enum"])
+    kinds = schema.get("type")
+    if isinstance(kinds, str | list):
+        return TYPES & {kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if isinstance(kind, str)}
+    return TYPES
 
 
 def as_json(text: str, types: frozenset[str]) -> str:

@@ -20,7 +20,7 @@ LINE_BREAKS = r"/\n{0,2}/"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CallLayout:
     """How calls are written: `opening` call (`between` call)* `closing`.
 
     `trigger` is the beginning of `opening` by which a block is known in text. Without one, calls are known by being all
@@ -53,7 +53,7 @@ class ToolFormat:
     markers: tuple[str, ...]
     parse: Callable[[Sequence[ToolSpec], Collection[str]], AnswerParser]
     """A parser for tools; the markers that it hides."""
-    layout: Callable[[Mapping[str, int]], Layout]
+    layout: Callable[[Mapping[str, int]], CallLayout]
     call: Callable[[Rules, ToolSpec], str]
     """One call as a Lark expression, with rules added."""
     prompt: Callable[[Sequence[ToolSpec]], str] | None = None

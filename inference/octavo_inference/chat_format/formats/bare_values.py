@@ -94,22 +94,26 @@ def _python_value(rules: Rules, parameters: Parameters, schema: Any) -> str:
 
 def _text_value(rules: Rules, parameters: Parameters, schema: Any, end: str) -> str:
     """A value as bare text with the text `end` behind it."""
-    resolved = parameters.resolved(schema)
-    values = [resolved["const"]] if "const" in resolved else resolved.get("enum")
-    if isinstance(values, list):
-        return alternatives(rules.literal(_bare(value) + end) for value in values)
-    types = parameters.types_of(schema)
-    branches = resolved.get("anyOf") or resolved.get("oneOf")
-    if isinstance(branches, list) and "string" in types:
-        return alternatives(_text_value(rules, parameters, branch, end) for branch in branches)
-    if "string" not in types:
+    if "string" not in parameters.types_of(schema):
         return f"{rules.json_of(_with_definitions(parameters, schema))} {rules.literal(end)}"
-    text = _free_text(rules, parameters.tool, resolved, end)
-    others = sorted(types - {"string"}) if types != TYPES else []
-    if not others:
-        return text
-    value = rules.json_of(_with_definitions(parameters, {**resolved, "type": others}))
-    return f"({value} {rules.literal(end)} | {text})"
+    return alternatives(
+        alternative
+        for branch in parameters.branches(schema)
+        for alternative in _text_branch(rules, parameters, branch, end)
+    )
+
+
+def _text_branch(rules: Rules, parameters: Parameters, schema: Schema, end: str) -> list[str]:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return [rules.literal(_bare(value) + end) for value in values]
+    types = parameters.types_of(schema)
+    found = [_free_text(rules, parameters.tool, schema, end)] if "string" in types else []
+    others = sorted(types - {"string"})
+    if others and types != TYPES:
+        value = rules.json_of(_with_definitions(parameters, {**schema, "type": others}))
+        found.append(f"{value} {rules.literal(end)}")
+    return found
 
 
 def _free_text(rules: Rules, tool: ToolSpec, schema: Schema, end: str) -> str:

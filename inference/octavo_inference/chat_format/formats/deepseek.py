@@ -12,7 +12,7 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import json_arguments
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import Reader, literal, one_of, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _ALL, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -52,13 +52,13 @@ def _plain(calls: Calls, at: str) -> Reader[str]:
     return (yield from json_arguments(calls, name, at))
 
 
-def _v3_layout(_: Mapping[str, int]) -> Layout:
+def _v3_layout(_: Mapping[str, int]) -> CallLayout:
     one = f"{_ONE}function{_SEPARATOR}"
-    return Layout(f"{_ALL}{one}", f"{_ONE_END}\n{one}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
+    return CallLayout(f"{_ALL}{one}", f"{_ONE_END}\n{one}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
 
 
-def _v31_layout(_: Mapping[str, int]) -> Layout:
-    return Layout(f"{_ALL}{_ONE}", f"{_ONE_END}{_ONE}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
+def _v31_layout(_: Mapping[str, int]) -> CallLayout:
+    return CallLayout(f"{_ALL}{_ONE}", f"{_ONE_END}{_ONE}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
 
 
 def _v3_call(rules: Rules, tool: ToolSpec) -> str:

@@ -14,7 +14,7 @@ from octavo_inference.chat_format.events import AnswerParser, Event
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import END, Reader, until
 from octavo_inference.chat_format.reasoning import ReasoningFormat
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat
 from octavo_inference.chat_format.tools import ToolSpec
 
 _START, _CHANNEL, _MESSAGE, _STOP = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -94,14 +94,14 @@ def _parse(tools: Sequence[ToolSpec], hidden: Collection[str]) -> AnswerParser:
     return HarmonyParser(tools, hidden)
 
 
-def _layout(special: Mapping[str, int]) -> Layout:
+def _layout(special: Mapping[str, int]) -> CallLayout:
     rules = Rules(special)
     start, channel, message, stop = (rules.literal(text) for text in (_START, _CHANNEL, _MESSAGE, _STOP))
     opened = f'{start} "assistant"'
     before = f'({opened})? ({channel} ("analysis" | "commentary") {message} TEXT {stop} {opened})*'
     final = f'{before} {channel} "final" {message}'
     opening = f"{_CHANNEL}commentary to=functions."
-    return Layout(
+    return CallLayout(
         opening,
         f"{_CALL}{_START}assistant{opening}",
         "",

@@ -13,7 +13,7 @@ from typing import Any
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import calls_in_json, named_object
 from octavo_inference.chat_format.readers import Reader, literal, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 START, END_MARKER = "<tool_call>", "</tool_call>"
@@ -25,12 +25,12 @@ def _block(calls: Calls, _: str) -> Reader[str]:
     return (yield from literal(END_MARKER, at))
 
 
-def _hermes_layout(_: Mapping[str, int]) -> Layout:
-    return Layout(f"{START}\n", f"\n{END_MARKER}\n{START}\n", f"\n{END_MARKER}", trigger=START)
+def _hermes_layout(_: Mapping[str, int]) -> CallLayout:
+    return CallLayout(f"{START}\n", f"\n{END_MARKER}\n{START}\n", f"\n{END_MARKER}", trigger=START)
 
 
-def _list_layout(_: Mapping[str, int]) -> Layout:
-    return Layout(f"{START}[", ", ", f"]{END_MARKER}", trigger=START)
+def _list_layout(_: Mapping[str, int]) -> CallLayout:
+    return CallLayout(f"{START}[", ", ", f"]{END_MARKER}", trigger=START)
 
 
 def described(tool: ToolSpec) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import calls_in_json, named_object
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 
 _TOKEN, _TOKEN_END = "<|tool_call|>", "<|/tool_call|>"
 _TEXT, _TEXT_END = "<tool_call>", "</tool_call>"
@@ -29,16 +29,16 @@ def _block(calls: Calls, marker: str) -> Reader[str]:
     return (yield from literal(_ENDS[marker], at)) if at == "<" and marker in _ENDS else at
 
 
-def _granite_layout(special: Mapping[str, int]) -> Layout:
+def _granite_layout(special: Mapping[str, int]) -> CallLayout:
     start = _TOKEN if _TOKEN in special else _TEXT
     barred = (_TEXT,) if start == _TOKEN else (_TOKEN,)
-    return Layout(f"{start}[", ", ", "]", trigger=start, barred=barred)
+    return CallLayout(f"{start}[", ", ", "]", trigger=start, barred=barred)
 
 
-def _phi4_layout(special: Mapping[str, int]) -> Layout:
+def _phi4_layout(special: Mapping[str, int]) -> CallLayout:
     if _TOKEN in special:
-        return Layout(f"{_TOKEN}[", ", ", f"]{_TOKEN_END}", trigger=_TOKEN, barred=(f"{_FUNCTOOLS}[",))
-    return Layout(f"{_FUNCTOOLS}[", ", ", "]", trigger=f"{_FUNCTOOLS}[", barred=(_TOKEN,))
+        return CallLayout(f"{_TOKEN}[", ", ", f"]{_TOKEN_END}", trigger=_TOKEN, barred=(f"{_FUNCTOOLS}[",))
+    return CallLayout(f"{_FUNCTOOLS}[", ", ", "]", trigger=f"{_FUNCTOOLS}[", barred=(_TOKEN,))
 
 
 GRANITE = ToolFormat("granite", (_TOKEN,), blocks(_block, (_TOKEN, _TEXT)), _granite_layout, named_object)

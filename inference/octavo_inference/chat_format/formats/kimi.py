@@ -12,7 +12,7 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import json_arguments
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, one_of, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _ALL, _ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -51,9 +51,9 @@ def _number(at: str) -> Reader[tuple[str, str]]:
     return read, at
 
 
-def _layout(_: Mapping[str, int]) -> Layout:
+def _layout(_: Mapping[str, int]) -> CallLayout:
     opening = f"{_ONE}{_SPACE_NAME}"
-    return Layout(f"{_ALL}{opening}", f"{_ONE_END}{opening}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
+    return CallLayout(f"{_ALL}{opening}", f"{_ONE_END}{opening}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:

@@ -14,10 +14,12 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import call_object, named_object
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import Reader, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _TAG = "<|python_tag|>"
+# Llama 4.
+_START, _END = "<|python_start|>", "<|python_end|>"
 # References that mean something else in a schema around this one.
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 
@@ -31,8 +33,8 @@ def _block(calls: Calls, marker: str) -> Reader[str]:
     return at
 
 
-def _layout(_: Mapping[str, int]) -> Layout:
-    return Layout("", "; ", "", no_call=r"/(\s*[^{\s](.|\n)*)?/")
+def _layout(_: Mapping[str, int]) -> CallLayout:
+    return CallLayout("", "; ", "", no_call=r"/(\s*[^{\s](.|\n)*)?/")
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:
@@ -52,4 +54,4 @@ def _call(rules: Rules, tool: ToolSpec) -> str:
     )
 
 
-LLAMA_JSON = ToolFormat("llama3_json", (_TAG,), blocks(_block, (_TAG,), bare="{"), _layout, _call)
+LLAMA_JSON = ToolFormat("llama3_json", (_TAG, _START, _END), blocks(_block, (_TAG, _START), bare="{"), _layout, _call)

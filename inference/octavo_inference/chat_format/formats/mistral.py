@@ -13,7 +13,7 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import calls_in_json, json_arguments, named_object
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, one_of, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _START, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -45,10 +45,10 @@ def _call_id(at: str) -> Reader[tuple[str, str]]:
     return read, (yield from literal(_ARGS, at))
 
 
-def _layout(special: Mapping[str, int]) -> Layout:
+def _layout(special: Mapping[str, int]) -> CallLayout:
     if _ARGS in special:
-        return Layout(_START, _START, "", trigger=_START)
-    return Layout(f"{_START} [", ", ", "]", trigger=_START)
+        return CallLayout(_START, _START, "", trigger=_START)
+    return CallLayout(f"{_START} [", ", ", "]", trigger=_START)
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:

@@ -86,9 +86,9 @@ def _escape(at: str, sink: Sink) -> Reader[str]:
         at = yield
     if len(digits) < size or int(digits, 16) > 0x10FFFF:
         raise NotACallError
-    # Surrogates stay escaped: the other half follows.
     code = int(digits, 16)
-    sink(f"\\u{digits}" if size == 4 else escaped(chr(code)))
+    # As in JSON: a character may be written as two surrogates, which are no characters.
+    sink(f"\\u{code:04x}" if code <= 0xFFFF else chr(code))
     return at
 
 

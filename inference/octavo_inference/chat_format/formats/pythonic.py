@@ -14,7 +14,7 @@ from octavo_inference.chat_format.formats.bare_values import keyword_arguments
 from octavo_inference.chat_format.formats.python_values import python_value
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import NotACallError, Reader, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -69,8 +69,8 @@ def _nowhere(_: str) -> None:
     """No place for it."""
 
 
-def _layout(_: Mapping[str, int]) -> Layout:
-    return Layout("[", ", ", "]", no_call=r"/(\s*[^\[\s](.|\n)*)?/")
+def _layout(_: Mapping[str, int]) -> CallLayout:
+    return CallLayout("[", ", ", "]", no_call=r"/(\s*[^\[\s](.|\n)*)?/")
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:

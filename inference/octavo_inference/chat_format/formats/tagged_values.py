@@ -14,7 +14,7 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.bare_values import tagged_parameters
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, one_of, space
-from octavo_inference.chat_format.tool_format import Layout, ToolFormat, blocks
+from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
@@ -96,13 +96,13 @@ def _glm_call(rules: Rules, tool: ToolSpec) -> str:
     return f"{rules.literal(tool.name)} {rules.literal(chr(10))} {parameters}"
 
 
-def _glm_layout(_: Mapping[str, int]) -> Layout:
-    return Layout(_CALL, f"{_CALL_END}\n{_CALL}", _CALL_END, trigger=_CALL)
+def _glm_layout(_: Mapping[str, int]) -> CallLayout:
+    return CallLayout(_CALL, f"{_CALL_END}\n{_CALL}", _CALL_END, trigger=_CALL)
 
 
-def _functions_layout(start: str, end: str) -> Layout:
+def _functions_layout(start: str, end: str) -> CallLayout:
     opening, closing = f"{start}\n{_FUNCTION}", f"{_FUNCTION_END}\n{end}"
-    return Layout(opening, f"{closing}\n{opening}", closing, trigger=start, barred=(_FUNCTION,))
+    return CallLayout(opening, f"{closing}\n{opening}", closing, trigger=start, barred=(_FUNCTION,))
 
 
 GLM45 = ToolFormat(

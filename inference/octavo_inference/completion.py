@@ -8,6 +8,8 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
+from octavo_inference.answers.plan import AnswerPlan
+from octavo_inference.answers.reader import ToolCall
 from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.config.engine import PoolingName
 from octavo_inference.core.request import (
@@ -19,7 +21,7 @@ from octavo_inference.core.request import (
     SamplingParams,
     TokenLogprobs,
 )
-from octavo_inference.tokenizer.detokenizer import Detokenizer
+from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer, TokenDecoder
 
 Prompt = str | Sequence[int]
 
@@ -30,6 +32,9 @@ class CompletionOutput:
 
     `token_ids` include the token that ended it, `text` does not. `logprobs` has one entry per token if requested;
     `cumulative_logprob` is their sum. `stop_reason` is the stop string or id, None for end-of-sequence and length.
+
+    `chat` also splits the text of a model that thinks, and with tools: into `content`, which is None for others,
+    `reasoning` and `tool_calls`.
     """
 
     index: int
@@ -38,6 +43,9 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    content: str | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -107,3 +115,23 @@ class RunningRequest:
         if output.prompt_logprobs is not None:
             self.result.prompt_logprobs = output.prompt_logprobs
         return delta.finish_reason is not None
+
+
+def read_answers(result: RequestOutput, plan: AnswerPlan, tokenizer: Tokenizer) -> None:
+    """Split the texts of complete answers into content, thinking and calls, if the plan says so."""
+    if plan.is_plain:
+        return
+    for output in result.outputs:
+        reader = plan.reader()
+        text = _shown_text(output, result.prompt_token_ids, plan, tokenizer)
+        reader.push(Delta(text, output.token_ids, finish_reason="stop"))
+        output.content, output.reasoning, output.tool_calls = reader.text, reader.reasoning, reader.calls
+
+
+def _shown_text(output: CompletionOutput, prompt: Sequence[int], plan: AnswerPlan, tokenizer: Tokenizer) -> str:
+    """The text with the special tokens that the parser reads."""
+    if not plan.shown or isinstance(output.stop_reason, str):
+        return output.text
+    tokens = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
+    decoder = TokenDecoder(tokenizer, prompt, shown=plan.shown)
+    return "".join([*map(decoder.push, tokens), decoder.flush()])

@@ -13,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from octavo_inference.answers.formats import answer_formats
+from octavo_inference.answers.history import for_template
+from octavo_inference.answers.plan import begin_thinking, plan
+from octavo_inference.answers.tools import described_tools
 from octavo_inference.checkpoints.sentence_transformers import declared_pooling
 from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.common.vectors import vector_of
-from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
+from octavo_inference.completion import Prompt, RequestOutput, RunningRequest, read_answers
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import DEFAULT_POOLING, EngineSettings, PoolingName
 from octavo_inference.core.request import Guidance, SamplingParams
@@ -77,6 +81,16 @@ class LLM:
         computed; for a grammar that cannot be compiled, once that is known.
         """
         listed = _as_list(prompts)
+        return self._generated(listed, sampling_params, [guidance] * len(listed), use_tqdm=use_tqdm)
+
+    def _generated(
+        self,
+        listed: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        guidances: Sequence[Guidance | None],
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
         if sampling_params is None:
             params = [SamplingParams()] * len(listed)
         elif isinstance(sampling_params, SamplingParams):
@@ -85,7 +99,8 @@ class LLM:
             params = list(sampling_params)
         if len(params) != len(listed):
             raise RequestError(f"{len(listed)} prompts but {len(params)} sampling parameters", "sampling_params")
-        jobs = [self._job(prompt, sampling, guidance=guidance) for prompt, sampling in zip(listed, params, strict=True)]
+        given = zip(listed, params, guidances, strict=True)
+        jobs = [self._job(prompt, sampling, guidance=guidance) for prompt, sampling, guidance in given]
         with self._submitted(jobs):
             self._run(jobs, use_tqdm=use_tqdm)
         return [job.result for job in jobs]
@@ -96,21 +111,39 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         guidance: Guidance | None = None,
+        tool_choice: str = "auto",
         use_tqdm: bool = True,
         **options: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
         """Generate the next message of one or more conversations, in one batch; otherwise as `generate`.
 
         A message is a dict with `role` and `content`, which is a text or a list of text parts, and what else the chat
-        template takes. `options` are the template's other arguments, the same for all conversations. Raises
-        `RequestError` if the model has no chat template, or the template refuses a conversation.
+        template takes. `options` are the template's other arguments, the same for all conversations. With the option
+        `tools`, answers have `tool_calls`; `tool_choice` is auto, required, none or the name of the tool to call. The
+        thinking of an answer is its `reasoning`. Raises `RequestError` if the model has no chat template, the template
+        refuses a conversation, or a tool cannot be enforced.
         """
         template = self._template()
         if template is None:
             raise RequestError("this model has no chat template: give one as LLM(chat_template=FILE)", "messages")
         conversations = [plain_messages(conversation) for conversation in _conversations(messages)]
-        prompts = [template.tokens(conversation, **options) for conversation in conversations]
-        return self.generate(prompts, sampling_params, guidance=guidance, use_tqdm=use_tqdm)
+        tools = described_tools(options.get("tools") or (), tool_choice)
+        if tools is not None and guidance is not None:
+            raise RequestError("guidance cannot be combined with tools; give one of them", "guidance")
+        options["tools"] = tools.for_template() if tools else None
+        formats = answer_formats(template.source, self.settings.tool_call_parser, self.settings.reasoning_parser)
+        prompts: list[list[int]] = []
+        for conversation in conversations:
+            tokens = template.tokens(for_template(conversation, template, formats, tools), **options)
+            if tools is not None and tools.is_enforced:
+                tokens = begin_thinking(tokens, self.tokenizer, formats, template, options.get("variables"))
+            prompts.append(tokens)
+        plans = [plan(tokens, self.tokenizer, formats, tools) for tokens in prompts]
+        guidances = [guidance or planned.guidance for planned in plans]
+        results = self._generated(list(prompts), sampling_params, guidances, use_tqdm=use_tqdm)
+        for result, planned in zip(results, plans, strict=True):
+            read_answers(result, planned, self.tokenizer)
+        return results
 
     def embed(
         self,

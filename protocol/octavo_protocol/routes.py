@@ -126,9 +126,12 @@ def _probe(path: str) -> Route:
 ROUTES: Final = (
     Route("GET", "/v1/models", Surface.OPENAI),
     Route("GET", "/v1/models/{id:path}", Surface.OPENAI),
-    _generate("/v1/chat/completions", Surface.OPENAI, UsageForm.CHAT, "messages"),
+    _generate("/v1/chat/completions", Surface.OPENAI, UsageForm.CHAT, "tools", "functions", "messages"),
     _generate("/v1/completions", Surface.OPENAI, UsageForm.COMPLETIONS, "prompt"),
-    replace(_generate("/v1/responses", Surface.OPENAI, UsageForm.RESPONSES, "instructions", "input"), continues=True),
+    replace(
+        _generate("/v1/responses", Surface.OPENAI, UsageForm.RESPONSES, "tools", "instructions", "input"),
+        continues=True,
+    ),
     _read("/v1/responses/input_tokens", Surface.OPENAI, ModelIn.BODY_OR_QUERY, continues=True),
     _stored("GET", "/v1/responses/{id}"),
     _stored("DELETE", "/v1/responses/{id}"),
@@ -137,7 +140,7 @@ ROUTES: Final = (
     _encode("/v1/embeddings", Surface.OPENAI, "input"),
     *(_encode(path, Surface.SCORES, "text_1", "text_2") for path in ("/score", "/v1/score")),
     *(_encode(path, Surface.SCORES, "query", "documents") for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
-    _generate("/v1/messages", Surface.ANTHROPIC, UsageForm.MESSAGES, "system", "messages"),
+    _generate("/v1/messages", Surface.ANTHROPIC, UsageForm.MESSAGES, "tools", "system", "messages"),
     _read("/v1/messages/count_tokens", Surface.ANTHROPIC, ModelIn.BODY),
     _read("/tokenize", Surface.TOKENS, ModelIn.BODY_OR_QUERY),
     _read("/detokenize", Surface.TOKENS, ModelIn.BODY_OR_QUERY),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +79,38 @@ def choose(
             elif not is_shallow(spec.parameters, MAX_DEPTH):
                 raise RequestError(f"{field}: nested deeper than {MAX_DEPTH} levels; flatten it.", field)
     return tools
+
+
+def described_tools(tools: Sequence[Mapping[str, object]], choice: str) -> Tools | None:
+    """The tools that are dicts of the OpenAI API; None if the model may call none.
+
+    `choice` is auto, required, none or a name. Raises `RequestError`.
+    """
+    specs = [_described(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    if not specs and choice not in {"auto", "none"}:
+        raise RequestError("tool_choice: needs tools.", "tool_choice")
+    if not specs or choice == "none":
+        return None
+    mode: Mode = "auto" if choice == "auto" else "required" if choice == "required" else "named"
+    return choose(
+        specs,
+        mode,
+        [choice] if mode == "named" else None,
+        parallel=True,
+        place=lambda number: f"tools[{number}].function",
+        choice_place="tool_choice",
+    )
+
+
+def _described(tool: Mapping[str, object], place: str) -> ToolSpec:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str):
+        raise RequestError(f"{place}: it must be {{'type': 'function', 'function': {{'name': …}}}}.", place)
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise RequestError(f"{place}.function.parameters: it must be a JSON schema.", f"{place}.function.parameters")
+    return ToolSpec(name, parameters, bool(function.get("strict")), str(function.get("description") or ""))
 
 
 def is_shallow(value: object, depth: int) -> bool:

@@ -122,3 +122,22 @@ def test_claude_calls_a_tool_whole_and_streamed(claude):
     assert final.content[0].type == "text"
     counted = claude.messages.count_tokens(model=MODEL, messages=[QUESTION], tools=[tool])
     assert counted.input_tokens > claude.messages.count_tokens(model=MODEL, messages=[QUESTION]).input_tokens
+
+
+def test_a_response_calls_a_function_and_goes_on(client):
+    tool = {"type": "function", **FUNCTION, "strict": True}
+    fields = {"model": MODEL, "input": "How warm is it in Paris?", "tools": [tool], "temperature": 0}
+    fields |= {"tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 200}
+    whole = client.responses.create(**fields)
+    [call] = whole.output
+    assert (call.type, call.name) == ("function_call", "weather")
+    assert is_weather(call.arguments)
+    with client.responses.stream(**fields) as stream:
+        kinds = {event.type for event in stream}
+        streamed = stream.get_final_response()
+    assert "response.function_call_arguments.delta" in kinds
+    assert streamed.output[0].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "25 degrees"}
+    fields |= {"input": [result], "previous_response_id": whole.id, "tool_choice": "none", "max_output_tokens": 30}
+    final = client.responses.create(**fields)
+    assert final.output_text

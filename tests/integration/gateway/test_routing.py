@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from tests.integration.gateway.conftest import Gateway, StartGateway
 from tests.support.native import require_native
@@ -144,3 +146,30 @@ def test_a_second_gateway_finds_what_the_first_sent(servers: list[Server], start
         _, now, cached = chat(gateway, history)
         assert cached > tokens - BLOCK
         tokens = now
+
+
+def test_a_tool_is_called_through_the_gateway(servers: list[Server], start_gateway: StartGateway) -> None:
+    gateway = start_gateway(pods=[server.address for server in servers])
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "weather", "description": prose(7, 60), "parameters": schema}}]
+    body = {"model": "m", "tools": tools, "tool_choice": "required", "temperature": 0, "parallel_tool_calls": False}
+    history: list[dict[str, Any]] = [{"role": "user", "content": "How warm is it in Paris?"}]
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(**body, messages=history)
+        [call] = whole.choices[0].message.tool_calls
+        assert set(json.loads(call.function.arguments)) == {"city"}
+        with client.chat.completions.stream(**body, messages=history) as stream:
+            [streamed] = stream.get_final_completion().choices[0].message.tool_calls
+        assert streamed.function.arguments == call.function.arguments
+        history += [
+            whole.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "25 degrees"},
+        ]
+        second = client.chat.completions.create(**body, messages=history)
+    # The prompt begins with the tools, and the pod that has them answers.
+    assert second.usage.prompt_tokens_details.cached_tokens > whole.usage.prompt_tokens - BLOCK

@@ -262,7 +262,10 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
             "thinking.type: not supported; supported: 'disabled' (this model does not think).",
         ),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers: not supported; supported: an empty list."),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image' is not supported; supported: 'text', 'tool_use', 'tool_result' and 'thinking'."),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "'image' is not supported; supported: 'text', 'tool_use', 'tool_result' and 'thinking'.",
+        ),
         (
             {"messages": [{"role": "user", "content": [dict(reversed(IMAGE.items()))]}]},
             "messages[0].content[0].type: 'image' is not supported; supported: 'text', 'tool_use', 'tool_result' and",

@@ -99,7 +99,11 @@ async def test_a_conversation_goes_on_behind_a_call(serve):
     assert said["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
     assert json.loads(lines[3]) == {"role": "tool", "tool_call_id": call["call_id"], "content": "rain"}
     assert [item["type"] for item in items] == [
-        "message", "reasoning", "message", "function_call", "function_call_output"
+        "message",
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call_output",
     ]
 
 

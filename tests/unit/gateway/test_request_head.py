@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from octavo_gateway.api.errors import ApiError
@@ -58,3 +59,10 @@ def test_a_malformed_body_is_refused_on_every_route(body):
         with pytest.raises(ApiError) as refused:
             read_head(body, one)
         assert refused.value.status == 400
+
+
+def test_tools_are_the_beginning_of_the_prompt():
+    fields = {"model": "m", "messages": [{"role": "user"}], "tools": [{"type": "function"}]}
+    chat = route("POST", "/v1/chat/completions")
+    found = read_head(msgspec.json.encode(fields), chat).text(chat.prompt)
+    assert found == b'[{"type":"function"}][{"role":"user"}'

@@ -34,23 +34,23 @@ class Report(BaseModel):
 
 
 class Thermometer:
-    """A tool that keeps its calls. With `once`, the agent offers it to the model until it is called."""
+    """A tool that keeps its calls, and that the agent offers to the model until it is called."""
 
-    def __init__(self, *, once: bool = True) -> None:
+    def __init__(self, remark: str = "") -> None:
         self.calls: list[tuple[str, str]] = []
-        self._once = once
+        self._remark = remark
 
     def tool(self) -> Tool:
         """The tool for an agent."""
 
         def offered(context: RunContextWrapper[Any], agent: Any) -> bool:
-            return not (self._once and self.calls)
+            return not self.calls
 
         @function_tool(is_enabled=offered)
         def temperature(city: City, unit: Literal["celsius", "kelvin"]) -> str:
             """The temperature in a city."""
             self.calls.append((city, unit))
-            return f"{DEGREES[city]} {unit}"
+            return f"{DEGREES[city]} {unit}{self._remark}"
 
         return temperature
 
@@ -94,8 +94,9 @@ async def a_tool_runs_and_its_result_goes_back(model: Model) -> None:
     assert kinds(result) == ["tool_call_item", "tool_call_output_item", "message_output_item"], kinds(result)
     assert result.new_items[1].output == f"{DEGREES[city]} {unit}"
     assert result.final_output.strip()
-    first, second = (response.usage.input_tokens for response in result.raw_responses)
-    assert second > first - 200, "the second prompt has the call and its result, and no tools"
+    longer = await Runner.run(agent(model, Thermometer(" and rising" * 20)), QUESTION)
+    sizes = [run.raw_responses[1].usage.input_tokens for run in (result, longer)]
+    assert sizes[1] >= sizes[0] + 40, f"the second prompt has the result of the call: {sizes}"
 
 
 async def a_streamed_run_equals_a_whole_one(model: Model) -> None:

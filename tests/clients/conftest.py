@@ -22,6 +22,6 @@ def replicas(start: Start) -> list[Running]:
 @pytest.fixture(scope="module")
 def address_of(replicas: list[Running], start_gateway: StartGateway) -> Callable[[str], str]:
     """The address of `server` or `gateway`."""
-    urls = [str(replica.api.base_url).rstrip("/") for replica in replicas]
-    gateway = start_gateway(pods=[url.removeprefix("http://") for url in urls])
-    return {"server": urls[0], "gateway": gateway.url}.__getitem__
+    server = str(replicas[0].api.base_url).rstrip("/")
+    pods = [f"http://127.0.0.1:{replica.api.base_url.port}|{replica.admin.base_url.port}" for replica in replicas]
+    return {"server": server, "gateway": start_gateway(pods=pods).url}.__getitem__

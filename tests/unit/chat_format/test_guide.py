@@ -1,4 +1,4 @@
-"""The guide names every format of tool calls and of thinking, and every keyword of JSON schemas."""
+"""The guide names every format of tool calls and of thinking, and the reference every keyword of JSON schemas."""
 
 import re
 
@@ -8,6 +8,8 @@ from octavo_inference.chat_format.formats.known import REASONING_FORMATS, TOOL_F
 from octavo_inference.grammar.json_schema import FORMATS, SUPPORTED
 
 GUIDE = text(ROOT / "docs/guides/tools-and-structured-output.md")
+
+REFERENCE = text(ROOT / "docs/reference/structured-output.md")
 
 
 def rows(heading: str) -> str:
@@ -32,6 +34,7 @@ def test_formats_of_thinking_are_all_named() -> None:
     assert first_cells("| format | thinking is |") == set(REASONING_FORMATS)
 
 
-def test_keywords_of_schemas_are_all_named() -> None:
-    assert set(re.findall("`(.*?)`", rows("| | keywords |"))) == set(SUPPORTED)
-    assert set(re.findall("`(.*?)`", GUIDE.partition("Values of `format` are")[2].partition(".\n")[0])) == set(FORMATS)
+def test_keywords_and_formats_of_schemas_are_all_named() -> None:
+    supported, _, others = REFERENCE.partition("## JSON Schema\n")[2].partition("\n- `format`: ")
+    assert set(re.findall(r"`([^`]+)`", supported)) == set(SUPPORTED)
+    assert set(re.findall(r"`([^`]+)`", others.partition(". ")[0])) == set(FORMATS)

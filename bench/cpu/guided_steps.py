@@ -18,7 +18,7 @@ from unittest.mock import patch
 from bench.lib.host import new_report
 from bench.lib.results import save
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.core import engine as engine_module
+from octavo_inference.core.jump_ahead import jumps
 from octavo_inference.core.request import Guidance, Request
 
 Load = Literal["free", "guided", "jump ahead"]
@@ -74,13 +74,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    llm = LLM("smollm2", max_model_len=512, max_running_requests=given.rows, kv_memory="1Gi", prefix_caching=False)
-    jumps = engine_module.jumps
+    llm = LLM("smollm2", max_model_len=512, max_running_requests=given.rows, kv_memory=1 << 30, prefix_caching=False)
     found: dict[Load, list[dict[str, float]]] = {load: [] for load in LOADS}
     measure(llm, "guided", given.rows, 8)  # compiles the grammar
     for _ in range(given.rounds):
         for load in LOADS:
-            with patch.object(engine_module, "jumps", jumps if load == "jump ahead" else lambda _: False):
+            with patch("octavo_inference.core.engine.jumps", jumps if load == "jump ahead" else lambda _: False):
                 found[load].append(measure(llm, load, given.rows, given.tokens))
             print(load, {name: round(value, 1) for name, value in found[load][-1].items()}, flush=True)
     pairs = list(zip(*found.values(), strict=True))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo_inference.common.errors import RequestError
-from octavo_inference.core.guidance import Compile, Matcher
+from octavo_inference.core.guidance import Compile, GrammarState
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _GRAMMARS = 128
 _TEXT = 1 << 19
 
-Compiled = Matcher | RequestError
+Compiled = GrammarState | RequestError
 
 
 class GrammarCompiler:
@@ -38,7 +38,7 @@ class GrammarCompiler:
         self._jobs: dict[str, Future[None]] = {}
         self._done: deque[tuple[str, Compiled]] = deque()
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, Matcher] = OrderedDict()
+        self._cache: OrderedDict[str, GrammarState] = OrderedDict()
         self._held = 0
 
     @property
@@ -56,7 +56,7 @@ class GrammarCompiler:
         """True if `take` has something to return."""
         return bool(self._done)
 
-    def cached(self, grammar: str) -> Matcher | None:
+    def cached(self, grammar: str) -> GrammarState | None:
         """The matcher of a grammar that is compiled already. To be copied, not advanced."""
         with self._lock:
             if grammar not in self._cache:
@@ -94,7 +94,7 @@ class GrammarCompiler:
         self._done.append((name, result))
         self.on_ready()
 
-    def _add(self, grammar: str) -> Matcher:
+    def _add(self, grammar: str) -> GrammarState:
         began = self._clock()
         if self._compile is None:
             self._compile = self._load()

@@ -27,7 +27,7 @@ def grammar(seed: int, length: int, breaks_at: int = -1) -> str:
 
 
 class FakeMatcher:
-    """`Matcher` of a text of `grammar`."""
+    """`GrammarState` of a text of `grammar`."""
 
     def __init__(self, text: str) -> None:
         try:

@@ -33,7 +33,7 @@ from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.grammar_compiler import GrammarCompiler
-from octavo_inference.core.guidance import Compile, Guide, Matcher
+from octavo_inference.core.guidance import Compile, GrammarState, Guide
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.jump_ahead import forced_tokens, jumps
 from octavo_inference.core.logit_rules import bitmask, logit_rules
@@ -311,7 +311,7 @@ class Engine:
         """Sequences that wait for their grammar."""
         return 0 if self.grammars is None else sum(len(self._live.sequences(name)) for name in self.grammars.names)
 
-    def _queue(self, sequences: list[Sequence], matcher: Matcher | None) -> None:
+    def _queue(self, sequences: list[Sequence], matcher: GrammarState | None) -> None:
         """Queue the sequences of a request, whose grammar is compiled."""
         guidance = sequences[0].request.guidance
         if guidance is not None and guidance.constrains and sequences[0].pooling is None:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo_inference.common.errors import RequestError
-from octavo_inference.core.guidance import Compile, Matcher
+from octavo_inference.core.guidance import Compile, GrammarState
 
 log = logging.getLogger(__name__)
 
-# Compiled grammars to keep, and the bytes of their texts. Their memory is in proportion to the texts.
+# Compiled grammars to keep, and the characters of their texts. A compiled grammar takes up to 50 bytes for each.
 _GRAMMARS = 128
-_TEXT_BYTES = 4 << 20
+_TEXT = 1 << 19
 
-Compiled = Matcher | RequestError
+Compiled = GrammarState | RequestError
 
 
 class GrammarCompiler:
@@ -38,8 +38,8 @@ class GrammarCompiler:
         self._jobs: dict[str, Future[None]] = {}
         self._done: deque[tuple[str, Compiled]] = deque()
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, Matcher] = OrderedDict()
-        self._bytes = 0
+        self._cache: OrderedDict[str, GrammarState] = OrderedDict()
+        self._held = 0
 
     @property
     def running(self) -> bool:
@@ -56,7 +56,7 @@ class GrammarCompiler:
         """True if `take` has something to return."""
         return bool(self._done)
 
-    def cached(self, grammar: str) -> Matcher | None:
+    def cached(self, grammar: str) -> GrammarState | None:
         """The matcher of a grammar that is compiled already. To be copied, not advanced."""
         with self._lock:
             if grammar not in self._cache:
@@ -94,7 +94,7 @@ class GrammarCompiler:
         self._done.append((name, result))
         self.on_ready()
 
-    def _add(self, grammar: str) -> Matcher:
+    def _add(self, grammar: str) -> GrammarState:
         began = self._clock()
         if self._compile is None:
             self._compile = self._load()
@@ -107,7 +107,7 @@ class GrammarCompiler:
             self.seconds += self._clock() - began
         with self._lock:
             self._cache[grammar] = matcher
-            self._bytes += len(grammar)
-            while len(self._cache) > 1 and (len(self._cache) > _GRAMMARS or self._bytes > _TEXT_BYTES):
-                self._bytes -= len(self._cache.popitem(last=False)[0])
+            self._held += len(grammar)
+            while len(self._cache) > 1 and (len(self._cache) > _GRAMMARS or self._held > _TEXT):
+                self._held -= len(self._cache.popitem(last=False)[0])
         return matcher

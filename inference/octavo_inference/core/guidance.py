@@ -25,7 +25,7 @@ from octavo_inference.core.request import Guidance
 _ALL = np.int32(-1)
 
 
-class Matcher(Protocol):
+class GrammarState(Protocol):
     """The state of a grammar after some tokens (`grammar.matcher`)."""
 
     def copy(self) -> Self:
@@ -50,7 +50,7 @@ class Matcher(Protocol):
         ...
 
 
-Compile = Callable[[str], Matcher]
+Compile = Callable[[str], GrammarState]
 """Makes a matcher at the start of a grammar. Raises `RequestError`."""
 
 
@@ -62,7 +62,7 @@ class Guide:
 
     __slots__ = ("_after", "_budget", "_ends", "_matcher", "_tail", "_thought", "budget_reached", "is_complete")
 
-    def __init__(self, guidance: Guidance, matcher: Matcher | None, ends: Int32) -> None:
+    def __init__(self, guidance: Guidance, matcher: GrammarState | None, ends: Int32) -> None:
         self._matcher = matcher
         self._ends = ends
         self._budget = guidance.thinking_budget

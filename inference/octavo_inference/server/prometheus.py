@@ -113,7 +113,7 @@ class _ServerCollector(Collector):
             guidance = self._service.router.guidance
             for name, text, value in (
                 ("grammars_compiled", "Grammars compiled in the engine", guidance.grammars),
-                ("grammar_compile_seconds", "Time to compile them, beside the steps", guidance.grammar_seconds),
+                ("grammar_compile_seconds", "Time to compile them, while steps run", guidance.grammar_seconds),
                 ("grammar_masks", "Masks of allowed tokens, one for each token of a guided row", guidance.masks),
                 ("grammar_mask_seconds", "Time to fill them, while the model computes", guidance.mask_seconds),
                 ("forced_tokens", "Tokens that a grammar forced, appended without a sample", guidance.forced_tokens),

@@ -9,7 +9,8 @@ import pytest
 from tests.support.native import require_native
 
 from octavo_inference import LLM, AsyncLLM, SamplingParams
-from octavo_inference.common.errors import OctavoError
+from octavo_inference.common.errors import OctavoError, RequestError
+from octavo_inference.core.request import Guidance
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPTS = ["The capital of France is", "Water boils at", "Two and two are"]
@@ -54,3 +55,18 @@ async def test_errors_stop_strings_and_loops_that_are_left() -> None:
         assert [one.finish_reason for one in both[-1].outputs] == ["length", "length"]
     with pytest.raises(OctavoError, match="not running"):
         await anext(llm.generate("x"))
+
+
+async def test_a_grammar_wakes_the_engine_and_a_broken_one_ends_its_request_alone() -> None:
+    choice = Guidance(grammar='start: "yes" | "no, never"')
+    async with AsyncLLM("smollm2", **SIZES) as llm:
+        [*_, done] = [output async for output in llm.generate(PROMPTS[0], SamplingParams(n=3, seed=1), guidance=choice)]
+        assert {one.text for one in done.outputs} <= {"yes", "no, never"}
+        assert {one.finish_reason for one in done.outputs} == {"stop"}
+        beside = asyncio.ensure_future(last(llm, PROMPTS[1]))
+        with pytest.raises(RequestError, match="grammar: "):
+            [output async for output in llm.generate(PROMPTS[0], guidance=Guidance(grammar="start: missing"))]
+        assert (await beside)[1]
+        assert llm._client is not None
+        assert llm._client.router.guidance.masks > 3
+        assert llm._client.router.guidance.grammars == 2

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from tests.unit.api.thread_client import ThreadClient
 from tokenizers import Tokenizer
 
+from octavo_inference.core.counters import Counters
 from octavo_inference.core.request import Output, Request, TokenLogprobs
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.model_loader import TextModel as ModelText
@@ -66,6 +67,8 @@ class FakeEngine:
     seen: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    grammars: None = None
 
     @property
     def has_work(self) -> bool:

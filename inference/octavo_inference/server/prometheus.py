@@ -139,7 +139,7 @@ class _ServerCollector(Collector):
     def _grammars(self) -> Iterator[Metric]:
         m = self._service.grammars.metrics
         text = "Compiling a grammar and its first masks, in the grammar process"
-        family = HistogramMetricFamily("octavo:grammar_compile_seconds", text, labels=["model_name"])
+        family = HistogramMetricFamily("octavo:grammar_check_seconds", text, labels=["model_name"])
         buckets, total = m.compile_seconds.cumulative()
         family.add_metric([self._model], buckets, total)
         yield family

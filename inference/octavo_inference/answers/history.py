@@ -6,7 +6,6 @@ Messages are those of the OpenAI API: `tool_calls` with their arguments as JSON 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,6 @@ from octavo_inference.answers.tools import MAX_DEPTH, Tools, is_shallow
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
     from octavo_inference.tokenizer.chat_template import ChatTemplate, Message
-
-# Names that templates have for the thinking of an earlier answer.
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def for_template(
@@ -55,7 +51,7 @@ def _told(message: Message, template: ChatTemplate) -> Message:
 def _with_reasoning(message: Message, template: ChatTemplate) -> dict[str, object]:
     changed = {key: value for key, value in message.items() if key != "reasoning"}
     if reasoning := message.get("reasoning"):
-        changed |= {name: reasoning for name in _REASONING if re.search(rf"(?:\.|\[['\"]){name}\b", template.source)}
+        changed |= dict.fromkeys(template.reasoning_names, reasoning)
     return changed
 
 

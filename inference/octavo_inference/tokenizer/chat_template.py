@@ -42,6 +42,9 @@ _CONCATENATED_ARGUMENTS = re.compile(
     r"""arguments(?:['"]\])?\s*\+|\+\s*[\w.'"\[\]]*arguments(?:['"]\])?(?!\s*[|.\w'"\]])"""
 )
 
+# Names that templates have for the thinking of an earlier answer.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Message = Mapping[str, object]
@@ -92,17 +95,16 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self.source = source
         """The template's text."""
+        self.text_arguments = _CONCATENATED_ARGUMENTS.search(source) is not None
+        """True if the template writes the arguments of a call as the text that they are, not as an object."""
+        self.reasoning_names = tuple(name for name in _REASONING if re.search(rf"(?:\.|\[['\"]){name}\b", source))
+        """The fields of a message in which the template reads the thinking of an earlier answer."""
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
         self._names = frozenset(jinja2.meta.find_undeclared_variables(tree)) - set(environment.globals)
-
-    @property
-    def text_arguments(self) -> bool:
-        """True if the template writes the arguments of a call as the text that they are, not as an object."""
-        return _CONCATENATED_ARGUMENTS.search(self.source) is not None
 
     @property
     def variables(self) -> frozenset[str]:

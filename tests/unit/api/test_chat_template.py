@@ -210,3 +210,24 @@ def test_a_bad_template_file_is_named(tokenizer, tmp_path, content, problem):
         file.write_text(content, encoding="utf-8")
     with pytest.raises(ModelError, match=rf"chat-template .*mine.jinja: .*{problem}"):
         load_chat_template(TokenizerAssets(tokenizer, None, None, None), str(file), "m")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_text"),
+    [
+        ("{{ '```json' + tool['function']['arguments'] + '\\n' }}", True),
+        ("{{ call.function.arguments + '<end>' }}", True),
+        ("{{ '{' + call.arguments }}", True),
+        ("{{ tool_call.arguments | tojson }}", False),
+        ("{{ '<x>' + (call.arguments | tojson) }}", False),
+        ("{{ '<x>' + call.arguments|tojson }}", False),
+        ("{% for k, v in call.arguments.items() %}{{ k + v }}{% endfor %}", False),
+    ],
+)
+def test_templates_that_join_arguments_get_them_as_text(tokenizer, source, is_text):
+    assert ChatTemplate(source, tokenizer).text_arguments is is_text
+
+
+def test_the_names_of_thinking_are_those_that_the_template_reads(tokenizer):
+    read = "{{ message.reasoning_content }}{{ m['thinking'] }}{{ reasoning }}"
+    assert ChatTemplate(read, tokenizer).reasoning_names == ("reasoning_content", "thinking")

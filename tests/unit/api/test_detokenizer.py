@@ -131,3 +131,14 @@ def test_what_was_held_back_comes_out_at_the_end(tokenizer):
 def test_bytes_of_tokens(tokenizer):
     assert b"".join(token_bytes(tokenizer, t) for t in tokenizer.encode(ODD).ids).decode() == ODD
     assert token_bytes(tokenizer, 1) == b"<|im_start|>"
+
+
+def test_shown_special_tokens_have_a_text_though_others_are_skipped(tokenizer):
+    shown, hidden = tokenizer.token_to_id("<repo_name>"), tokenizer.token_to_id("<|im_start|>")
+    cat = tokenizer.encode("\N{CAT FACE} Hi", add_special_tokens=False).ids
+    tokens = [hidden, shown, *cat, hidden, shown]
+    decoder = TokenDecoder(tokenizer, [hidden, *cat], shown=frozenset({shown}))
+    text = "".join([*map(decoder.push, tokens), decoder.flush()])
+    assert text == "<repo_name>\N{CAT FACE} Hi<repo_name>"
+    plain = TokenDecoder(tokenizer, [hidden, *cat])
+    assert "".join([*map(plain.push, tokens), plain.flush()]) == "\N{CAT FACE} Hi"

@@ -17,7 +17,7 @@ from octavo_inference.core.request import SamplingParams
 from octavo_inference.grammar.structured_outputs import Constraint, schema_constraint
 from octavo_inference.server import json_body
 from octavo_inference.server.anthropic.blocks import CacheControl, Content, Empty, Texts
-from octavo_inference.server.anthropic.tools import ToolChoice, ToolList
+from octavo_inference.server.anthropic.tools import AnthropicToolChoice, ToolList
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.prompts import SchedulingFields
 
@@ -92,7 +92,7 @@ class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
     system: Texts | None = None
     thinking: ThinkingDisabled | ThinkingEnabled | ThinkingAdaptive | None = None
     tools: ToolList | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
     speed: Literal["standard"] | None = None

@@ -32,7 +32,7 @@ class AnthropicTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     eager_input_streaming: bool | None = None
 
 
-class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class AnthropicToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The model may call tools, must call any or the one with `name`, or calls none and does not see them."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -43,7 +43,7 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 ToolList = Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)]
 
 
-def tools_of(tools: list[AnthropicTool] | None, choice: ToolChoice | None) -> Tools | None:
+def tools_of(tools: list[AnthropicTool] | None, choice: AnthropicToolChoice | None) -> Tools | None:
     """The tools of a request; None if the model may call none. Raises `ApiError` and `RequestError`."""
     kind = choice.type if choice else "auto"
     if choice is not None and (choice.name is None) == (kind == "tool"):

@@ -29,29 +29,29 @@ class ResponseTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     strict: bool | None = None
 
 
-class NamedTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="function"):
+class NamedResponseTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="function"):
     """The answer is a call of this function."""
 
     name: ToolName
 
 
-class AllowedTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class AllowedResponseTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One of the tools that may be called."""
 
     type: Literal["function"]
     name: ToolName
 
 
-class AllowedToolsChoice(
+class AllowedResponseTools(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="allowed_tools"
 ):
     """Some of the tools may be called, with the mode `required` one of them must be; the prompt shows all."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AllowedResponseTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-ToolChoiceOption = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
+ToolChoiceOption = Literal["none", "auto", "required"] | NamedResponseTool | AllowedResponseTools
 ToolList = Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)]
 
 
@@ -76,8 +76,8 @@ def tools_of(body: InputFields) -> Tools | None:
 
 
 def _choice(given: ToolChoiceOption | None) -> tuple[Mode | Literal["none"], list[str] | None]:
-    if isinstance(given, NamedTool):
+    if isinstance(given, NamedResponseTool):
         return "named", [given.name]
-    if isinstance(given, AllowedToolsChoice):
+    if isinstance(given, AllowedResponseTools):
         return given.mode, [tool.name for tool in given.tools]
     return given or "auto", None

@@ -191,6 +191,12 @@ async def test_grammars_that_cost_too_much_end_the_process_and_the_next_one_work
     await real.check("start: /a+/", "", "field")
 
 
+async def test_a_bomb_behind_a_long_text_is_found(real):
+    for text in ('"a"{60}', '"a"{60} %json {"type": "object", "properties": {"a": {}}, "required": ["a"]}'):
+        with pytest.raises(ApiError, match=r"longer than 2 s|more than 512 MiB|longer than 0\.5 s|lexer error"):
+            await real.check(f"start: {text} /(?:(?:(?:(?:x{{100}}){{100}}){{100}}){{100}})/", "", "field")
+
+
 async def test_a_killed_process_is_replaced_and_a_closed_one_is_gone(real):
     await real.check("start: /a+/", "", "field")
     pid = real._process._child.pid

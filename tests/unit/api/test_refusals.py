@@ -182,8 +182,10 @@ async def test_every_field_has_bounds(serve):
         (
             "response_format",
             {"type": "xml"},
-            ("response_format.type: 'xml' is not supported; "
-            "supported: 'json_object', 'json_schema', 'structural_tag', 'text'."),
+            (
+                "response_format.type: 'xml' is not supported; "
+                "supported: 'json_object', 'json_schema', 'structural_tag', 'text'."
+            ),
         ),
         (
             "messages",

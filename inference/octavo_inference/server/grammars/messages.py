@@ -1,6 +1,7 @@
 """Messages between the API process and the grammar process, in frames (`common.framing`).
 
-The API process sends `ModelTokens` once and then one `Try` after the other; the grammar process replies `Tried` to each.
+The API process sends `ModelTokens` once and then one `Try` after the other. The grammar process replies `Tried` to
+each.
 """
 
 from __future__ import annotations

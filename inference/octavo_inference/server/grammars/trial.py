@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from octavo_inference.common.errors import RequestError
 from octavo_inference.grammar.matcher import Vocabulary
 
-STEPS = 8
+STEPS = 48
+"""Choices of a token. Tokens that follow in any case are taken between them, and what lies behind is tried, too."""
+MAX_TOKENS = 4096
 MASK_SECONDS = 0.5
 """Most CPU time for one token. Usual are 0.1 ms, and `matcher.LIMITS` aims at 15 ms."""
 
@@ -27,22 +29,31 @@ _SENTENCES = {
 }
 
 
-def trial(vocabulary: Vocabulary, size: int, grammar: str, cpu_time: Callable[[], float]) -> str | None:
-    """Why a grammar cannot be used, or None. `cpu_time` is this thread's, in seconds."""
+def trial(
+    vocabulary: Vocabulary, size: int, closing: Collection[int], grammar: str, cpu_time: Callable[[], float]
+) -> str | None:
+    """Why a grammar cannot be used, or None. `cpu_time` is this thread's, in seconds.
+
+    `closing` are ids of what ends texts, lists and objects. They are taken in turn with any others, to go far.
+    """
     mask = np.zeros((size + 31) // 32, np.int32)
+    tokens = 0
     try:
         matcher = vocabulary.compile(grammar)
         for step in range(STEPS):
-            if matcher.is_complete:
+            for token in matcher.forced():
+                matcher.consume(token)
+                tokens += 1
+            if matcher.is_complete or tokens > MAX_TOKENS:
                 return None
             begun = cpu_time()
             matcher.fill(mask)
             if cpu_time() - begun > MASK_SECONDS:
                 return f"computing one token took longer than {MASK_SECONDS:g} s; simplify the grammar"
-            token = _allowed(mask, step)
-            if token is None:
+            chosen = _allowed(mask, closing, step)
+            if chosen is None:
                 return _SENTENCES["NoExtensionBias"] if step == 0 else None
-            matcher.consume(token)
+            matcher.consume(chosen)
     except RequestError as error:
         return explained(str(error))
     except MemoryError:
@@ -64,7 +75,11 @@ def explained(message: str) -> str:
     return where + " ".join(message.split())[:400]
 
 
-def _allowed(mask: NDArray[np.int32], step: int) -> int | None:
+def _allowed(mask: NDArray[np.int32], closing: Collection[int], step: int) -> int | None:
     """One of the allowed ids: over the steps, from all parts of the vocabulary. None if there is none."""
+    if step % 2:
+        for token in closing:
+            if mask[token // 32] >> (token % 32) & 1:
+                return token
     ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
     return int(ids[(step * 7919 + 101) % len(ids)]) if len(ids) else None

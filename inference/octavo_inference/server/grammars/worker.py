@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import msgspec
@@ -42,20 +42,24 @@ def main() -> NoReturn:
     live_with(connection)
     frames = _frames(connection)
     begin = msgspec.msgpack.decode(next(frames), type=ModelTokens)
-    vocabulary = Vocabulary(Tokenizer.from_str(begin.tokenizer), begin.size, begin.ends)
+    tokenizer = Tokenizer.from_str(begin.tokenizer)
+    vocabulary = Vocabulary(tokenizer, begin.size, begin.ends)
+    closing = [tokenizer.encode(text, add_special_tokens=False).ids[-1] for text in ('"', "}", "]", ", ")]
     _bound_memory()
+
+    def attempt(grammar: str) -> str | None:
+        return trial(vocabulary, begin.size, closing, grammar, time.thread_time)
+
     for frame in frames:
-        connection.sendall(
-            encode_frame(_tried(vocabulary, begin.size, msgspec.msgpack.decode(frame, type=Try).grammar))
-        )
+        connection.sendall(encode_frame(_tried(attempt, msgspec.msgpack.decode(frame, type=Try))))
     os._exit(0)
 
 
-def _tried(vocabulary: Vocabulary, size: int, grammar: str) -> Tried:
+def _tried(attempt: Callable[[str], str | None], wanted: Try) -> Tried:
     begun = time.perf_counter()
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
-        error = trial(vocabulary, size, grammar, time.thread_time)
+        error = attempt(wanted.grammar)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return Tried(seconds=time.perf_counter() - begun, error=error)

@@ -8,13 +8,17 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.native import needs_native
+from tests.support.tiers import scaled
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.common.errors import RequestError
 from octavo_inference.completion import RequestOutput
 from octavo_inference.core import engine as engine_module
 from octavo_inference.core.request import Guidance
+from octavo_inference.grammar.matcher import Vocabulary
 
 pytestmark = [pytest.mark.timeout(600), needs_native]
 
@@ -41,9 +45,11 @@ def model() -> LLM:
     return LLM("smollm2", max_model_len=512, kv_memory="64Mi", max_running_requests=8)
 
 
-def answers(guidance: Guidance | None, llm: LLM | None = None, prompt: str = PROMPTS[0], **given: Any) -> RequestOutput:
-    params = SamplingParams(**{"max_tokens": 120, "temperature": 1.0, "seed": 4, **given})
-    [result] = (llm or model()).generate([prompt], params, guidance=guidance, use_tqdm=False)
+def answers(
+    guidance: Guidance | None, llm: LLM | None = None, prompt: str = PROMPTS[0], **params: Any
+) -> RequestOutput:
+    sampling = SamplingParams(**{"max_tokens": 120, "temperature": 1.0, "seed": 4, **params})
+    [result] = (llm or model()).generate([prompt], sampling, guidance=guidance, use_tqdm=False)
     return result
 
 
@@ -157,3 +163,51 @@ def test_a_grammar_that_does_not_compile_is_refused(grammar: str) -> None:
     with pytest.raises(RequestError, match=r"^grammar: "):
         answers(Guidance(grammar=grammar))
     assert not model().engine.has_work
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    leaves = st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "integer", "minimum": -5, "maximum": 1200},
+            {"type": "string", "maxLength": 6},
+            {"enum": ["red", "rose", 7, None]},
+            {"type": "string", "pattern": "^[a-c]{2,4}(x|yz)$"},
+        ]
+    )
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.builds(lambda item: {"type": "array", "items": item, "minItems": 1, "maxItems": 2}, inner),
+            st.builds(lambda one, two: {"anyOf": [one, two]}, inner, inner),
+            st.dictionaries(st.sampled_from(["id", "name", "a b", "é"]), inner, min_size=1, max_size=3).map(
+                lambda fields: {
+                    "type": "object",
+                    "properties": fields,
+                    "required": sorted(fields),
+                    "additionalProperties": False,
+                }
+            ),
+        ),
+        max_leaves=6,
+    )
+
+
+@settings(max_examples=scaled(15), deadline=None)
+@given(schema=schemas(), seed=st.integers(0, 99))
+def test_answers_are_accepted_by_any_grammar(schema: dict[str, Any], seed: int) -> None:
+    style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    guidance = Guidance(grammar="start: %json " + json.dumps(schema | {"x-guidance": style}))
+    result = answers(guidance, n=2, temperature=2.0, seed=seed, max_tokens=300)
+    for output in result.outputs:
+        matcher = vocabulary().compile(guidance.grammar)
+        for token in output.token_ids:
+            matcher.consume(token)
+        assert output.finish_reason == "stop"
+        json.loads(output.text)
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    config = model().engine.config
+    return Vocabulary(model().tokenizer, config.vocab, config.eos_token_ids)

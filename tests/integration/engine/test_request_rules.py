@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from tests.support.native import needs_native, require_native
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.completion import RequestOutput
+from octavo_inference.core.grammar_compiler import GrammarCompiler
+from octavo_inference.core.request import Guidance
 
+from ...unit.engine.fake_grammar import FakeMatcher, grammar  # noqa: TID252 -- tests are no package
 from .families import FAMILIES, VOCAB, build, save
 
 pytestmark = pytest.mark.timeout(900)
@@ -67,6 +71,27 @@ def test_rules_give_the_tokens_of_the_reference(model: tuple[Path, Any], backend
         for a, b in zip(mine.outputs[0].logprobs or [], other.outputs[0].logprobs or [], strict=True):
             assert (a.rank, a.top_ids) == (b.rank, b.top_ids)
             np.testing.assert_allclose([a.logprob, *a.top_logprobs], [b.logprob, *b.top_logprobs], atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "transformers"])
+def test_guided_answers_are_those_of_the_reference(model: tuple[Path, Any], backend: str) -> None:
+    """Grammars whose matchers are the tests' own, so that a model with a toy tokenizer will do."""
+    guidance = Guidance(grammar=grammar(3, 9), after=(5, 6), thinking_budget=4)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=16, frequency_penalty=0.4, allowed_token_ids=range(60)),
+        SamplingParams(temperature=1.0, seed=3, max_tokens=16, n=2),
+        SamplingParams(temperature=1.0, seed=4, max_tokens=16, logprobs=1),
+    ]
+    found, wanted = [], []
+    for name, tokens in ((backend, found), ("reference", wanted)):
+        llm = load(model, name)
+        llm.engine.grammars = GrammarCompiler(lambda: FakeMatcher, time.monotonic)
+        for one in params:
+            results = llm.generate(PROMPTS, one, guidance=guidance, use_tqdm=False)
+            tokens += [output.token_ids for result in results for output in result.outputs]
+        assert llm.engine.counters.guidance.forced_tokens > 0
+    assert found == wanted
+    assert all(answer[4:6] == [5, 6] for answer in found)
 
 
 def rules() -> list[SamplingParams]:

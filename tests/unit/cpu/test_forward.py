@@ -14,6 +14,8 @@ from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packing import packed_bytes
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.core.gather import Batch, SampleRows
+from octavo_inference.core.logit_rules import bitmask
+from octavo_inference.core.model_input import Penalty, RowSamples, RowStep, RowTable, sampling_columns
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.rope import Llama3Scaling
@@ -358,6 +360,33 @@ def test_step_chooses_the_largest_logit(kernels: Kernels, rng: np.random.Generat
     backend = create(TINY, weights, kernels)
     given = batch_of(stories(rng, [3, 50, 32]))
     np.testing.assert_array_equal(backend.step(given).tokens, backend.logits(given).argmax(-1))
+
+
+def test_a_guided_step_samples_from_its_logits_when_the_masks_are_there(
+    kernels: Kernels, rng: np.random.Generator
+) -> None:
+    backend = create(TINY, random_weights(TINY, rng), kernels)
+    table = RowTable.zeros(5, 64, backend.block_size, TINY.vocab)
+    table.tokens[:] = rng.integers(0, TINY.vocab, table.tokens.shape)
+    table.blocks[:, :2] = np.arange(10).reshape(5, 2)
+    table.sampling[:] = sampling_columns(seed=3, temperature=1.0, top_p=0.95)
+    rows, none = np.arange(5, dtype=np.int32), np.empty(0, np.int32)
+    penalty = Penalty(9, 9, 0.0, 0.0, 1.0, none, mask=True)
+    samples = RowSamples(9 * rows + 8, rows, rows * 0 + 9, rows * 0 + 2, [penalty, None, penalty, None, penalty])
+    step = RowStep([], rows, np.arange(0, 54, 9, dtype=np.int32), rows * 0 + 9, samples, table, guided=True)
+    launched = backend.launch(step)
+    with pytest.raises(RuntimeError, match="before its masks"):
+        launched.collect()
+    allowed = [rng.integers(0, TINY.vocab, 4).tolist() for _ in range(5)]
+    for row in (0, 2, 4):
+        table.mask[row] = bitmask(tuple(allowed[row]), TINY.vocab)
+    launched.choose([])
+    found, wanted = launched.collect(), backend.launch(replace(step, guided=False)).collect()
+    assert found.tokens.tolist() == wanted.tokens.tolist()
+    assert all(found.tokens[row] in allowed[row] for row in (0, 2, 4))
+    np.testing.assert_array_equal(found.logprob, wanted.logprob)
+    with pytest.raises(RuntimeError, match="without guided rows"):
+        backend.launch(replace(step, guided=False)).choose([])
 
 
 def test_a_step_may_sample_nothing(kernels: Kernels, rng: np.random.Generator) -> None:

@@ -44,7 +44,7 @@ class FakeMatcher:
     def fill(self, mask: Int32) -> None:
         if len(self._ids) == self._rule["breaks_at"]:
             raise RequestError("too complex", "grammar")
-        mask[:] = bitmask(tuple(self.allowed), VOCAB)
+        mask[:] = bitmask(tuple(self.allowed), 32 * len(mask))
 
     def consume(self, token: int) -> None:
         if token not in self.allowed:

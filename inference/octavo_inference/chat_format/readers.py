@@ -88,6 +88,10 @@ def until(ends: tuple[str, ...], at: str, sink: Sink) -> Reader[tuple[str, str]]
     begun = _prefixes(ends)
     tail = ""
     while at:
+        if not tail and at not in begun:
+            sink(at)
+            at = yield
+            continue
         tail += at
         while tail and tail not in begun:
             if tail in ends:

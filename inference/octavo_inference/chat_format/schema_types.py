@@ -100,6 +100,8 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 def escaped(text: str) -> str:
     """The characters of a text within a JSON string."""
+    if text.isalnum():
+        return text
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

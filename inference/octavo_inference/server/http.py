@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_inference.server.auth import Keys, presented_key
@@ -244,9 +245,15 @@ def _from_starlette(error: HTTPException, scope: Scope) -> ApiError:
     if error.status_code == 404:
         return ApiError(404, f"There is no {path!r} here.", code="unknown_url")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        return ApiError(405, f"{path} takes no {method}.", code="method_not_allowed", headers={"Allow": allowed})
+        headers = {"Allow": ", ".join(sorted(_methods(scope)))}
+        return ApiError(405, f"{path} takes no {method}.", code="method_not_allowed", headers=headers)
     return ApiError(error.status_code, str(error.detail))
+
+
+def _methods(scope: Scope) -> set[str]:
+    """The methods of all routes of the path that matches first: Starlette's error has those of one route alone."""
+    routes = [route for route in scope["router"].routes if route.matches(scope)[0] is Match.PARTIAL]
+    return {method for route in routes if route.path == routes[0].path for method in route.methods}
 
 
 def _log_access(scope: Scope, status: int, seconds: float, request_id: str, notes: dict[str, int]) -> None:

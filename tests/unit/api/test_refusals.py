@@ -450,3 +450,10 @@ async def test_no_value_in_any_field_breaks_the_server(serve):
                     statuses.add(response.status_code)
                     assert response.status_code in {200, 400, 404}, (field, value, response.text)
     assert statuses == {200, 400, 404}
+
+
+async def test_a_wrong_method_is_answered_with_all_that_the_path_takes(serve):
+    async with serve() as server:
+        response = await server.api.put("/v1/responses/resp_1", json={})
+    assert response.status_code == 405
+    assert response.headers["allow"] == "DELETE, GET, HEAD"

@@ -68,7 +68,6 @@ class FakeEngine:
     seen: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
-    counters: Counters = field(default_factory=Counters)
     grammars: None = None
 
     @property

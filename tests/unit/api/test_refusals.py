@@ -189,8 +189,10 @@ async def test_every_field_has_bounds(serve):
         (
             "messages",
             [{"role": "robot", "content": "x"}],
-            "messages[0].role: 'robot' is not supported; "
-            "supported: 'assistant', 'developer', 'function', 'system', 'tool', 'user'.",
+            (
+                "messages[0].role: 'robot' is not supported; "
+                "supported: 'assistant', 'developer', 'function', 'system', 'tool', 'user'."
+            ),
         ),
         ("cache_policy", "big", "cache_policy: 'big' is not supported; supported: 'api', 'batch', 'chat'."),
         (

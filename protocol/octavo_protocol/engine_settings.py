@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from octavo_protocol.knobs import BYTES, ApiField, Knob
 
@@ -75,6 +75,11 @@ ReasoningParserName = Literal["none", "think", "magistral", "kimi_vl", "seed_oss
 
 # A machine is shared, and the weights also take their part of the free memory.
 KV_MEMORY_PERCENT = 25
+
+
+def _names(choices: object) -> str:
+    """The values of a `Literal`, for a sentence."""
+    return ", ".join(get_args(choices))
 
 
 def _sizes(profiles: Mapping[ProfileName, BatchProfile]) -> str:
@@ -440,9 +445,9 @@ class EngineSettings:
             group="model",
             api=ApiField(
                 "toolCallParser",
-                "toolCallParser is the name of the format in which the model writes tool calls, such as hermes or "
-                "mistral. none: calls in answers stay text, unless the request requires one. If unset, the format is "
-                "that of the chat template.",
+                "toolCallParser is the format of the model's tool calls. Valid values are "
+                f"{_names(ToolParserName)}. With none, calls in answers stay text, unless the request requires one. If unset, the format is detected "
+                "in the chat template.",
             ),
         ),
     ] = None
@@ -454,8 +459,9 @@ class EngineSettings:
             group="model",
             api=ApiField(
                 "reasoningParser",
-                "reasoningParser is the name of the format in which the model writes its thinking, such as think. "
-                "none: thinking is part of the answer's text. If unset, the format is that of the chat template.",
+                "reasoningParser is the format of the model's thinking. Valid values are "
+                f"{_names(ReasoningParserName)}. With none, thinking is part of the answer's text. If unset, the format is detected in the chat "
+                "template.",
             ),
         ),
     ] = None

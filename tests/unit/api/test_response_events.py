@@ -15,7 +15,7 @@ from octavo_inference.core.request import Output
 from octavo_inference.server.errors import internal
 from octavo_inference.server.generation import TokenCounts
 from octavo_inference.server.openai.responses import ChatLogprob, TopLogprob
-from octavo_inference.server.openai_responses.answer import Answer
+from octavo_inference.server.openai_responses.answer import Answer, finished
 from octavo_inference.server.openai_responses.events import EventWriter, failure, fragment
 from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer
 
@@ -46,7 +46,7 @@ def test_a_stream_is_the_response_for_any_pieces(
         answer.add(Delta(text, [1]), logprobs)
         stream.append(writer.delta(answer.deltas, fragment(text, logprobs)))
         answer.deltas += 1
-    final = answer.finished(TokenCounts(3, len(pieces)))
+    final = finished(answer, TokenCounts(3, len(pieces)))
     stream += writer.closing(answer.deltas, final)
     found = events(b"".join(stream).decode())
     assert [event["sequence_number"] for event in found] == list(range(len(stream)))

@@ -77,7 +77,10 @@ def test_a_description_is_of_short_sentences() -> None:
 
 
 def test_descriptions_use_the_words_of_the_style_guide() -> None:
-    assert [(path, text) for path, text in TEXTS if FORBIDDEN.search(text)] == []
+    values = {value for _, field, _ in NODES for value in field.get("enum", ()) if isinstance(value, str)}
+    # The formats of thinking have one that is called "think".
+    listed = re.compile(rf"Valid values are ({'|'.join(map(re.escape, values))}|, |and )+\.")
+    assert [(path, text) for path, text in TEXTS if FORBIDDEN.search(listed.sub("", text))] == []
 
 
 def test_rules_use_the_words_of_the_style_guide() -> None:

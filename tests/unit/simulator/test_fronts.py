@@ -89,7 +89,7 @@ def test_one_setting_for_all_is_told_with_what_it_keeps_and_costs() -> None:
             results += [Result(Task(w, other.name, {}), {}, {"gpu_hours": 1.0, "attainment": 0.5}, []) for w in "xy"]
     found = singles(results, "xy", "judged")
     assert [(one.setting, one.kept, one.hours) for one in found][:2] == [("knob 2", 2, 12.0), ("knob 1", 1, 15.0)]
-    assert "Octavo (knob 2) keeps 99% on 2 of 2 workloads; of the baselines" in for_all(found)
+    assert "Octavo (knob 2) keeps 99% on 2 of 2 workloads. Of the baselines" in for_all(found)
     assert "(knob 1) does best: on 1, with 1.25 times Octavo's GPU-hours" in for_all(found)
     cells = [cell.strip() for cell in one_setting(found).splitlines()[2].split("|")]
     assert cells[1:-1] == ["Octavo", "knob 2", "2 of 2", "99.0%", "12.0", "99.0% · 6.00", "99.9% · 6.00"]

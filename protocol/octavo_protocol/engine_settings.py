@@ -446,8 +446,9 @@ class EngineSettings:
             api=ApiField(
                 "toolCallParser",
                 "toolCallParser is the format of the model's tool calls. Valid values are "
-                f"{_names(ToolParserName)}. With none, calls in answers stay text, unless the request requires one. If unset, the format is detected "
-                "in the chat template.",
+                f"{_names(ToolParserName)}. "
+                "With none, calls in answers stay text, unless the request requires one. "
+                "If unset, the format is detected in the chat template.",
             ),
         ),
     ] = None
@@ -460,8 +461,9 @@ class EngineSettings:
             api=ApiField(
                 "reasoningParser",
                 "reasoningParser is the format of the model's thinking. Valid values are "
-                f"{_names(ReasoningParserName)}. With none, thinking is part of the answer's text. If unset, the format is detected in the chat "
-                "template.",
+                f"{_names(ReasoningParserName)}. "
+                "With none, thinking is part of the answer's text. "
+                "If unset, the format is detected in the chat template.",
             ),
         ),
     ] = None

@@ -37,7 +37,7 @@ from octavo_inference.core.guidance import Compile, GrammarState, Guide
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.jump_ahead import forced_tokens, jumps
 from octavo_inference.core.logit_rules import bitmask, logit_rules
-from octavo_inference.core.masks import MaskThread, fill_masks
+from octavo_inference.core.masks import MaskJob, MaskThread
 from octavo_inference.core.model_input import NO_CHOICE, Float32, RowChange, StepResult
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
@@ -354,6 +354,7 @@ class Engine:
         self._swap_out(plan)
         if plan.empty:
             return False
+        masks: MaskJob | None = None
         try:
             self._failpoints.hit("engine.step")
             self._swap_in(plan)
@@ -366,6 +367,8 @@ class Engine:
             raise  # no later step can succeed
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
+            if masks is not None:
+                self._masks.abandon(masks)
             outputs += self._fail(plan.sequences)
             return False
         self.scheduler.on_launch(plan)
@@ -378,12 +381,14 @@ class Engine:
             return []
         guided = [each for each in pending.guided if each.sequence.state is not SequenceState.FINISHED]
         pending.guided = []
-        filled = fill_masks(guided, self._clock) if pending.masks is None else pending.masks.result()
-        self.counters.guidance.masks += len(guided)
-        self.counters.guidance.mask_seconds += filled.seconds
         outputs: list[Output] = []
-        for sequence, message in filled.failed:
-            outputs += self._refuse_grammar(sequence.request.id, message)
+        job = pending.masks or (self._masks.start(guided) if guided else None)
+        if job is not None:
+            filled = self._masks.finish(job)
+            self.counters.guidance.masks += len(guided)
+            self.counters.guidance.mask_seconds += filled.seconds
+            for sequence, message in filled.failed:
+                outputs += self._refuse_grammar(sequence.request.id, message)
         try:
             pending.handle.choose([RowChange("mask", each.row, 0, each.mask) for each in guided])
         except DeviceLostError:

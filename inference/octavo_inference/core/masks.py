@@ -1,11 +1,16 @@
-"""Fills the masks of guided rows, in a thread or between two waits for the device."""
+"""Fills the masks of guided rows in a thread, while this one waits for the backend.
+
+The bounds of grammars (`grammar.matcher`) do not bound every mask. So a row whose mask takes too long is given up: its
+request ends, and the thread, which cannot be stopped, ends by itself once it has that mask.
+"""
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# A mask takes 20 us, and 20 ms at the bounds of grammars; on a busy machine, a thread also waits for a processor.
+_PATIENCE = 0.25
+
 
 class GuidedRow(NamedTuple):
     """A sample row whose mask has to be filled: the sequence and its state, its row in the row table, and the mask."""
@@ -30,39 +38,117 @@ class GuidedRow(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """Sequences whose masks could not be filled, each with a message, and the seconds that all took."""
+    """Sequences whose masks could not be filled, each with a message, and the seconds that the others took."""
 
     failed: list[tuple[Sequence, str]]
     seconds: float
 
 
-def fill_masks(rows: Many[GuidedRow], clock: Callable[[], float]) -> Filled:
-    """Fill the masks of rows. An id has to be allowed by the guidance and by the request's `allowed_token_ids`."""
-    began = clock()
-    failed = []
-    for row in rows:
-        sequence = row.sequence
-        try:
-            row.guide.fill(row.mask)
-        except RequestError as error:
-            failed.append((sequence, str(error)))
-        except Exception:
-            log.exception("a mask could not be computed", extra={"request_id": sequence.request.request_id})
-            failed.append((sequence, "the tokens that the grammar allows could not be computed"))
-        if len(sequence.rules.mask):
-            np.bitwise_and(row.mask, sequence.rules.mask, out=row.mask)
-    return Filled(failed, clock() - began)
+class MaskJob:
+    """Masks of rows on their way. An id has to be allowed by the guidance and by the request's `allowed_token_ids`.
+
+    Masks are computed elsewhere and copied to their rows, so a job that is given up writes to no row.
+    """
+
+    def __init__(self, rows: Many[GuidedRow], clock: Callable[[], float]) -> None:
+        self.rows = rows
+        self.seconds = 0.0
+        self.failed: list[tuple[Sequence, str]] = []
+        self.is_abandoned = False
+        self._clock = clock
+        self._filled = 0
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        """Fill the masks, in the thread."""
+        began = self._clock()
+        scratch = np.empty_like(self.rows[0].mask)
+        for row in self.rows:
+            message = _fill(row, scratch)
+            with self._lock:
+                if self.is_abandoned:
+                    return
+                row.mask[:] = scratch
+                if message is not None:
+                    self.failed.append((row.sequence, message))
+                self._filled += 1
+        self.seconds = self._clock() - began
+        self._done.set()
+
+    def wait(self, patience: float) -> int | None:
+        """Wait for all masks. Returns the number of the row that took longer than `patience` seconds, if one did.
+
+        The job is given up then.
+        """
+        seen = -1
+        while not self._done.wait(patience):
+            if self._filled == seen:
+                return self.abandon()
+            seen = self._filled
+        return None
+
+    def abandon(self) -> int | None:
+        """Give the job up. Returns the number of the row at hand, None if all masks are filled."""
+        with self._lock:
+            self.is_abandoned = True
+            return self._filled if self._filled < len(self.rows) else None
 
 
 class MaskThread:
-    """A thread that fills masks while this one waits for the backend. Started at first use."""
+    """A thread that fills masks. Started at first use, and again after it was given up."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], patience: float = _PATIENCE) -> None:
         self._clock = clock
-        self._executor: ThreadPoolExecutor | None = None
+        self._patience = patience
+        self._jobs: queue.SimpleQueue[MaskJob] | None = None
 
-    def start(self, rows: Many[GuidedRow]) -> Future[Filled]:
-        """Fill masks in the thread. None of their sequences may change meanwhile."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "octavo-masks")
-        return self._executor.submit(fill_masks, rows, self._clock)
+    def start(self, rows: Many[GuidedRow]) -> MaskJob:
+        """Fill the masks of at least one row. None of their sequences may change before `finish`."""
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._jobs,), name="octavo-masks", daemon=True).start()
+        job = MaskJob(rows, self._clock)
+        self._jobs.put(job)
+        return job
+
+    def finish(self, job: MaskJob) -> Filled:
+        """Wait for the masks of a job. A row that takes too long fails, and a new thread fills the rest."""
+        failed = []
+        while (slow := job.wait(self._patience)) is not None:
+            self._jobs = None
+            message = f"computing the tokens that it allows took longer than {self._patience:g} s; simplify it"
+            failed += [*job.failed, (job.rows[slow].sequence, message)]
+            if slow + 1 == len(job.rows):
+                return Filled(failed, 0.0)
+            job = self.start(job.rows[slow + 1 :])
+        return Filled(failed + job.failed, job.seconds)
+
+    def abandon(self, job: MaskJob) -> None:
+        """Give up a job whose step failed."""
+        if job.abandon() is not None:
+            self._jobs = None
+
+
+def _serve(jobs: queue.SimpleQueue[MaskJob]) -> None:
+    is_current = True
+    while is_current:
+        job = jobs.get()
+        job.run()
+        is_current = not job.is_abandoned
+
+
+def _fill(row: GuidedRow, mask: Int32) -> str | None:
+    """Fill the mask of a row. Returns a message if that fails."""
+    sequence = row.sequence
+    message = None
+    try:
+        row.guide.fill(mask)
+    except RequestError as error:
+        message = str(error)
+    except Exception:
+        log.exception("a mask could not be computed", extra={"request_id": sequence.request.request_id})
+        message = "the tokens that the grammar allows could not be computed"
+    if len(sequence.rules.mask):
+        np.bitwise_and(mask, sequence.rules.mask, out=mask)
+    return message

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.core.input_batch import InputBatch
-from octavo_inference.core.masks import Filled, GuidedRow
+from octavo_inference.core.masks import GuidedRow, MaskJob
 from octavo_inference.core.scheduler_output import SchedulerOutput
 
 
@@ -25,7 +24,7 @@ class PendingStep:
     prefill: int
     context: int
     guided: list[GuidedRow]
-    masks: Future[Filled] | None
+    masks: MaskJob | None
 
 
 def launch(
@@ -34,7 +33,7 @@ def launch(
     plan: SchedulerOutput,
     begin: float,
     guided: list[GuidedRow],
-    masks: Future[Filled] | None,
+    masks: MaskJob | None,
 ) -> PendingStep:
     """Launch a plan whose planning began at the given time."""
     step = rows.diff(plan)

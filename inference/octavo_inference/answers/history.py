@@ -13,6 +13,7 @@ import msgspec
 
 from octavo_inference.answers.formats import AnswerFormats
 from octavo_inference.answers.tools import MAX_DEPTH, Tools, is_shallow
+from octavo_inference.chat_format.tools import ToolSpec
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
     from octavo_inference.tokenizer.chat_template import ChatTemplate, Message
@@ -24,9 +25,10 @@ def for_template(
     """The messages for a chat template. One that does not know tools gets them, calls and results as text."""
     if template.uses("tools"):
         return [_known(message, template) for message in messages]
-    told = [_told(message, template) for message in messages]
-    prompt = formats.enforced_tools.system_prompt(tools.specs) if tools else None
-    return _merged(_with_system(told, prompt) if prompt else told)
+    as_text = _merged(messages, [_as_text(message, template) for message in messages])
+    if tools is None:
+        return as_text
+    return _with_system(as_text, formats.enforced_tools.system_prompt(tools.specs) or _description(tools.specs))
 
 
 def _known(message: Message, template: ChatTemplate) -> Message:
@@ -36,7 +38,7 @@ def _known(message: Message, template: ChatTemplate) -> Message:
     return changed
 
 
-def _told(message: Message, template: ChatTemplate) -> Message:
+def _as_text(message: Message, template: ChatTemplate) -> Message:
     """A message of calls or results as text, in the generic form."""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
@@ -85,20 +87,28 @@ def _with_system(messages: Sequence[Message], prompt: str) -> list[Message]:
     return [{"role": "system", "content": prompt}, *messages]
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
+def _description(tools: Sequence[ToolSpec]) -> str:
+    """What the tools are, for a format of calls that has no words of its own for it."""
+    lines = [
+        json.dumps(
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}, ensure_ascii=False
+        )
+        for tool in tools
+    ]
+    return "\n".join(["You can call these functions:", *lines])
+
+
+def _merged(given: Sequence[Message], as_text: Sequence[Message]) -> list[Message]:
     """Results of calls joined with the user's messages beside them: such templates want the roles to alternate."""
     merged: list[Message] = []
-    for message in messages:
-        previous = merged[-1] if merged else None
-        if previous is not None and previous["role"] == message["role"] == "user" and _is_result(previous):
-            merged[-1] = {"role": "user", "content": f"{previous['content']}\n{message['content']}"}
+    after_result = False
+    for original, message in zip(given, as_text, strict=True):
+        if after_result and message["role"] == "user":
+            merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n{message['content']}"}
         else:
             merged.append(message)
+        after_result = original["role"] == "tool" or (after_result and message["role"] == "user")
     return merged
-
-
-def _is_result(message: Message) -> bool:
-    return str(message["content"]).startswith("<tool_response>")
 
 
 def _list(calls: object) -> list[Mapping[str, Any]]:

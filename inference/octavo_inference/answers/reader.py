@@ -6,13 +6,15 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo_inference.chat_format.events import AnswerParser, CallStart, Event, Reasoning, Text
 from octavo_inference.tokenizer.detokenizer import Delta
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a tool. `arguments` is a JSON object."""
+    """A call of a tool. `arguments` is a JSON object, unless the answer ended inside the call."""
 
     id: str
     name: str
@@ -22,6 +24,15 @@ class ToolCall:
     def arguments(self) -> str:
         """All parts so far."""
         return "".join(self.parts)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the arguments are JSON: a stop text of the client may end an answer inside a call."""
+        try:
+            msgspec.json.decode(self.arguments)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
 
 
 @dataclass(slots=True)

@@ -58,8 +58,8 @@ class ChatStyle:
         )
 
     def finish_reason(self, reason: str, answer: AnswerReader) -> str:
-        """Why an answer ended: `tool_calls` if it has calls and is complete."""
-        if reason != "stop" or not answer.calls:
+        """Why an answer ended: `tool_calls` if it has calls and all of them are complete."""
+        if reason != "stop" or not answer.calls or not answer.calls[-1].is_complete:
             return reason
         return "function_call" if self.functions else "tool_calls"
 

@@ -132,7 +132,7 @@ def test_the_beta_client_has_the_same_answers(client):
     [
         ({"model": "other"}, anthropic.NotFoundError, "not_found_error"),
         ({"extra_body": {"temperature": 2}}, anthropic.BadRequestError, "invalid_request_error"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, anthropic.BadRequestError, None),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, anthropic.BadRequestError, None),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, anthropic.BadRequestError, None),
         ({"messages": [{"role": "user", "content": "x" * 9_000_000}]}, anthropic.APIStatusError, "request_too_large"),
         ({"extra_headers": {"X-Request-Timeout": "soon"}}, anthropic.BadRequestError, "invalid_request_error"),

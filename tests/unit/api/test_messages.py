@@ -291,6 +291,14 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ({"service_tier": "priority"}, "service_tier: "),
         ({"n": 2}, "n: this server knows no such field"),
         ({"seed": 1}, "seed: this server knows no such field"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": ""}]}]},
+            "messages[0].content[0].type: only messages of the role assistant have such a block.",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": ""}]}]},
+            "messages: their content is empty; give at least one text.",
+        ),
     ],
     ids=str,
 )

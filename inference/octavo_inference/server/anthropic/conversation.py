@@ -35,6 +35,8 @@ def template_messages(body: Conversation) -> list[Message]:
             _extend(merged[-1], part)
         else:
             merged.append(part)
+    if not merged:
+        raise invalid("messages: their content is empty; give at least one text.", "messages")
     return list(merged)
 
 
@@ -52,11 +54,11 @@ def _parts(message: InputMessage, place: str, called: set[str]) -> Iterator[dict
 def _part(block: Block, role: str, place: str, called: set[str]) -> dict[str, Any] | None:
     if isinstance(block, TextBlock):
         return {"role": role, "content": block.text}
-    if isinstance(block, RedactedThinkingBlock):
-        return None
     owner = "user" if isinstance(block, ToolResultBlock) else "assistant"
     if role != owner:
         raise invalid(f"{place}.type: only messages of the role {owner} have such a block.", f"{place}.type")
+    if isinstance(block, RedactedThinkingBlock):
+        return None
     if isinstance(block, ThinkingBlock):
         return {"role": role, "content": "", "reasoning": block.thinking}
     if isinstance(block, ToolUseBlock):

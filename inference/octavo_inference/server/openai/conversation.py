@@ -101,7 +101,7 @@ def _answered(message: Message, place: str, calls: _Calls) -> str:
         return calls.named[message.name]
     if message.tool_call_id is None:
         param = f"{place}.tool_call_id"
-        raise invalid(f"{param}: this field is required for the role tool.", param, "missing_required_parameter")
+        raise invalid(f"{param}: this field is required for the role tool.", param)
     if message.tool_call_id not in calls.ids:
         raise invalid(
             f"{place}.tool_call_id: no message before it has a call with the id {message.tool_call_id!r}; "

@@ -23,7 +23,7 @@ from bench.lib.results import save
 from octavo_inference.common.framing import encode_frame
 from octavo_inference.core.backend import HostBlocks
 from octavo_inference.core.engine import Engine, EngineLimits
-from octavo_inference.core.model_input import RowStep, StepResult
+from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.config import ModelConfig
@@ -95,6 +95,9 @@ class NullStep:
     device: NullDevice
     rows: int
     end: float
+
+    def choose(self, masks: Sequence[RowChange]) -> None:
+        """Nothing: the tokens do not depend on masks."""
 
     def collect(self) -> StepResult:
         """Sleep until the step ends."""

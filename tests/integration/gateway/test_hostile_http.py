@@ -194,10 +194,16 @@ def test_heads_are_bounded(gateway: Gateway, pod: RecordingPod, name: str) -> No
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 def test_a_head_is_refused_before_it_is_complete(gateway: Gateway, pod: RecordingPod, path: str) -> None:
     lines = b"".join(b"X-%d: %s\r\n" % (index, b"a" * 8000) for index in range(9))
-    answer = exchange(gateway, f"POST {path} HTTP/1.1\r\nHost: h\r\n".encode(), lines)
-    assert statuses(answer) == [431]
-    assert (b'"type":"error"' in answer) == (path == "/v1/messages")
-    assert (pod.seen, pod.junk) == ([], [])
+
+    def refused() -> bool:
+        answer = exchange(gateway, f"POST {path} HTTP/1.1\r\nHost: h\r\n".encode(), lines)
+        assert statuses(answer) in ([431], [408])
+        assert (b'"type":"error"' in answer) == (path == "/v1/messages")
+        assert (pod.seen, pod.junk) == ([], [])
+        # On a busy machine the head may take longer than the gateway's limit.
+        return statuses(answer) == [431]
+
+    eventually(refused)
 
 
 def test_as_much_as_is_allowed_passes(gateway: Gateway, pod: RecordingPod) -> None:

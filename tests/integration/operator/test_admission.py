@@ -30,7 +30,7 @@ Make = Callable[..., Json]
 INSTALLATION = Installation("octavo-server:1", "octavo-server-cpu:1", "octavo-system")
 EXAMPLES = 24
 # Rules between blocks name only `spec`: these blocks are what they are about.
-_BETWEEN_BLOCKS = (["engine"], ["probes"], ["cache", "type"])
+_BETWEEN_BLOCKS = (["engine"], ["resources"], ["probes"], ["cache", "type"])
 
 
 def samples(count: int) -> list[Json]:

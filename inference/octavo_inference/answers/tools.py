@@ -8,7 +8,7 @@ from typing import Literal
 
 from octavo_inference.chat_format.tools import ToolChoice, ToolSpec
 from octavo_inference.common.errors import RequestError
-from octavo_inference.grammar.sources import check_schema
+from octavo_inference.grammar.json_schema import check_schema
 
 MAX_TOOLS = 128
 # Of schemas that are only shown to the model, and of arguments in earlier calls.

@@ -63,14 +63,15 @@ def merged(events: list[Event]) -> list[Event]:
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
         text = "" if isinstance(event, CallStart) else event.text
-        if runs and _continues(runs[-1][0], event):
+        if runs and not isinstance(runs[-1][0], CallStart) and continues(runs[-1][0], event):
             runs[-1][1].append(text)
         elif text or isinstance(event, CallStart):
             runs.append((event, [text]))
     return [event if isinstance(event, CallStart) else event._replace(text="".join(parts)) for event, parts in runs]
 
 
-def _continues(first: Event, second: Event) -> bool:
-    if isinstance(first, CallArguments) and isinstance(second, CallArguments):
-        return first.index == second.index
-    return type(first) is type(second) and isinstance(first, Text | Reasoning)
+def continues(first: Event, event: Event) -> bool:
+    """True if an event is more of the text, thinking or call that `first` is a part of."""
+    if isinstance(event, CallArguments):
+        return isinstance(first, CallStart | CallArguments) and first.index == event.index
+    return type(first) is type(event) and not isinstance(event, CallStart)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_inference.grammar.json_schema import Schema, check_schema
+from octavo_inference.grammar.json_schema import Schema
 from octavo_inference.grammar.pattern_size import check_pattern
 from octavo_inference.grammar.refusal import refusal
 
@@ -24,8 +24,6 @@ MAX_WHITESPACE_PATTERN = 256
 
 # An escaped character, or one that cannot stand in a regular expression of Lark.
 _SLASHES = re.compile(r"(\\.)|[/\n]", re.DOTALL)
-
-__all__ = ["check_schema"]
 
 
 @dataclass(frozen=True, slots=True)

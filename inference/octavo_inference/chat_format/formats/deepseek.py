@@ -6,12 +6,13 @@ examples/tool_chat_template_deepseekr1.jinja and tool_chat_template_deepseekv31.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import json_arguments
+from octavo_inference.chat_format.formats.sections import section
 from octavo_inference.chat_format.lark import Rules
-from octavo_inference.chat_format.readers import Reader, literal, one_of, space
+from octavo_inference.chat_format.readers import Reader, literal, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
@@ -20,21 +21,6 @@ _ONE, _ONE_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _SEPARATOR = "<｜tool▁sep｜>"
 _FENCE, _FENCE_END = "\n```json\n", "\n```"
 _NEW_LINE, _MARKER = frozenset("\n"), frozenset("<")
-
-
-def _calls(one: Callable[[Calls, str], Reader[str]]) -> Callable[[Calls, str], Reader[str]]:
-    def block(calls: Calls, _: str) -> Reader[str]:
-        at = yield
-        while True:
-            at = yield from space(at)
-            marker, at = yield from one_of((_ONE, _ALL_END), at)
-            if marker == _ALL_END:
-                return at
-            at = yield from one(calls, at)
-            at = yield from space(at)
-            at = yield from literal(_ONE_END, at)
-
-    return block
 
 
 def _fenced(calls: Calls, at: str) -> Reader[str]:
@@ -70,5 +56,7 @@ def _v31_call(rules: Rules, tool: ToolSpec) -> str:
 
 
 _MARKERS = (_ALL, _ALL_END, _ONE, _ONE_END, _SEPARATOR)
-DEEPSEEK_V3 = ToolFormat("deepseek_v3", _MARKERS, blocks(_calls(_fenced), (_ALL,)), _v3_layout, _v3_call)
-DEEPSEEK_V31 = ToolFormat("deepseek_v31", _MARKERS, blocks(_calls(_plain), (_ALL,)), _v31_layout, _v31_call)
+_FENCED = blocks(section(_fenced, _ONE, _ONE_END, _ALL_END), (_ALL,))
+_PLAIN = blocks(section(_plain, _ONE, _ONE_END, _ALL_END), (_ALL,))
+DEEPSEEK_V3 = ToolFormat("deepseek_v3", _MARKERS, _FENCED, _v3_layout, _v3_call)
+DEEPSEEK_V31 = ToolFormat("deepseek_v31", _MARKERS, _PLAIN, _v31_layout, _v31_call)

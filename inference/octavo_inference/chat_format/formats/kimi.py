@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import json_arguments
+from octavo_inference.chat_format.formats.sections import section
 from octavo_inference.chat_format.lark import Rules
-from octavo_inference.chat_format.readers import NotACallError, Reader, literal, one_of, space
+from octavo_inference.chat_format.readers import NotACallError, Reader, literal, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
@@ -23,22 +24,14 @@ _COLON = frozenset(":")
 _DIGITS = frozenset("0123456789")
 
 
-def _block(calls: Calls, _: str) -> Reader[str]:
-    at = yield
-    while True:
-        at = yield from space(at)
-        marker, at = yield from one_of((_ONE, _ALL_END), at)
-        if marker == _ALL_END:
-            return at
-        at = yield from space(at)
-        at = yield from literal(_SPACE_NAME, at)
-        name, at = yield from calls.names.read(_COLON, at)
-        number, at = yield from _number((yield))
-        at = yield from space(at)
-        at = yield from literal(_ARGUMENTS, at)
-        at = yield from json_arguments(calls, name, at, f"{_SPACE_NAME}{name}:{number}")
-        at = yield from space(at)
-        at = yield from literal(_ONE_END, at)
+def _read_call(calls: Calls, at: str) -> Reader[str]:
+    at = yield from space(at)
+    at = yield from literal(_SPACE_NAME, at)
+    name, at = yield from calls.names.read(_COLON, at)
+    number, at = yield from _number((yield))
+    at = yield from space(at)
+    at = yield from literal(_ARGUMENTS, at)
+    return (yield from json_arguments(calls, name, at, f"{_SPACE_NAME}{name}:{number}"))
 
 
 def _number(at: str) -> Reader[tuple[str, str]]:
@@ -62,4 +55,6 @@ def _call(rules: Rules, tool: ToolSpec) -> str:
 
 
 _MARKERS = (_ALL, _ALL_END, _ONE, _ONE_END, _ARGUMENTS)
-KIMI_K2 = ToolFormat("kimi_k2", _MARKERS, blocks(_block, (_ALL,)), _layout, _call)
+KIMI_K2 = ToolFormat(
+    "kimi_k2", _MARKERS, blocks(section(_read_call, _ONE, _ONE_END, _ALL_END), (_ALL,)), _layout, _call
+)

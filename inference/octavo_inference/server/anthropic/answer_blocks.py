@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo_inference.answers.history import parsed
-from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text
+from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text, continues
 from octavo_inference.server.anthropic.responses import (
     SIGNATURE,
     AnswerBlock,
@@ -33,7 +33,7 @@ def answer_blocks(parts: Sequence[Event], *, shows_thinking: bool) -> list[AnyAn
     for part in parts:
         if isinstance(part, CallStart):
             blocks.append((part, []))
-        elif blocks and _continues(blocks[-1][0], part):
+        elif blocks and continues(blocks[-1][0], part):
             blocks[-1][1].append(part.text)
         elif shows_thinking or not isinstance(part, Reasoning):
             blocks.append((part, [part.text]))
@@ -54,7 +54,7 @@ class BlockWriter:
         for part in parts:
             if isinstance(part, Reasoning) and not self._shows_thinking:
                 continue
-            if self._open is None or not _continues(self._open, part):
+            if self._open is None or not continues(self._open, part):
                 events += self.close()
                 self._index += 1
                 self._open = part
@@ -73,13 +73,6 @@ class BlockWriter:
 
     def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> bytes:
         return event(_encode(ContentBlockDelta(self._index, delta)), "content_block_delta")
-
-
-def _continues(first: Event, part: Event) -> bool:
-    """True if a part belongs to the block that `first` began."""
-    if isinstance(first, CallStart):
-        return isinstance(part, CallArguments) and part.index == first.index
-    return type(first) is type(part)
 
 
 def _delta(part: Text | Reasoning | CallArguments) -> TextDelta | ThinkingDelta | InputJsonDelta:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text
+from octavo_inference.chat_format.events import CallArguments, CallStart, Event, Reasoning, Text, continues
 from octavo_inference.server.generation import Piece
 from octavo_inference.server.openai.responses import ChatLogprob
 from octavo_inference.server.openai_responses.events import (
@@ -86,7 +86,7 @@ class PartAnswer:
             self.last = piece
         events: list[bytes] = []
         for part in piece.parts:
-            if not self._items or not _continues(self._items[-1].first, part):
+            if not self._items or not continues(self._items[-1].first, part):
                 if self._items:
                     events += self._write(_end(self._items[-1], len(self._items) - 1, "completed"))
                 self._items.append(_Growing(new_item_id(_KINDS[type(part)]), part))
@@ -133,13 +133,6 @@ class PartAnswer:
 
 
 _KINDS: dict[type[Event], ItemKind] = {Text: "msg", Reasoning: "rs", CallStart: "fc"}
-
-
-def _continues(first: Event, part: Event) -> bool:
-    """True if a part belongs to the item that `first` began."""
-    if isinstance(first, CallStart):
-        return isinstance(part, CallArguments) and part.index == first.index
-    return type(first) is type(part)
 
 
 def _begin(item: _Growing, index: int) -> list[StreamEvent]:

@@ -1,6 +1,7 @@
 # One file for every image of Octavo. Targets: operator, gateway, server-cpu (numpy, native kernels), server (torch too).
 #
 #   docker build --target operator .
+#   docker build --target server --build-arg CUDA=12 .    (for drivers older than R580: octavo-server-cuda12)
 #
 # In each, dependencies are one layer that changes with its lock only, and the code is the last layer.
 # No instruction mounts anything: some builders do not notice when what is mounted has changed.
@@ -10,6 +11,8 @@ ARG BASE_IMAGE=python:3.12-slim
 # Where the native kernels are compiled; a compiler is installed where there is none. Its C library must not be newer
 # than the base's.
 ARG BUILDER_IMAGE=${BASE_IMAGE}
+# The CUDA that torch in `server` is built for: 13 needs driver R580 or newer, 12 needs R525 and has older libraries.
+ARG CUDA=13
 
 FROM ${BASE_IMAGE} AS venv
 # A name for the user that images run as: libraries ask for it.
@@ -37,9 +40,14 @@ COPY requirements/cpu.txt /opt/requirements.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt \
  && /opt/venv/bin/pip uninstall --yes --quiet pip setuptools
 
-FROM venv AS dependencies-server
-ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
+FROM venv AS dependencies-cuda13
 COPY requirements/server.txt /opt/requirements.txt
+
+FROM venv AS dependencies-cuda12
+COPY requirements/server-cuda12.txt /opt/requirements.txt
+
+FROM dependencies-cuda${CUDA} AS dependencies-server
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_PROXY PIP_DEFAULT_TIMEOUT PIP_RETRIES
 RUN /opt/venv/bin/pip install --no-cache-dir --progress-bar off --no-deps --require-hashes -r /opt/requirements.txt \
  && /opt/venv/bin/pip uninstall --yes --quiet pip setuptools
 

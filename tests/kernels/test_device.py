@@ -33,7 +33,15 @@ def h200(free: float = 139.0) -> Device:
     [
         (SOUND, None, "torch was built without CUDA"),
         (None, "13.2", "no NVIDIA driver: libcuda.so.1 is not there"),
-        (Driver(0, 12080, 1), "13.2", "too old: it knows CUDA 12.8, and torch was built for CUDA 13.2"),
+        (
+            Driver(0, 12080, 1),
+            "13.2",
+            (
+                r"too old: it knows CUDA 12.8, and torch was built for CUDA 13.2; use the image octavo-server-cuda12 "
+                r"\(spec.engine.image, or server.image of the chart\), or update the node's driver to R580 or newer"
+            ),
+        ),
+        (Driver(0, 11080, 1), "12.8", "knows CUDA 11.8, .* CUDA 12.8; update the node's driver to R525 or newer"),
         (Driver(803, 13020, 0), "13.2", "the NVIDIA driver is too old"),
         (Driver(100, 13020, 0), "13.2", "sees no GPU"),
         (Driver(0, 13020, 0), "13.2", "sees no GPU"),

@@ -15,30 +15,45 @@ _SOURCE_SUFFIXES = {".py", ".typed", ".cpp", ".hpp", ".h", ".c"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target of the Dockerfile. `inputs`: files and folders that it copies in addition to the shared ones.
+    """An image, made from target `stage` of the Dockerfile; `inputs`: what it copies in addition to the shared ones.
 
-    `native`: it compiles kernels, so its tag also depends on the builder image.
+    `native`: it compiles kernels, so its tag also depends on the builder image. `arguments`: build arguments.
     """
 
     name: str
-    image: str
+    stage: str
     inputs: tuple[str, ...]
     native: bool = False
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def image(self) -> str:
+        """The image's name."""
+        return f"octavo-{self.name}"
 
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("operator", "octavo-operator", ("requirements/operator.txt", "operator")),
-        Target("gateway", "octavo-gateway", ("requirements/gateway.txt", "gateway")),
-        Target("server-cpu", "octavo-server-cpu", ("requirements/cpu.txt", "inference"), native=True),
-        Target("server", "octavo-server", ("requirements/server.txt", "inference"), native=True),
+        Target("operator", "operator", ("requirements/operator.txt", "operator")),
+        Target("gateway", "gateway", ("requirements/gateway.txt", "gateway")),
+        Target("server-cpu", "server-cpu", ("requirements/cpu.txt", "inference"), native=True),
+        Target("server", "server", ("requirements/server.txt", "inference"), native=True),
+        Target(
+            "server-cuda12",
+            "server",
+            ("requirements/server-cuda12.txt", "inference"),
+            native=True,
+            arguments=(("CUDA", "12"),),
+        ),
     )
 }
 MODEL = "models/smollm2"
-# The images for the demo; `server` would add torch: minutes and gigabytes.
+# The images for the demo; a `server` with torch takes minutes and gigabytes.
 DEFAULT = ("operator", "gateway", "server-cpu", MODEL)
-ALL = (*TARGETS, MODEL)
+NAMES = (*TARGETS, MODEL)
+# For an installation. Nodes have one generation of drivers, so nearly all need one image with torch.
+ALL = tuple(name for name in NAMES if name != "server-cuda12")
 
 
 def version(root: Path = REPOSITORY_ROOT) -> str:

@@ -20,8 +20,8 @@ def main() -> int:
         epilog="BASE_IMAGE sets the base image, BUILDER_IMAGE that for compiling; OCTAVO_CACHE is the cache folder.",
     )
     default = " ".join(catalog.DEFAULT)
-    parser.add_argument("name", nargs="*", help=f"{' | '.join(catalog.ALL)} (default: {default})")
-    parser.add_argument("--all", action="store_true", help="all images; `server` includes torch: minutes, gigabytes")
+    parser.add_argument("name", nargs="*", help=f"{' | '.join(catalog.NAMES)} (default: {default})")
+    parser.add_argument("--all", action="store_true", help="all but server-cuda12; `server` includes torch: minutes, gigabytes")
     parser.add_argument("--push", metavar="REGISTRY", help="push to HOST[:PORT][/PREFIX], such as 10.245.255.1:5000")
     parser.add_argument(
         "--known-as", metavar="REGISTRY", help="name of the same registry on nodes, such as localhost:5000"

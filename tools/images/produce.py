@@ -43,7 +43,7 @@ def produce(
     known_as: str | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> dict[str, Image]:
-    """Images by the names of `catalog.ALL`; builds missing ones.
+    """Images by the names of `catalog.NAMES`; builds missing ones.
 
     `push`: HOST[:PORT][/PREFIX] of the registry to push to. `known_as`: the name of that registry on the cluster's
     nodes, if different. Raises ImageError.
@@ -97,8 +97,8 @@ class Workshop:
 
     def produce(self, names: Sequence[str], push: str | None, known_as: str, *, plain: bool) -> dict[str, Image]:
         """See the function `produce`; `plain`: the registry `push` uses plain HTTP."""
-        if unknown := set(names) - set(catalog.ALL):
-            raise ImageError(f"no image named {sorted(unknown)}; there are {list(catalog.ALL)}")
+        if unknown := set(names) - set(catalog.NAMES):
+            raise ImageError(f"no image named {sorted(unknown)}; there are {list(catalog.NAMES)}")
         with _alone(self.store, self.progress):
             return {name: self._image(name, push, known_as, plain=plain) for name in names}
 
@@ -134,10 +134,11 @@ class Workshop:
 
     def _build_dockerfile(self, target: catalog.Target, reference: str, step: Step) -> None:
         arguments = {"BASE_IMAGE": self.base.runtime, "BUILDER_IMAGE": self.base.builder, "VERSION": catalog.version()}
+        arguments |= dict(target.arguments)
         options = pipsettings.options(self.env)
         if not self.builder.mounts:
             arguments |= pipsettings.build_arguments(options)
-            self.builder.build(catalog.REPOSITORY_ROOT, reference, step, target=target.name, arguments=arguments)
+            self.builder.build(catalog.REPOSITORY_ROOT, reference, step, target=target.stage, arguments=arguments)
             return
         bundle = pipsettings.host_bundle(self.env)
         # Cache of kernels that this machine or another build compiled from the same sources with the same compiler.
@@ -151,7 +152,7 @@ class Workshop:
             volumes += [f"{bundle}:{pipsettings.BUNDLE_IN_IMAGE}:ro"] if bundle else []
             volumes += [f"{kernels}:{KERNELS_IN_BUILD}"] if target.native else []
             self.builder.build(
-                catalog.REPOSITORY_ROOT, reference, step, target=target.name, arguments=arguments, volumes=volumes
+                catalog.REPOSITORY_ROOT, reference, step, target=target.stage, arguments=arguments, volumes=volumes
             )
 
 

@@ -27,7 +27,7 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / name).write_text(name)
     for folder in ("requirements", "protocol/p", "common/c", "operator/o", "gateway/g", "inference/i"):
         (tmp_path / folder).mkdir(parents=True)
-    for name in ("build", "cpu", "server", "operator", "gateway"):
+    for name in ("build", "cpu", "server", "server-cuda12", "operator", "gateway"):
         (tmp_path / "requirements" / f"{name}.txt").write_text(name)
     for folder in ("protocol/p", "common/c", "operator/o", "gateway/g", "inference/i"):
         (tmp_path / folder / "code.py").write_text("x = 1")
@@ -43,8 +43,10 @@ def tags(tree: Path, base_image: str = "b", builder_image: str = "c") -> dict[st
     [
         ("operator/o/code.py", {"operator"}),
         ("gateway/g/code.py", {"gateway"}),
-        ("inference/i/code.py", {"server", "server-cpu"}),
+        ("inference/i/code.py", {"server", "server-cuda12", "server-cpu"}),
         ("requirements/cpu.txt", {"server-cpu"}),
+        ("requirements/server.txt", {"server"}),
+        ("requirements/server-cuda12.txt", {"server-cuda12"}),
         ("protocol/p/code.py", set(catalog.TARGETS)),
         ("common/c/code.py", set(catalog.TARGETS)),
         ("Dockerfile", set(catalog.TARGETS)),
@@ -63,7 +65,7 @@ def test_a_file_changes_the_tags_of_the_images_it_is_in(tree: Path, path: str, a
 
 def test_another_compiler_image_concerns_only_images_with_kernels(tree: Path) -> None:
     before, after = tags(tree), tags(tree, builder_image="other")
-    assert {name for name in after if after[name] != before[name]} == {"server", "server-cpu"}
+    assert {name for name in after if after[name] != before[name]} == {"server", "server-cuda12", "server-cpu"}
 
 
 def test_the_repository_has_all_that_the_catalog_names() -> None:
@@ -128,6 +130,15 @@ def test_a_build_with_kernels_finds_those_that_this_machine_has_compiled(shop: W
     assert "/cache/native" not in gateway
     dockerfile = (catalog.REPOSITORY_ROOT / "Dockerfile").read_text()
     assert "OCTAVO_CACHE=/cache python3 build.py" in dockerfile
+
+
+def test_one_stage_makes_an_image_for_each_cuda(shop: Workshop, tmp_path: Path) -> None:
+    shop.build(["server", "server-cuda12"])
+    newest, older = (tmp_path / "log").read_text().splitlines()
+    assert "--target server " in newest
+    assert "--build-arg CUDA" not in newest
+    assert "--build-arg CUDA=12 --target server " in older
+    assert "localhost/octavo-server-cuda12:" in older
 
 
 def test_an_image_counts_as_built_for_whichever_base_may_be_chosen(

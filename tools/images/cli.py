@@ -21,7 +21,9 @@ def main() -> int:
     )
     default = " ".join(catalog.DEFAULT)
     parser.add_argument("name", nargs="*", help=f"{' | '.join(catalog.NAMES)} (default: {default})")
-    parser.add_argument("--all", action="store_true", help="all but server-cuda12; `server` includes torch: minutes, gigabytes")
+    parser.add_argument(
+        "--all", action="store_true", help="all but server-cuda12; `server` includes torch: minutes, gigabytes"
+    )
     parser.add_argument("--push", metavar="REGISTRY", help="push to HOST[:PORT][/PREFIX], such as 10.245.255.1:5000")
     parser.add_argument(
         "--known-as", metavar="REGISTRY", help="name of the same registry on nodes, such as localhost:5000"

@@ -37,12 +37,15 @@ def file_name(source: bytes) -> str:
 def build(backend: Path, folder: Path) -> Path:
     """Compile the stub of Triton's folder backends/nvidia into `folder`; its path.
 
-    Raises CompilerMissingError, or CalledProcessError where the compiler fails.
+    Raises CompilerMissingError, also for a Triton whose stub would not replace a compiler, or CalledProcessError where
+    the compiler fails.
     """
+    source = backend / "driver.c"
+    if not _has_launcher(source.read_bytes()):
+        raise CompilerMissingError("this Triton compiles a launcher for each kernel, in the pod: Triton 3.7 is needed")
     compiler, headers = _compiler(), sysconfig.get_paths()["include"]
     if compiler is None or not _has_headers():
         raise CompilerMissingError("needed: a C compiler and Python's headers (apt-get install gcc python3-dev)")
-    source = backend / "driver.c"
     target = folder / file_name(source.read_bytes())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,6 +92,11 @@ class _Stub:
         if name == NAME and file_name(Path(source).read_bytes()) == self._path.name:
             return str(self._path)
         raise CompilerMissingError(f"Triton asks to compile {name}, which was not compiled ahead of time")
+
+
+def _has_launcher(source: bytes) -> bool:
+    """Whether the stub launches any kernel. Before Triton 3.7, each signature has a launcher to compile."""
+    return b'"launch"' in source
 
 
 def _compiler() -> str | None:

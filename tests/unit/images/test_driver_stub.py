@@ -104,7 +104,7 @@ def test_a_server_on_a_gpu_looks_for_the_stub_before_it_touches_the_gpu(monkeypa
 def test_a_triton_that_compiles_for_each_kernel_has_no_stub(tmp_path: Path) -> None:
     """Triton 3.6 and older: an image without a compiler would fail at its first kernel."""
     (tmp_path / "driver.c").write_bytes(b'{"loadBinary", loadBinary}')
-    with pytest.raises(driver_stub.CompilerMissingError, match="Triton 3.7 is needed"):
+    with pytest.raises(driver_stub.CompilerMissingError, match=r"Triton 3\.7 is needed"):
         driver_stub.build(tmp_path, tmp_path / "stub")
 
 

@@ -68,11 +68,13 @@ def prepare(folder: Path = FOLDER) -> None:
     """
     import triton  # noqa: PLC0415 - not installed when an image's build runs this file
 
+    from octavo_inference.backends.cuda.aot import triton_hooks  # noqa: PLC0415 - likewise
+
     source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
     stub = folder / file_name(source.read_bytes())
-    if stub.is_file():
-        triton.knobs.build.impl = _Stub(stub)
-    elif _compiler() is None or not _has_headers():
+    if stub.is_file() and triton_hooks.set_to("build.impl", _Stub(stub)):
+        return
+    if _compiler() is None or not _has_headers():
         missing = "no C compiler" if _compiler() is None else "no Python.h"
         raise CompilerMissingError(
             f"Triton compiles a part of itself when it first uses a GPU, and there is {missing}: use the image "

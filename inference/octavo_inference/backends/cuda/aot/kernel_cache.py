@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import triton
-from triton.runtime.cache import FileCacheManager
+from octavo_inference.backends.cuda.aot import triton_hooks
 
 # Location in the image: below the environment that the server runs in, next to the driver stub.
 FOLDER = Path(sys.prefix) / "lib" / "octavo" / "kernels"
@@ -43,18 +42,19 @@ class CacheUse:
 @contextmanager
 def watched() -> Generator[CacheUse, None, None]:
     """Count the kernel lookups inside the block."""
-    found, before = CacheUse(), triton.knobs.compilation.listener
-    triton.knobs.compilation.listener = found
+    found, before = CacheUse(), triton_hooks.get("compilation.listener")
+    is_set = triton_hooks.set_to("compilation.listener", found)
     try:
         yield found
     finally:
-        triton.knobs.compilation.listener = before
+        if is_set:
+            triton_hooks.set_to("compilation.listener", before)
 
 
 def prepare(folder: Path = FOLDER) -> None:
     """Make Triton search `folder` first, where it exists. Must be called before the first kernel runs."""
     if folder.is_dir():
-        triton.knobs.cache.manager_class = _layered(folder)
+        triton_hooks.search_first(folder, _group)
 
 
 def trim(folder: Path) -> None:
@@ -69,31 +69,10 @@ def trim(folder: Path) -> None:
         source.unlink()
 
 
-def _layered(folder: Path) -> type[FileCacheManager]:
-    """A cache manager class, as Triton requires, that reads from `folder` first and else behaves as Triton's own."""
-
-    class Layered(FileCacheManager):  # type: ignore[misc]  # Triton has no types
-        def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-            super().__init__(key, override=override, dump=dump)
-            self._below = None if override or dump else folder / key
-
-        def get_file(self, filename: str) -> str | None:
-            if self._below and (self._below / filename).is_file():
-                return str(self._below / filename)
-            found: str | None = super().get_file(filename)
-            return found
-
-        def get_group(self, filename: str) -> dict[str, str] | None:
-            found: dict[str, str] | None = _group(self._below, filename) or super().get_group(filename)
-            return found
-
-    return Layered
-
-
-def _group(folder: Path | None, filename: str) -> dict[str, str] | None:
+def _group(folder: Path, filename: str) -> dict[str, str] | None:
     """The files of a group, wherever the folder is now; None unless all exist."""
-    listed = folder and folder / f"{_GROUP}{filename}"
-    if not (folder and listed and listed.is_file()):
+    listed = folder / f"{_GROUP}{filename}"
+    if not listed.is_file():
         return None
     files = {name: folder / name for name in json.loads(listed.read_text())["child_paths"]}
     return {name: str(path) for name, path in files.items()} if all(map(Path.is_file, files.values())) else None

@@ -27,10 +27,9 @@ _MAX_HEADER = 1000
 
 
 class HarmonyParser:
-    """An `AnswerParser` of calls and thinking."""
+    """An `AnswerParser` of calls and thinking. It shows none of the format's markers as text."""
 
-    def __init__(self, tools: Sequence[ToolSpec], hidden: Collection[str] = ()) -> None:
-        del hidden  # as all markers are
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
         self.in_reasoning = False
         self._calls = Calls(tools)
         self._reader = self._messages()
@@ -90,8 +89,8 @@ def _header(marker: str, at: str) -> Reader[tuple[str, bool, str]]:
     return read, False, at
 
 
-def _parse(tools: Sequence[ToolSpec], hidden: Collection[str]) -> AnswerParser:
-    return HarmonyParser(tools, hidden)
+def _parse(tools: Sequence[ToolSpec], _: Collection[str]) -> AnswerParser:
+    return HarmonyParser(tools)
 
 
 def _layout(special: Mapping[str, int]) -> CallLayout:

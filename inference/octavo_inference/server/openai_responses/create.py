@@ -44,7 +44,7 @@ from octavo_inference.server.openai_responses.tools import tools_of
 from octavo_inference.server.planning import check_grammar
 from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
 from octavo_inference.server.service import Loaded, Service
-from octavo_protocol.response_id import message_id, response_id
+from octavo_protocol.response_id import item_id, response_id
 
 log = logging.getLogger("octavo.http")
 _encode = msgspec.json.Encoder().encode
@@ -93,7 +93,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
     draft = _draft(body, response_id(service.replica, uuid.uuid4().hex), store=_stores(body, service.responses))
     prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling], planned.guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
-    answer = Answer(draft, message_id(draft.id)) if planned.is_plain else PartAnswer(draft)
+    answer = Answer(draft, item_id(draft.id, "msg", 0)) if planned.is_plain else PartAnswer(draft)
     exchange = _Exchange(
         answer, items, tenant, service.responses, loaded, body.wants_logprobs, request.scope[REQUEST_ID]
     )

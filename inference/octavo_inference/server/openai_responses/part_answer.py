@@ -28,16 +28,15 @@ from octavo_inference.server.openai_responses.events import (
 from octavo_inference.server.openai_responses.items import (
     AnswerText,
     FunctionCallItem,
-    ItemKind,
     ItemStatus,
     MessageItem,
     OutputItem,
     ReasoningItem,
     ReasoningText,
-    new_item_id,
 )
 from octavo_inference.server.openai_responses.resource import ResponseObject
 from octavo_inference.tokenizer.detokenizer import Delta
+from octavo_protocol.response_id import ItemKind, item_id
 
 
 @dataclass(slots=True)
@@ -89,7 +88,7 @@ class PartAnswer:
             if not self._items or not continues(self._items[-1].first, part):
                 if self._items:
                     events += self._write(_end(self._items[-1], len(self._items) - 1, "completed"))
-                self._items.append(_Growing(new_item_id(_KINDS[type(part)]), part))
+                self._items.append(_Growing(self._id(_KINDS[type(part)]), part))
                 events += self._write(_begin(self._items[-1], len(self._items) - 1))
             if not isinstance(part, CallStart):
                 item = self._items[-1]
@@ -104,7 +103,7 @@ class PartAnswer:
     def items(self, status: ItemStatus) -> list[OutputItem]:
         """The items so far; the last one has this status. An answer without any is an empty message."""
         if not self._items:
-            return [MessageItem(new_item_id(), "assistant", [AnswerText("")], status)]
+            return [MessageItem(self._id("msg"), "assistant", [AnswerText("")], status)]
         return [item.item("completed") for item in self._items[:-1]] + [self._items[-1].item(status)]
 
     def forget(self) -> None:
@@ -125,6 +124,9 @@ class PartAnswer:
                 events += _ended(item, index)
         encoded_events = [encoded(event, number) for number, event in enumerate(events, self._number)]
         return [*encoded_events, last_of(self._number + len(events), final)]
+
+    def _id(self, kind: ItemKind) -> str:
+        return item_id(self.draft.id, kind, len(self._items))
 
     def _write(self, events: Sequence[StreamEvent]) -> list[bytes]:
         written = [encoded(event, number) for number, event in enumerate(events, self._number)]

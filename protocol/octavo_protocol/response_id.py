@@ -1,6 +1,7 @@
 """Ids of stored responses: `resp_`, the tag of the replica that has it, and 32 random hexadecimal digits.
 
-Items of an answer have the digits of its response, so that a reference to one leads to the response, too. A stored response is in the memory of one replica. Gateways read the tag of an id in a request to find this replica.
+Items of an answer have the digits of its response, so that a reference to one leads to the response, too. A stored
+response is in the memory of one replica. Gateways read the tag of an id in a request to find this replica.
 """
 
 from __future__ import annotations

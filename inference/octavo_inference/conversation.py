@@ -67,7 +67,7 @@ class Conversations:
         tokenizer = self._assets.tokenizer
         formats = answer_formats(template.source, self._settings.tool_call_parser, self._settings.reasoning_parser)
         options["tools"] = tools.for_template() if tools else None
-        tokens = template.tokens(for_template(messages, template, formats, tools), **options)
+        tokens = template.tokens(for_template(messages, template, formats, tokenizer, tools), **options)
         if tools is not None and tools.is_enforced:
             tokens = begin_thinking(tokens, tokenizer, formats, template, options.get("variables"))
         planned = plan(tokens, tokenizer, formats, tools)

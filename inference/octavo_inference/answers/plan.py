@@ -55,8 +55,10 @@ class AnswerPlan:
         """A reader of one answer."""
         specs = self.tools.callable if self.tools else ()
         parser = answer_parser(self.tool_format, self.reasoning, specs, thinking=self.thinking, special=self.special)
-        markers = self.tool_format.markers if self.tool_format else ()
-        return AnswerReader(parser, markers, parallel=self.tools is None or self.tools.parallel)
+        parallel = self.tools is None or self.tools.parallel
+        if self.tool_format is None:
+            return AnswerReader(parser, parallel=parallel)
+        return AnswerReader(parser, self.tool_format.markers, parallel, self.tool_format.own_id)
 
 
 def begin_thinking(

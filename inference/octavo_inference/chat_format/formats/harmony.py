@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.events import AnswerParser, Event
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text
 from octavo_inference.chat_format.readers import END, Reader, until
 from octavo_inference.chat_format.reasoning import ReasoningFormat
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat
@@ -93,6 +94,15 @@ def _parse(tools: Sequence[ToolSpec], _: Collection[str]) -> AnswerParser:
     return HarmonyParser(tools)
 
 
+def _text(call: PastCall) -> str:
+    return f"{call.name} {_CONSTRAIN}json{_MESSAGE}{json_text(call.arguments)}"
+
+
+def _result(result: PastResult) -> str:
+    head = f"{_START}functions.{result.name} to=assistant{_CHANNEL}commentary"
+    return f"{head}{_MESSAGE}{result.content}{_STOP}"
+
+
 def _layout(special: Mapping[str, int]) -> CallLayout:
     rules = Rules(special)
     start, channel, message, stop = (rules.literal(text) for text in (_START, _CHANNEL, _MESSAGE, _STOP))
@@ -104,6 +114,8 @@ def _layout(special: Mapping[str, int]) -> CallLayout:
         opening,
         f"{_CALL}{_START}assistant{opening}",
         "",
+        _text,
+        _result,
         no_call=f"{final} TEXT",
         before=before,
         before_answer=final,
